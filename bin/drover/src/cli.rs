@@ -12,6 +12,7 @@ mod live;
 mod memory;
 mod nbd;
 mod nfc;
+mod operator;
 #[cfg(test)]
 mod reference;
 mod relay;
@@ -34,6 +35,7 @@ pub use live::{AllowArg, DirectAt, DisksArg, LiveArgs, LiveCommand};
 pub use memory::{CompressArg, MemoryArgs, ThrottleArg};
 pub use nbd::{NbdCommand, NbdListArgs};
 pub use nfc::{NfcCheckArgs, NfcCommand};
+pub use operator::{OperatorArgs, OperatorCommand, OperatorWorkerArgs};
 pub use relay::{RelayArgs, RelayCommand, TopArgs, Transparent};
 pub use serve::{
     AuditArgs, RoleArg, ServeArgs, ServeCommand, ServerArgs, TokenAddArgs, TokenCommand, TokenListArgs,
@@ -165,6 +167,8 @@ pub enum Command {
     },
     /// Run plans as a daemon with an HTTP API and a web page
     Serve(Box<ServeArgs>),
+    /// Carry out Plans of a Kubernetes namespace, by one worker Job for each VM
+    Operator(Box<OperatorArgs>),
     /// Print shell completions
     Completions {
         /// Shell

@@ -22,6 +22,7 @@ mod limits;
 mod log;
 mod machine;
 mod nfc;
+mod operator;
 mod out;
 mod own;
 mod policy;
@@ -111,6 +112,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             None => commands::show::report(args),
         },
         Command::Serve(args) => commands::serve::run(args),
+        Command::Operator(args) => operator::run(args),
         Command::Copy(args) => commands::copy::run(args),
         Command::Hash(args) => commands::hash::run(args),
         Command::Verify(args) => commands::verify::run(args),

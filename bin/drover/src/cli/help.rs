@@ -14,7 +14,7 @@ pub const GROUPS: [(&str, &[&str]); 6] = [
         "Migrate VMs",
         &[
             "migrate", "status", "cutover", "proceed", "resume", "cancel", "clean", "report", "import",
-            "serve",
+            "serve", "operator",
         ],
     ),
     ("Single disks", &["copy", "hash", "verify", "serve-disk", "nbd"]),

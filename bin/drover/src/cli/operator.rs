@@ -1,0 +1,79 @@
+//! Arguments of `drover operator`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct OperatorArgs {
+    #[command(subcommand)]
+    pub command: Option<OperatorCommand>,
+    /// Namespace that it serves [default: the pod's own]
+    #[arg(long, value_name = "NAMESPACE", env = "DROVER_NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Image of the workers
+    #[arg(long, value_name = "IMAGE", env = "DROVER_IMAGE")]
+    pub image: Option<String>,
+    /// When it is pulled: Always, IfNotPresent or Never
+    #[arg(long, value_name = "POLICY", default_value = "IfNotPresent")]
+    pub image_pull: String,
+    /// Service account of the workers
+    #[arg(long, value_name = "NAME", default_value = "drover-worker")]
+    pub worker_account: String,
+    /// Storage class of the claims with drover's state [default: the cluster's]
+    #[arg(long, value_name = "CLASS")]
+    pub state_class: Option<String>,
+    /// Size of such a claim
+    #[arg(long, value_name = "QUANTITY", default_value = "1Gi")]
+    pub state_size: String,
+    /// CPU requested for a worker
+    #[arg(long, value_name = "QUANTITY", default_value = "250m")]
+    pub worker_cpu: String,
+    /// Memory of a worker: its request and its limit
+    #[arg(long, value_name = "QUANTITY", default_value = "1Gi")]
+    pub worker_memory: String,
+    /// VMs of one ESXi host at once
+    #[arg(long, value_name = "NUMBER", default_value_t = 20)]
+    pub vms_per_host: u32,
+    /// Disks at once in all
+    #[arg(long, value_name = "NUMBER", default_value_t = 200)]
+    pub disks: u32,
+    /// Kubeconfig [default: KUBECONFIG, ~/.kube/config, or the pod's own]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig
+    #[arg(long, value_name = "CONTEXT")]
+    pub context: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum OperatorCommand {
+    /// Move or undo one VM: what the operator's Jobs run
+    #[command(hide = true)]
+    Worker(OperatorWorkerArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct OperatorWorkerArgs {
+    /// The Migration
+    pub migration: String,
+    /// Its UID
+    #[arg(long)]
+    pub uid: String,
+    /// The epoch of this worker
+    #[arg(long)]
+    pub epoch: u64,
+    /// Undo what was begun
+    #[arg(long)]
+    pub undo: bool,
+    /// An earlier worker wrote to the state claim
+    #[arg(long)]
+    pub begun: bool,
+    /// Folder of drover's state
+    #[arg(long, env = "DROVER_STATE", default_value = "/state/drover")]
+    pub state: PathBuf,
+    /// Folder with the provider's Secret
+    #[arg(long, default_value = "/provider")]
+    pub provider: PathBuf,
+}

@@ -1,0 +1,374 @@
+//! `drover operator`: Providers, Plans and Migrations of a namespace, carried out by one worker Job for each VM.
+//!
+//! ```text
+//! watches ─┐                        ┌── statuses, Jobs, claims
+//! lease ───┼── messages ── Operator ┤
+//! resolve ─┘   (one thread)         └── decisions: crates/operator
+//! ```
+
+mod carry;
+mod lease;
+mod migrations;
+mod plans;
+mod resolve;
+mod worker;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use drover_kubevirt::{Access, Cluster, KubeError, KubeErrorKind, Seen};
+use drover_operator::admission::Admissions;
+use drover_operator::objects::Shape;
+use drover_operator::time::Moment;
+use drover_schedule::Budgets;
+use serde_json::Value;
+
+use crate::cli::{OperatorArgs, OperatorCommand};
+use crate::exit::{Exit, Failure};
+use crate::signals::stop_on_signals;
+use lease::Lease;
+use migrations::Migration;
+use plans::{Plan, Provider};
+use resolve::Resolved;
+
+/// Messages that wait for the one thread.
+const QUEUE: usize = 1024;
+/// How often it looks whether it is to end, and whether it still leads.
+const LOOK: Duration = Duration::from_millis(500);
+/// The namespace of a pod.
+const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// Kinds that are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Plan,
+    Provider,
+    Migration,
+    Job,
+}
+
+const KINDS: [Kind; 4] = [Kind::Provider, Kind::Plan, Kind::Job, Kind::Migration];
+
+enum Message {
+    Seen(Kind, Seen),
+    Resolved(Box<Resolved>),
+}
+
+/// Serves a namespace until it is told to stop, or does what its subcommands say.
+pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
+    if let Some(OperatorCommand::Worker(args)) = &args.command {
+        return worker::run(args);
+    }
+    let Some(image) = args.image.clone() else {
+        return Err(Failure::new(Exit::Usage, "no image for workers is given").advise("--image IMAGE"));
+    };
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let namespace = namespace(args.namespace.as_deref())?;
+    let access = Access { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
+    let cluster = Cluster::connect(&access).map_err(failure)?;
+    crate::out::say(format_args!("drover operator: namespace {namespace} of {}", cluster.server()));
+    let lease = Lease::new(cluster.clone(), &namespace);
+    if !lease.take(&|| stop.is_set()) {
+        return Ok(Exit::Success);
+    }
+    crate::out::say("it leads");
+    let shape = Shape {
+        image,
+        image_pull: args.image_pull.clone(),
+        account: args.worker_account.clone(),
+        state_class: args.state_class.clone(),
+        state_size: args.state_size.clone(),
+        cpu: args.worker_cpu.clone(),
+        memory: args.worker_memory.clone(),
+    };
+    let budgets = Budgets { vms_per_host: args.vms_per_host, disks: args.disks, ..Budgets::default() };
+    let (sender, receiver) = sync_channel(QUEUE);
+    KINDS.iter().try_for_each(|kind| follow(*kind, &cluster, &namespace, &sender))?;
+    let mut operator = Operator::new(cluster, namespace, shape, budgets, sender);
+    let ended = operator.serve(&receiver, &lease, &|| stop.is_set());
+    if ended.is_ok() {
+        lease.give_back();
+    }
+    ended
+}
+
+fn namespace(told: Option<&str>) -> Result<String, Failure> {
+    if let Some(told) = told {
+        return Ok(told.to_string());
+    }
+    std::fs::read_to_string(NAMESPACE_FILE).map(|text| text.trim().to_string()).map_err(|error| {
+        Failure::new(Exit::Usage, format!("{NAMESPACE_FILE}: {error}")).advise("--namespace NAMESPACE")
+    })
+}
+
+/// A failure of the cluster's, as commands tell it.
+fn failure(error: KubeError) -> Failure {
+    let exit = match error.kind {
+        KubeErrorKind::Denied => Exit::Access,
+        KubeErrorKind::Unreachable => Exit::Connection,
+        KubeErrorKind::Config => Exit::Usage,
+        _ => Exit::Target,
+    };
+    Failure::new(exit, error.what)
+}
+
+fn now() -> Moment {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Moment(i64::try_from(since.as_secs()).unwrap_or_default())
+}
+
+fn follow(
+    kind: Kind,
+    cluster: &Arc<Cluster>,
+    namespace: &str,
+    sender: &SyncSender<Message>,
+) -> Result<(), Failure> {
+    let (path, query) = match kind {
+        Kind::Job => (
+            format!("/apis/batch/v1/namespaces/{namespace}/jobs"),
+            "labelSelector=app.kubernetes.io%2Fmanaged-by%3Ddrover-operator",
+        ),
+        _ => (path_of(kind, namespace, ""), ""),
+    };
+    let (cluster, sender) = (cluster.clone(), sender.clone());
+    let thread = std::thread::Builder::new().name(format!("watch {kind:?}"));
+    let run = move || cluster.follow(&path, query, |seen| sender.send(Message::Seen(kind, seen)).is_ok());
+    thread.spawn(run).map(drop).map_err(|error| Failure::new(Exit::Internal, format!("no thread: {error}")))
+}
+
+/// Where objects of a kind are.
+fn path_of(kind: Kind, namespace: &str, name: &str) -> String {
+    let (api, plural) = match kind {
+        Kind::Plan => ("/apis/drover.dev/v1alpha1", "plans"),
+        Kind::Provider => ("/apis/drover.dev/v1alpha1", "providers"),
+        Kind::Migration => ("/apis/drover.dev/v1alpha1", "migrations"),
+        Kind::Job => ("/apis/batch/v1", "jobs"),
+    };
+    let all = format!("{api}/namespaces/{namespace}/{plural}");
+    if name.is_empty() { all } else { format!("{all}/{name}") }
+}
+
+/// What every object has.
+#[derive(Clone, Debug, Default)]
+struct Meta {
+    name: String,
+    uid: String,
+    version: String,
+    generation: i64,
+    is_going: bool,
+}
+
+impl Meta {
+    fn of(object: &Value) -> Meta {
+        let metadata = &object["metadata"];
+        let text = |key: &str| metadata[key].as_str().unwrap_or_default().to_string();
+        Meta {
+            name: text("name"),
+            uid: text("uid"),
+            version: text("resourceVersion"),
+            generation: metadata["generation"].as_i64().unwrap_or_default(),
+            is_going: !metadata["deletionTimestamp"].is_null(),
+        }
+    }
+}
+
+/// A Job of a worker.
+struct Job {
+    migration: String,
+    seen: drover_operator::decide::JobSeen,
+}
+
+struct Operator {
+    cluster: Arc<Cluster>,
+    namespace: String,
+    shape: Shape,
+    sender: SyncSender<Message>,
+    plans: BTreeMap<String, Plan>,
+    providers: BTreeMap<String, Provider>,
+    migrations: BTreeMap<String, Migration>,
+    jobs: BTreeMap<String, Job>,
+    /// Names that the list under way has told so far.
+    listing: BTreeMap<Kind, BTreeSet<String>>,
+    /// Kinds whose list was complete once.
+    complete: BTreeSet<Kind>,
+    admissions: Admissions,
+    /// Migrations to decide on.
+    due: BTreeSet<String>,
+    wakes: BTreeMap<String, Moment>,
+    /// Whether a plan is being laid over its source.
+    is_resolving: bool,
+    begun: Instant,
+}
+
+impl Operator {
+    fn new(
+        cluster: Arc<Cluster>,
+        namespace: String,
+        shape: Shape,
+        budgets: Budgets,
+        sender: SyncSender<Message>,
+    ) -> Operator {
+        Operator {
+            cluster,
+            namespace,
+            shape,
+            sender,
+            plans: BTreeMap::new(),
+            providers: BTreeMap::new(),
+            migrations: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            listing: BTreeMap::new(),
+            complete: BTreeSet::new(),
+            admissions: Admissions::new(budgets),
+            due: BTreeSet::new(),
+            wakes: BTreeMap::new(),
+            is_resolving: false,
+            begun: Instant::now(),
+        }
+    }
+
+    fn serve(
+        &mut self,
+        messages: &Receiver<Message>,
+        lease: &Lease,
+        stops: &dyn Fn() -> bool,
+    ) -> Result<Exit, Failure> {
+        loop {
+            match messages.recv_timeout(LOOK) {
+                Ok(message) => {
+                    self.take(message);
+                    // All that came together is decided on together.
+                    for message in messages.try_iter().take(QUEUE) {
+                        self.take(message);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::new(Exit::Internal, "nobody watches any more"));
+                }
+            }
+            if stops() {
+                return Ok(Exit::Success);
+            }
+            if !lease.is_held() {
+                return Err(Failure::new(Exit::Connection, "the lease is lost: another operator may lead"));
+            }
+            if self.complete.len() == KINDS.len() {
+                self.tend_plans();
+                self.tend_migrations(lease);
+            }
+        }
+    }
+
+    /// Milliseconds on the clock of the scheduler.
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Resolved(resolved) => self.take_resolved(*resolved),
+            Message::Seen(kind, Seen::Begin) => drop(self.listing.insert(kind, BTreeSet::new())),
+            Message::Seen(kind, Seen::There(object)) => {
+                let name = Meta::of(&object).name;
+                if let Some(listing) = self.listing.get_mut(&kind) {
+                    listing.insert(name);
+                }
+                self.put(kind, &object);
+            }
+            Message::Seen(kind, Seen::Gone(object)) => self.lose(kind, &Meta::of(&object).name),
+            Message::Seen(kind, Seen::Complete) => {
+                let there = self.listing.remove(&kind).unwrap_or_default();
+                let known: Vec<String> = match kind {
+                    Kind::Plan => self.plans.keys().cloned().collect(),
+                    Kind::Provider => self.providers.keys().cloned().collect(),
+                    Kind::Migration => self.migrations.keys().cloned().collect(),
+                    Kind::Job => self.jobs.keys().cloned().collect(),
+                };
+                known.iter().filter(|name| !there.contains(*name)).for_each(|name| self.lose(kind, name));
+                if self.complete.insert(kind) && self.complete.len() == KINDS.len() {
+                    self.readmit();
+                }
+            }
+            Message::Seen(kind, Seen::Trouble(error)) => {
+                crate::out::say(format_args!("{kind:?}s: {error}; it is tried again"));
+            }
+        }
+    }
+
+    fn put(&mut self, kind: Kind, object: &Value) {
+        let meta = Meta::of(object);
+        match kind {
+            Kind::Plan => {
+                let known = self.plans.remove(&meta.name);
+                let plan = Plan::of(object, known);
+                let of_it = |it: &Migration| it.spec.plan_ref.name == meta.name;
+                self.due
+                    .extend(self.migrations.values().filter(|it| of_it(it)).map(|it| it.meta.name.clone()));
+                self.plans.insert(meta.name, plan);
+            }
+            Kind::Provider => {
+                let of_it = |it: &Migration| it.spec.provider.name == meta.name;
+                self.due
+                    .extend(self.migrations.values().filter(|it| of_it(it)).map(|it| it.meta.name.clone()));
+                self.providers.insert(meta.name, Provider::of(object));
+            }
+            Kind::Migration => match Migration::of(object) {
+                Ok(migration) => {
+                    self.due.insert(meta.name.clone());
+                    self.migrations.insert(meta.name, migration);
+                }
+                // The schema keeps such out.
+                Err(error) => crate::out::say(format_args!("Migration {}: {error}", meta.name)),
+            },
+            Kind::Job => {
+                let migration = object["metadata"]["labels"][drover_operator::MIGRATION].as_str();
+                let Some(migration) = migration.map(str::to_string) else { return };
+                self.due.insert(migration.clone());
+                self.jobs.insert(meta.name, Job { migration, seen: carry::job_seen(object) });
+            }
+        }
+    }
+
+    fn lose(&mut self, kind: Kind, name: &str) {
+        match kind {
+            Kind::Plan => {
+                self.plans.remove(name);
+                let of_it = |it: &Migration| it.spec.plan_ref.name == name;
+                self.due
+                    .extend(self.migrations.values().filter(|it| of_it(it)).map(|it| it.meta.name.clone()));
+            }
+            Kind::Provider => {
+                self.providers.remove(name);
+                let of_it = |it: &Migration| it.spec.provider.name == name;
+                self.due
+                    .extend(self.migrations.values().filter(|it| of_it(it)).map(|it| it.meta.name.clone()));
+            }
+            Kind::Migration => {
+                self.migrations.remove(name);
+                self.wakes.remove(name);
+                let now_ms = self.now_ms();
+                self.admissions.leave(name, now_ms);
+            }
+            Kind::Job => {
+                if let Some(job) = self.jobs.remove(name) {
+                    self.due.insert(job.migration);
+                }
+            }
+        }
+    }
+
+    /// Those that are at work keep their slots before anybody else gets one.
+    fn readmit(&mut self) {
+        let now_ms = self.now_ms();
+        for (name, migration) in &self.migrations {
+            if migration.status.job.is_some() {
+                self.admissions.want(name, &migration.spec, true, now_ms);
+            }
+        }
+        self.admissions.admit(now_ms);
+        self.due.extend(self.migrations.keys().cloned());
+    }
+}

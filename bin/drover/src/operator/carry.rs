@@ -1,0 +1,231 @@
+//! What was decided is carried out.
+
+use drover_kubevirt::{Change, KubeError, KubeErrorKind, objects::uid};
+use drover_operator::decide::{Act, ClaimSeen, Facts, JobSeen};
+use drover_operator::model::Named;
+use drover_operator::objects::{self, Note};
+use drover_operator::{FINALIZER, MIGRATION, MIGRATION_UID};
+use serde_json::{Value, json};
+
+use super::{Job, Kind, Meta, Operator, now, path_of};
+
+/// Seconds before a worker that the server refused is asked for again.
+const REFUSED_SECONDS: i64 = 30;
+
+/// Whether to decide again at once.
+pub enum Done {
+    Again,
+    Whole,
+}
+
+/// What a Job tells.
+pub fn job_seen(object: &Value) -> JobSeen {
+    let meta = Meta::of(object);
+    let status = &object["status"];
+    let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let is = |kind: &str| conditions.iter().find(|it| it["type"] == kind && it["status"] == "True");
+    // `Complete` and `Failed` come when the pods have ended; what is before that is not the end.
+    let failed = is("Failed");
+    let left = |key: &str| status[key].as_i64().unwrap_or_default();
+    let has_ended =
+        (failed.is_some() || is("Complete").is_some()) && left("active") + left("terminating") == 0;
+    let was_disrupted = failed.or(is("FailureTarget")).is_some_and(|it| it["reason"] == "PodFailurePolicy");
+    JobSeen { name: meta.name, uid: meta.uid, is_going: meta.is_going, has_ended, was_disrupted }
+}
+
+impl Operator {
+    pub(super) fn carry_out(&mut self, name: &str, act: &Act, facts: &mut Facts) -> Result<Done, KubeError> {
+        match act {
+            Act::Nothing => return Ok(Done::Whole),
+            Act::Hold => self.set_finalizers(name, true)?,
+            Act::LetGo => {
+                self.set_finalizers(name, false)?;
+                return Ok(Done::Whole);
+            }
+            Act::AskClaim => facts.claim = self.claim_of(name, &facts.me.uid)?,
+            Act::AskPods => facts.pods = Some(self.has_pods(name)?),
+            Act::MakeClaim => match self.make_claim(&facts.me) {
+                Ok(made) => facts.claim = ClaimSeen::There(made, true),
+                Err(error) => return self.refused(name, facts, "StateClaimRefused", error),
+            },
+            Act::MakeJob => {
+                return match self.make_job(name, &facts.me) {
+                    Ok(()) => Ok(Done::Whole),
+                    Err(error) => self.refused(name, facts, "WorkerRefused", error),
+                };
+            }
+            Act::RemoveJob(job) => {
+                let path = path_of(Kind::Job, &self.namespace, &job.name);
+                // Its pods go before it, so that whoever sees it gone knows that they are.
+                self.cluster.remove(&path, &json!({"uid": job.uid}), "Foreground")?;
+                // What becomes of it is seen by the watch.
+                self.wake_at(name, now().plus(REFUSED_SECONDS));
+                return Ok(Done::Whole);
+            }
+            Act::RemoveClaim(uid) => {
+                let path = self.claim_path(&objects::claim_name(name));
+                self.cluster.delete(&path, uid)?;
+                facts.claim = ClaimSeen::Missing;
+            }
+            Act::RemoveMigration => {
+                if let Some(migration) = self.migrations.get(name) {
+                    let path = path_of(Kind::Migration, &self.namespace, name);
+                    let same = json!({"uid": migration.meta.uid, "resourceVersion": migration.meta.version});
+                    self.cluster.remove(&path, &same, "Background")?;
+                }
+                return Ok(Done::Whole);
+            }
+        }
+        if let Some(migration) = self.migrations.get(name) {
+            facts.is_held = migration.finalizers.iter().any(|it| it == FINALIZER);
+        }
+        Ok(Done::Again)
+    }
+
+    /// The server takes something not: that is told, and tried again. In a namespace that ends nothing can be undone, and nothing holds it.
+    fn refused(
+        &mut self,
+        name: &str,
+        facts: &Facts,
+        reason: &str,
+        error: KubeError,
+    ) -> Result<Done, KubeError> {
+        let is_ending = error.what.contains("is being terminated");
+        if is_ending && facts.is_going {
+            self.set_finalizers(name, false)?;
+            return Ok(Done::Whole);
+        }
+        if !matches!(error.kind, KubeErrorKind::Refused | KubeErrorKind::Denied) {
+            return Err(error);
+        }
+        let Some(migration) = self.migrations.get(name) else { return Ok(Done::Whole) };
+        let mut status = migration.status.clone();
+        if status.set("Arrived", false, reason, &error.what, now()) {
+            let body = json!({
+                "metadata": {"resourceVersion": migration.meta.version}, "status": {"conditions": status.conditions},
+            });
+            let path = format!("{}/status", path_of(Kind::Migration, &self.namespace, name));
+            let answer = self.cluster.change(&path, Change::Merge, &body)?;
+            self.take_answer(&answer);
+            let note = Note { is_warning: true, reason: reason.into(), message: error.what };
+            self.tell("Migration", name, &[note]);
+        }
+        self.wake_at(name, now().plus(REFUSED_SECONDS));
+        Ok(Done::Whole)
+    }
+
+    fn set_finalizers(&mut self, name: &str, has_ours: bool) -> Result<(), KubeError> {
+        let Some(migration) = self.migrations.get(name) else { return Ok(()) };
+        let mut all = migration.finalizers.clone();
+        all.retain(|it| it != FINALIZER);
+        if has_ours {
+            all.push(FINALIZER.into());
+        }
+        let body = json!({"metadata": {"resourceVersion": migration.meta.version, "finalizers": all}});
+        let path = path_of(Kind::Migration, &self.namespace, name);
+        match self.cluster.change(&path, Change::Merge, &body) {
+            Ok(answer) if has_ours => self.take_answer(&answer),
+            Ok(_) => {}
+            Err(error) if error.kind == KubeErrorKind::Missing => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn claim_path(&self, name: &str) -> String {
+        format!("/api/v1/namespaces/{}/persistentvolumeclaims/{name}", self.namespace)
+    }
+
+    fn claim_of(&self, name: &str, me: &str) -> Result<ClaimSeen, KubeError> {
+        let found = self.cluster.get(&self.claim_path(&objects::claim_name(name)))?;
+        // One that is being removed is as good as gone.
+        let found = found.filter(|claim| claim["metadata"]["deletionTimestamp"].is_null());
+        Ok(match found {
+            None => ClaimSeen::Missing,
+            Some(claim) => {
+                let is_mine = claim["metadata"]["annotations"][MIGRATION_UID] == me;
+                ClaimSeen::There(uid(&claim).to_string(), is_mine)
+            }
+        })
+    }
+
+    fn make_claim(&self, me: &Named) -> Result<String, KubeError> {
+        let all = format!("/api/v1/namespaces/{}/persistentvolumeclaims", self.namespace);
+        let made = self.cluster.create(&all, &objects::claim(me, &self.shape), false)?;
+        Ok(uid(&made).to_string())
+    }
+
+    /// Whether pods of workers are left that may still do something.
+    fn has_pods(&self, name: &str) -> Result<bool, KubeError> {
+        let selector = format!("{}%3D{name}", MIGRATION.replace('/', "%2F"));
+        let path = format!("/api/v1/namespaces/{}/pods?limit=10&labelSelector={selector}", self.namespace);
+        let list = self.cluster.get(&path)?.unwrap_or_default();
+        let pods = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_over = |pod: &Value| matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        Ok(pods.iter().any(|pod| !is_over(pod)))
+    }
+
+    fn make_job(&mut self, name: &str, me: &Named) -> Result<(), KubeError> {
+        let Some(migration) = self.migrations.get(name) else { return Ok(()) };
+        let Some(job) = &migration.status.job else { return Ok(()) };
+        let provider = self.providers.get(&migration.spec.provider.name);
+        let secret = provider.map(|it| it.spec.secret_name.clone()).unwrap_or_default();
+        let (epoch, begun) = (migration.status.epoch, migration.status.begun);
+        let object = objects::job(me, epoch, job.work, &secret, begun, &self.shape);
+        let made = match self.cluster.create(&path_of(Kind::Job, &self.namespace, ""), &object, false) {
+            // It was made, and its answer lost; or it is somebody's, which the watch does not show.
+            Err(error) if error.kind == KubeErrorKind::Conflict => {
+                let path = path_of(Kind::Job, &self.namespace, &job.name);
+                let found = self.cluster.get(&path)?.unwrap_or_default();
+                if found["metadata"]["annotations"][MIGRATION_UID] != me.uid.as_str() {
+                    let what = format!("there is a Job {} of somebody else's", job.name);
+                    return Err(KubeError { kind: KubeErrorKind::Refused, what });
+                }
+                found
+            }
+            made => made?,
+        };
+        self.due.insert(name.to_string());
+        let seen = job_seen(&made);
+        self.jobs.insert(seen.name.clone(), Job { migration: name.to_string(), seen });
+        Ok(())
+    }
+
+    /// Makes events. One that is refused changes nothing.
+    pub(super) fn tell(&self, kind: &str, name: &str, notes: &[Note]) {
+        let uid = match kind {
+            "Plan" => self.plans.get(name).map(|it| it.meta.uid.clone()),
+            _ => self.migrations.get(name).map(|it| it.meta.uid.clone()),
+        };
+        let Some(uid) = uid else { return };
+        let about = Named { name: name.to_string(), uid };
+        for note in notes {
+            crate::out::say(format_args!("{kind} {name}: {}: {}", note.reason, note.message));
+            let event = objects::event(kind, &about, &self.namespace, note, now());
+            let all = format!("/api/v1/namespaces/{}/events", self.namespace);
+            if let Err(error) = self.cluster.create(&all, &event, false) {
+                crate::out::say(format_args!("an event of {name} is not kept: {error}"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_has_ended_when_nothing_of_it_runs() {
+        let job = |status: Value| job_seen(&json!({"metadata": {"name": "j"}, "status": status}));
+        let failed = json!([{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]);
+        assert!(job(json!({"conditions": failed})).has_ended);
+        assert!(!job(json!({"conditions": failed, "terminating": 1})).has_ended);
+        assert!(!job(json!({"active": 1})).has_ended && !job(json!({})).has_ended);
+        let evicted =
+            job(json!({"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}]}));
+        assert!(evicted.was_disrupted && evicted.has_ended);
+        let aimed =
+            job(json!({"conditions": [{"type": "FailureTarget", "status": "True"}], "terminating": 1}));
+        assert!(!aimed.has_ended && !aimed.was_disrupted);
+    }
+}

@@ -1,0 +1,189 @@
+//! Migrations: decided on one by one.
+
+use drover_kubevirt::{Change, KubeError, KubeErrorKind};
+use drover_operator::decide::{ClaimSeen, Facts, PlanStanding, ProviderStanding, decide};
+use drover_operator::model::{MigrationSpec, Named, Pinned, Status};
+use drover_operator::time::Moment;
+use drover_operator::{ABANDON, FINALIZER, RETRY};
+use serde_json::{Value, json};
+
+use super::carry::Done;
+use super::lease::Lease;
+use super::{Kind, Meta, Operator, now, path_of};
+
+/// Acts of one Migration before others have their turn.
+const ACTS_MAX: usize = 8;
+/// Seconds before something that the server refused is tried again.
+const REFUSED_SECONDS: i64 = 15;
+
+/// A Migration, as it was seen last.
+pub struct Migration {
+    pub meta: Meta,
+    pub spec: MigrationSpec,
+    pub status: Status,
+    pub finalizers: Vec<String>,
+    retry: Option<String>,
+    is_abandoned: bool,
+}
+
+impl Migration {
+    pub fn of(object: &Value) -> Result<Migration, serde_json::Error> {
+        let metadata = &object["metadata"];
+        let status = match object["status"].is_null() {
+            true => Status::default(),
+            false => serde_json::from_value(object["status"].clone())?,
+        };
+        let finalizers = metadata["finalizers"].as_array().into_iter().flatten();
+        Ok(Migration {
+            meta: Meta::of(object),
+            spec: serde_json::from_value(object["spec"].clone())?,
+            status,
+            finalizers: finalizers.filter_map(|it| it.as_str().map(str::to_string)).collect(),
+            retry: metadata["annotations"][RETRY].as_str().map(str::to_string),
+            is_abandoned: metadata["annotations"][ABANDON] == "true",
+        })
+    }
+
+    pub fn named(&self) -> Named {
+        Named { name: self.meta.name.clone(), uid: self.meta.uid.clone() }
+    }
+}
+
+impl Operator {
+    /// Decides on all Migrations for which something has changed, or it is time.
+    pub(super) fn tend_migrations(&mut self, lease: &Lease) {
+        let at = now();
+        let woken: Vec<String> =
+            self.wakes.iter().filter(|(_, wake)| **wake <= at).map(|(name, _)| name.clone()).collect();
+        self.due.extend(woken);
+        for name in std::mem::take(&mut self.due) {
+            if !lease.is_held() {
+                return;
+            }
+            self.wakes.remove(&name);
+            if let Err(error) = self.tend(&name) {
+                if error.kind != KubeErrorKind::Conflict {
+                    crate::out::say(format_args!("Migration {name}: {error}; it is tried again"));
+                }
+                self.wakes.insert(
+                    name,
+                    at.plus(if error.kind == KubeErrorKind::Conflict { 1 } else { REFUSED_SECONDS }),
+                );
+            }
+        }
+        let now_ms = self.now_ms();
+        // What is admitted now has its turn in the next round.
+        self.due.extend(self.admissions.admit(now_ms));
+    }
+
+    fn facts(&self, migration: &Migration) -> Facts {
+        let name = &migration.meta.name;
+        let jobs = self.jobs.values().filter(|job| job.migration == *name).map(|job| job.seen.clone());
+        Facts {
+            now: now(),
+            me: migration.named(),
+            generation: migration.meta.generation,
+            is_going: migration.meta.is_going,
+            is_held: migration.finalizers.iter().any(|it| it == FINALIZER),
+            is_abandoned: migration.is_abandoned,
+            retry: migration.retry.clone(),
+            plan: self.plan_standing(&migration.spec),
+            provider: self.provider_standing(&migration.spec.provider),
+            jobs: jobs.collect(),
+            claim: ClaimSeen::NotAsked,
+            pods: None,
+            is_admitted: self.admissions.has(name),
+        }
+    }
+
+    fn plan_standing(&self, spec: &MigrationSpec) -> PlanStanding {
+        let wanted = &spec.plan_ref;
+        let Some(plan) = self.plans.get(&wanted.name).filter(|plan| plan.meta.uid == wanted.uid) else {
+            return PlanStanding::LeftOut;
+        };
+        let resolved = plan.status.resolved_generation;
+        if plan.meta.is_going || plan.cancel || resolved != plan.meta.generation {
+            let why = format!("the Plan {} is not laid over its source as it is now", wanted.name);
+            return PlanStanding::Unknown(why);
+        }
+        match wanted.generation.cmp(&resolved) {
+            std::cmp::Ordering::Equal => PlanStanding::Has,
+            std::cmp::Ordering::Less => PlanStanding::LeftOut,
+            std::cmp::Ordering::Greater => {
+                PlanStanding::Unknown("the Plan is being laid over its source".into())
+            }
+        }
+    }
+
+    fn provider_standing(&self, wanted: &Pinned) -> ProviderStanding {
+        let name = &wanted.name;
+        match self.providers.get(name) {
+            None => ProviderStanding::Other(format!("there is no Provider {name}")),
+            Some(it) if it.meta.uid != wanted.uid => ProviderStanding::Other(format!(
+                "the Provider {name} is not the one that the plan was laid over"
+            )),
+            Some(it) if it.meta.generation != wanted.generation => ProviderStanding::Other(format!(
+                "the Provider {name} was changed; the Plan is laid over it anew"
+            )),
+            Some(_) => ProviderStanding::Same,
+        }
+    }
+
+    fn tend(&mut self, name: &str) -> Result<(), KubeError> {
+        let Some(migration) = self.migrations.get(name) else { return Ok(()) };
+        let mut facts = self.facts(migration);
+        for _ in 0..ACTS_MAX {
+            let Some(migration) = self.migrations.get(name) else { return Ok(()) };
+            let decision = decide(&migration.spec, &migration.status, &facts);
+            let now_ms = self.now_ms();
+            if !decision.wants_slot {
+                self.admissions.leave(name, now_ms);
+            } else if !facts.is_admitted {
+                let goes_on = migration.status.epoch > 0;
+                self.admissions.want(name, &migration.spec, goes_on, now_ms);
+                self.due.extend(self.admissions.admit(now_ms).into_iter().filter(|it| it != name));
+                if self.admissions.has(name) {
+                    facts.is_admitted = true;
+                    continue;
+                }
+            }
+            if decision.status != migration.status {
+                self.write_status(name, &decision.status)?;
+            }
+            self.tell("Migration", name, &decision.notes);
+            if let Some(wake) = decision.wake {
+                self.wakes.insert(name.to_string(), wake);
+            }
+            match self.carry_out(name, &decision.act, &mut facts)? {
+                Done::Again => {}
+                Done::Whole => return Ok(()),
+            }
+        }
+        self.wakes.insert(name.to_string(), now());
+        Ok(())
+    }
+
+    /// Writes a status, if nothing has changed since it was seen.
+    fn write_status(&mut self, name: &str, status: &Status) -> Result<(), KubeError> {
+        let Some(migration) = self.migrations.get(name) else { return Ok(()) };
+        let body = json!({
+            "metadata": {"resourceVersion": migration.meta.version, "uid": migration.meta.uid}, "status": status.patch(),
+        });
+        let path = format!("{}/status", path_of(Kind::Migration, &self.namespace, name));
+        let answer = self.cluster.change(&path, Change::Merge, &body)?;
+        self.take_answer(&answer);
+        Ok(())
+    }
+
+    /// Keeps what the server answered, so that nothing is decided by what was before.
+    pub(super) fn take_answer(&mut self, object: &Value) {
+        if let Ok(migration) = Migration::of(object) {
+            self.migrations.insert(migration.meta.name.clone(), migration);
+        }
+    }
+
+    pub(super) fn wake_at(&mut self, name: &str, at: Moment) {
+        let wake = self.wakes.get(name).map_or(at, |earlier| at.min(*earlier));
+        self.wakes.insert(name.to_string(), wake);
+    }
+}

@@ -1,0 +1,373 @@
+//! Plans and Providers: laid over each other again when either changes.
+
+use std::collections::BTreeMap;
+
+use drover_kubevirt::{Change, KubeError, KubeErrorKind};
+use drover_operator::layout::{Existing, lay_out};
+use drover_operator::model::{Condition, MigrationSpec, Phase, Pinned, ProviderSpec, set_condition};
+use drover_operator::objects::{self, Note};
+use drover_operator::time::Moment;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::resolve::{Question, Refused, Resolved, resolve};
+use super::{Kind, Message, Meta, Operator, now, path_of};
+
+const PAUSE_MIN: i64 = 15;
+const PAUSE_MAX: i64 = 600;
+/// VMs that do not move by a plan, of which its status names so many.
+const REFUSED_MAX: usize = 50;
+/// Seconds between two writes of what a plan's Migrations come to.
+const COUNT_SECONDS: i64 = 2;
+
+/// A VM that a plan does not move.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Left {
+    vm: String,
+    reason: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PlanStatus {
+    pub observed_generation: i64,
+    /// The generation whose Migrations are all there.
+    pub resolved_generation: i64,
+    /// The provider that it was laid over.
+    provider: Option<Pinned>,
+    migrations: u64,
+    done: u64,
+    failed: u64,
+    refused: Vec<Left>,
+    conditions: Vec<Condition>,
+}
+
+/// A Plan, as it was seen last.
+pub struct Plan {
+    pub meta: Meta,
+    pub cancel: bool,
+    pub status: PlanStatus,
+    provider: String,
+    keys: Value,
+    /// After a failure: when it is tried again, after a pause of so long.
+    next: Option<(Moment, i64)>,
+    counted: Moment,
+}
+
+impl Plan {
+    pub fn of(object: &Value, known: Option<Plan>) -> Plan {
+        let meta = Meta::of(object);
+        let spec = &object["spec"];
+        let known = known.filter(|it| it.meta.uid == meta.uid);
+        let is_same = known.as_ref().is_some_and(|it| it.meta.generation == meta.generation);
+        Plan {
+            cancel: spec["cancel"] == true,
+            // One that cannot be read is written anew.
+            status: serde_json::from_value(object["status"].clone()).unwrap_or_default(),
+            provider: spec["provider"].as_str().unwrap_or_default().to_string(),
+            keys: spec["plan"].clone(),
+            next: known.as_ref().filter(|_| is_same).and_then(|it| it.next),
+            counted: known.map(|it| it.counted).unwrap_or_default(),
+            meta,
+        }
+    }
+
+    fn pinned(&self) -> Pinned {
+        let Meta { name, uid, generation, .. } = self.meta.clone();
+        Pinned { name, uid, generation }
+    }
+}
+
+/// A Provider, as it was seen last.
+pub struct Provider {
+    pub meta: Meta,
+    pub spec: ProviderSpec,
+    conditions: Vec<Condition>,
+}
+
+impl Provider {
+    pub fn of(object: &Value) -> Provider {
+        Provider {
+            meta: Meta::of(object),
+            // The schema keeps others out; one without an endpoint is refused by the plan's parser.
+            spec: serde_json::from_value(object["spec"].clone()).unwrap_or_default(),
+            conditions: serde_json::from_value(object["status"]["conditions"].clone()).unwrap_or_default(),
+        }
+    }
+
+    fn pinned(&self) -> Pinned {
+        let Meta { name, uid, generation, .. } = self.meta.clone();
+        Pinned { name, uid, generation }
+    }
+}
+
+impl Operator {
+    pub(super) fn tend_plans(&mut self) {
+        let at = now();
+        let names: Vec<String> = self.plans.keys().cloned().collect();
+        for name in names {
+            let tended = self.cancel_all(&name).and_then(|()| self.count(&name, at));
+            if let Err(error) = tended
+                && error.kind != KubeErrorKind::Conflict
+            {
+                crate::out::say(format_args!("Plan {name}: {error}; it is tried again"));
+            }
+            if !self.is_resolving
+                && let Err(error) = self.ask(&name, at)
+            {
+                crate::out::say(format_args!("Plan {name}: {error}"));
+            }
+        }
+    }
+
+    /// Begins to lay a plan over its source, where that was not done with both as they are now.
+    fn ask(&mut self, name: &str, at: Moment) -> Result<(), KubeError> {
+        let Some(plan) = self.plans.get(name) else { return Ok(()) };
+        if plan.meta.is_going || plan.cancel || plan.next.is_some_and(|(next, _)| next > at) {
+            return Ok(());
+        }
+        let Some(provider) = self.providers.get(&plan.provider) else {
+            let why = Refused {
+                reason: "ProviderMissing".into(),
+                message: format!("there is no Provider {}", plan.provider),
+                provider_is_fine: true,
+            };
+            return self.put_off(name, &why);
+        };
+        let (pinned, of) = (plan.pinned(), provider.pinned());
+        if plan.status.resolved_generation == pinned.generation && plan.status.provider.as_ref() == Some(&of)
+        {
+            return Ok(());
+        }
+        let question = Question {
+            plan: pinned,
+            provider: of,
+            spec: provider.spec.clone(),
+            keys: plan.keys.clone(),
+            namespace: self.namespace.clone(),
+        };
+        let (cluster, sender) = (self.cluster.clone(), self.sender.clone());
+        let thread = std::thread::Builder::new().name("resolve".into()).spawn(move || {
+            // Nobody listens only when all of it ends.
+            let _ = sender.send(Message::Resolved(Box::new(resolve(&cluster, question))));
+        });
+        self.is_resolving = thread.is_ok();
+        Ok(())
+    }
+
+    pub(super) fn take_resolved(&mut self, resolved: Resolved) {
+        self.is_resolving = false;
+        let name = resolved.plan.name.clone();
+        let is_same = self.plans.get(&name).is_some_and(|plan| plan.pinned() == resolved.plan);
+        let of = resolved.provider.clone();
+        let is_same = is_same && self.providers.get(&of.name).is_some_and(|it| it.pinned() == of);
+        // What was asked meanwhile is another plan.
+        if !is_same {
+            return;
+        }
+        let answered = match resolved.result {
+            Ok((source, specs)) => self.lay(&resolved.plan, &of, &source, specs),
+            Err(why) => {
+                let ready = self.say_ready(&of.name, &why);
+                ready.and_then(|()| self.put_off(&name, &why))
+            }
+        };
+        if let Err(error) = answered {
+            let why =
+                Refused { reason: "ClusterRefused".into(), message: error.what, provider_is_fine: true };
+            // Then the next round tries it.
+            if let Err(error) = self.put_off(&name, &why) {
+                crate::out::say(format_args!("Plan {name}: {error}"));
+            }
+        }
+    }
+
+    /// Makes and changes Migrations; only when all are there the plan counts as laid out.
+    fn lay(
+        &mut self,
+        plan: &Pinned,
+        provider: &Pinned,
+        source: &str,
+        specs: Vec<MigrationSpec>,
+    ) -> Result<(), KubeError> {
+        let existing: BTreeMap<String, Existing> = self
+            .migrations
+            .iter()
+            .map(|(name, it)| {
+                let has_begun = it.status.begun || it.status.phase == Phase::Cancelled;
+                (name.clone(), Existing { spec: it.spec.clone(), has_begun })
+            })
+            .collect();
+        let mut layout = lay_out(plan, provider, source, specs, &existing);
+        for (name, spec) in &layout.change {
+            let Some(migration) = self.migrations.get(name) else { continue };
+            // Whole, since a merge would keep keys of the plan that are gone.
+            let body = json!([
+                {"op": "test", "path": "/metadata/uid", "value": migration.meta.uid},
+                {"op": "test", "path": "/metadata/resourceVersion", "value": migration.meta.version},
+                {"op": "replace", "path": "/spec", "value": spec},
+            ]);
+            let path = path_of(Kind::Migration, &self.namespace, name);
+            let answer = self.cluster.change(&path, Change::Operations, &body)?;
+            self.take_answer(&answer);
+            self.due.insert(name.clone());
+        }
+        for (name, spec) in &layout.make {
+            let all = path_of(Kind::Migration, &self.namespace, "");
+            match self.cluster.create(&all, &objects::migration(name, spec), false) {
+                Ok(made) => self.take_answer(&made),
+                Err(error) if error.kind == KubeErrorKind::Conflict => {
+                    layout.refused.push((spec.vm.name.clone(), format!("Migration {name} is there already")));
+                }
+                Err(error) => return Err(error),
+            }
+            self.due.insert(name.clone());
+        }
+        self.say_fine(&provider.name)?;
+        let count = layout.refused.len();
+        let refused: Vec<Left> =
+            layout.refused.into_iter().take(REFUSED_MAX).map(|(vm, reason)| Left { vm, reason }).collect();
+        let (name, at) = (plan.name.clone(), now());
+        self.write(&name, |status| {
+            status.observed_generation = plan.generation;
+            status.resolved_generation = plan.generation;
+            status.provider = Some(provider.clone());
+            status.refused = refused;
+            let words = "each of its VMs has a Migration";
+            set_condition(&mut status.conditions, "Resolved", true, "Resolved", words, plan.generation, at);
+            let (reason, words) = match count {
+                0 => ("AllTaken", String::new()),
+                _ => ("VmsRefused", format!("{count} VMs do not move by this plan: see status.refused")),
+            };
+            set_condition(
+                &mut status.conditions,
+                "Complete",
+                count == 0,
+                reason,
+                &words,
+                plan.generation,
+                at,
+            );
+        })?;
+        if let Some(plan) = self.plans.get_mut(&name) {
+            plan.next = None;
+        }
+        self.due.extend(
+            self.migrations.iter().filter(|(_, it)| it.spec.plan_ref.name == name).map(|(it, _)| it.clone()),
+        );
+        Ok(())
+    }
+
+    /// Says why a plan is not laid out, and when it is tried again.
+    fn put_off(&mut self, name: &str, why: &Refused) -> Result<(), KubeError> {
+        let at = now();
+        let Some(plan) = self.plans.get_mut(name) else { return Ok(()) };
+        let pause = plan.next.map_or(PAUSE_MIN, |(_, pause)| (pause * 2).min(PAUSE_MAX));
+        plan.next = Some((at.plus(pause), pause));
+        let generation = plan.meta.generation;
+        let is_news =
+            plan.status.conditions.iter().all(|it| it.kind != "Resolved" || it.reason != why.reason);
+        self.write(name, |status| {
+            status.observed_generation = generation;
+            set_condition(
+                &mut status.conditions,
+                "Resolved",
+                false,
+                &why.reason,
+                &why.message,
+                generation,
+                at,
+            );
+        })?;
+        if is_news {
+            let note = Note { is_warning: true, reason: why.reason.clone(), message: why.message.clone() };
+            self.tell("Plan", name, &[note]);
+        }
+        Ok(())
+    }
+
+    /// Changes a plan's status, where it is another then.
+    fn write(&mut self, name: &str, change: impl FnOnce(&mut PlanStatus)) -> Result<(), KubeError> {
+        let Some(plan) = self.plans.get_mut(name) else { return Ok(()) };
+        let mut status = plan.status.clone();
+        change(&mut status);
+        if status == plan.status {
+            return Ok(());
+        }
+        // Only this operator writes it; it is about the generation that it names.
+        let body = json!({"metadata": {"uid": plan.meta.uid}, "status": status});
+        let path = format!("{}/status", path_of(Kind::Plan, &self.namespace, name));
+        self.cluster.change(&path, Change::Merge, &body)?;
+        plan.status = status;
+        Ok(())
+    }
+
+    fn say_fine(&mut self, name: &str) -> Result<(), KubeError> {
+        self.say_provider(name, true, "Ready", "it answers, and the login is right")
+    }
+
+    fn say_ready(&mut self, name: &str, why: &Refused) -> Result<(), KubeError> {
+        match why.provider_is_fine {
+            true => Ok(()),
+            false => self.say_provider(name, false, &why.reason, &why.message),
+        }
+    }
+
+    fn say_provider(
+        &mut self,
+        name: &str,
+        is_fine: bool,
+        reason: &str,
+        words: &str,
+    ) -> Result<(), KubeError> {
+        let Some(provider) = self.providers.get_mut(name) else { return Ok(()) };
+        let generation = provider.meta.generation;
+        if !set_condition(&mut provider.conditions, "Ready", is_fine, reason, words, generation, now()) {
+            return Ok(());
+        }
+        let body = json!({
+            "metadata": {"uid": provider.meta.uid},
+            "status": {"observedGeneration": generation, "conditions": provider.conditions},
+        });
+        let path = format!("{}/status", path_of(Kind::Provider, &self.namespace, name));
+        self.cluster.change(&path, Change::Merge, &body).map(drop)
+    }
+
+    /// Gives up all of a plan that is to be given up.
+    fn cancel_all(&mut self, name: &str) -> Result<(), KubeError> {
+        let Some(plan) = self.plans.get(name).filter(|plan| plan.cancel) else { return Ok(()) };
+        let is_left = |it: &&super::Migration| {
+            it.spec.plan_ref.uid == plan.meta.uid && !it.spec.cancel && it.status.phase != Phase::Done
+        };
+        let left: Vec<String> =
+            self.migrations.values().filter(is_left).map(|it| it.meta.name.clone()).collect();
+        for name in left {
+            let Some(migration) = self.migrations.get(&name) else { continue };
+            let body = json!({"metadata": {"uid": migration.meta.uid}, "spec": {"cancel": true}});
+            let path = path_of(Kind::Migration, &self.namespace, &name);
+            let answer = self.cluster.change(&path, Change::Merge, &body)?;
+            self.take_answer(&answer);
+            self.due.insert(name);
+        }
+        Ok(())
+    }
+
+    /// Sums up what a plan's Migrations come to.
+    fn count(&mut self, name: &str, at: Moment) -> Result<(), KubeError> {
+        let Some(plan) = self.plans.get_mut(name).filter(|plan| plan.counted.plus(COUNT_SECONDS) <= at)
+        else {
+            return Ok(());
+        };
+        plan.counted = at;
+        let uid = plan.meta.uid.clone();
+        let (mut migrations, mut done, mut failed) = (0, 0, 0);
+        for it in self.migrations.values().filter(|it| it.spec.plan_ref.uid == uid) {
+            migrations += 1;
+            done += u64::from(it.status.phase == Phase::Done);
+            failed += u64::from(it.status.phase == Phase::Failed);
+        }
+        self.write(name, |status| {
+            (status.migrations, status.done, status.failed) = (migrations, done, failed);
+        })
+    }
+}

@@ -1,0 +1,222 @@
+//! A Plan is laid over its source, on a thread of its own.
+
+use std::os::unix::fs::OpenOptionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use drover_kubevirt::{Cluster, objects};
+use drover_operator::model::{
+    DiskSize, MigrationSpec, Pinned, ProviderSpec, Size, SourceId, VmId, plan_text,
+};
+use drover_plan::{PlannedVm, Problem, chosen_by};
+use drover_types::inventory::Inventory;
+use serde_json::{Value, json};
+
+use crate::commands::plan::{PlanFile, parse_quietly, resolve_here};
+use crate::exit::{Exit, Failure};
+use crate::policy::PlanPolicy;
+use crate::provider::Provider;
+
+/// Problems of a plan that a condition names; the rest is counted.
+const PROBLEMS_MAX: usize = 10;
+/// Keys of a selection that choose.
+const SELECTORS: [&str; 6] = ["name", "glob", "folder", "tag", "id", "host"];
+/// Files of a Secret that are used.
+const FILES: [&str; 2] = ["password", "ca.crt"];
+
+/// What is to be resolved.
+pub struct Question {
+    pub plan: Pinned,
+    pub provider: Pinned,
+    pub spec: ProviderSpec,
+    pub keys: Value,
+    pub namespace: String,
+}
+
+/// Why it could not be.
+#[derive(Debug)]
+pub struct Refused {
+    /// A word for programs.
+    pub reason: String,
+    /// Words for people.
+    pub message: String,
+    /// Whether the provider answered.
+    pub provider_is_fine: bool,
+}
+
+/// What came of it.
+pub struct Resolved {
+    pub plan: Pinned,
+    pub provider: Pinned,
+    /// The source's instance UUID, and its VMs.
+    pub result: Result<(String, Vec<MigrationSpec>), Refused>,
+}
+
+pub fn resolve(cluster: &Cluster, question: Question) -> Resolved {
+    let laid = catch_unwind(AssertUnwindSafe(|| laid(cluster, &question)));
+    let result = laid
+        .unwrap_or_else(|_| Err(refused("Internal", "a defect of drover's: see the operator's log", true)));
+    Resolved { plan: question.plan, provider: question.provider, result }
+}
+
+fn refused(reason: &str, message: impl Into<String>, provider_is_fine: bool) -> Refused {
+    Refused { reason: reason.into(), message: message.into(), provider_is_fine }
+}
+
+fn laid(cluster: &Cluster, question: &Question) -> Result<(String, Vec<MigrationSpec>), Refused> {
+    let secret = &question.spec.secret_name;
+    let path = format!("/api/v1/namespaces/{}/secrets/{secret}", question.namespace);
+    let found = cluster.get(&path).map_err(|error| refused("SecretNotRead", error.what, false))?;
+    let found =
+        found.ok_or_else(|| refused("SecretMissing", format!("there is no Secret {secret}"), false))?;
+    let folder = tempfile::tempdir().map_err(|error| refused("Internal", error.to_string(), true))?;
+    let user = unpack(&found["data"], secret, folder.path())?;
+    let place = folder.path().display().to_string();
+    let text =
+        plan_text(&question.plan.name, &question.keys, &question.spec, &user, &place, &question.namespace)
+            .map_err(|why| refused("PlanForbidden", why, true))?;
+    let parsed = parse_quietly(text, folder.path().join("plan.yaml"), folder.path().to_path_buf());
+    let file = parsed.map_err(|problems| refused("PlanHasErrors", told(&problems), true))?;
+    let policy = PlanPolicy::default();
+    policy.check_plan(&file.plan).map_err(|why| refused("PlanForbidden", why.message, true))?;
+    let at_source = |why: Failure| refused(&format!("Source{:?}", why.exit), why.message, false);
+    let provider = Provider::open(&file, None).map_err(at_source)?;
+    let asked = provider.inventory().map_err(at_source);
+    let laid = asked.and_then(|inventory| over(question, &file, &provider, inventory));
+    // A session that cannot be ended changes nothing in what was found.
+    if let Err(failure) = provider.close() {
+        crate::out::say(format_args!("note: {}", failure.message));
+    }
+    laid
+}
+
+fn over(
+    question: &Question,
+    file: &PlanFile,
+    provider: &Provider,
+    mut inventory: Inventory,
+) -> Result<(String, Vec<MigrationSpec>), Refused> {
+    let resolution = resolve_here(file, provider, &mut inventory);
+    if !resolution.is_ok() {
+        let errors: Vec<Problem> = resolution.problems.iter().filter(|it| it.is_error()).cloned().collect();
+        return Err(refused("PlanHasErrors", told(&errors), true));
+    }
+    let source = inventory.about.instance_uuid.clone();
+    let specs = resolution.vms.iter().map(|vm| MigrationSpec {
+        plan_ref: question.plan.clone(),
+        provider: question.provider.clone(),
+        source: SourceId { instance_uuid: source.clone() },
+        vm: VmId {
+            instance_uuid: vm.vm.instance_uuid.clone(),
+            id: vm.vm.id.clone(),
+            name: vm.vm.name.clone(),
+        },
+        target_name: objects::vm_name(vm),
+        size: size_of(vm),
+        plan: alone(&question.keys, &chosen_by(&file.plan, &inventory, &vm.vm), vm),
+        cancel: false,
+    });
+    let specs = specs.collect();
+    Ok((source, specs))
+}
+
+fn size_of(vm: &PlannedVm) -> Size {
+    let disk = |disk: &drover_plan::PlannedDisk| DiskSize {
+        bytes: disk.disk.capacity_bytes,
+        datastore: disk.disk.datastore.clone(),
+    };
+    Size { host: vm.vm.host_id.clone(), disks: vm.disks.iter().map(disk).collect() }
+}
+
+/// A plan's keys for one VM: what its selections say of it, chosen by its id, under the name that it has now.
+fn alone(keys: &Value, chosen: &[usize], vm: &PlannedVm) -> Value {
+    let mut plan = keys.clone();
+    let of = |place: &usize| {
+        let mut selection = keys["vms"][*place].clone();
+        if let Some(selection) = selection.as_object_mut() {
+            SELECTORS.iter().for_each(|key| drop(selection.remove(*key)));
+            selection.insert("id".into(), json!(vm.vm.id));
+            selection.insert("target_name".into(), json!(objects::vm_name(vm)));
+        }
+        selection
+    };
+    plan["vms"] = chosen.iter().map(of).collect();
+    if let Some(plan) = plan.as_object_mut() {
+        plan.remove("exclude");
+    }
+    plan
+}
+
+/// Writes a Secret's files where only this user reads them; gives the user name.
+fn unpack(data: &Value, secret: &str, folder: &Path) -> Result<String, Refused> {
+    let value = |key: &str| data[key].as_str().and_then(decoded);
+    let missing = |key: &str| refused("SecretIncomplete", format!("Secret {secret} has no {key}"), false);
+    for name in FILES {
+        let Some(bytes) = value(name) else { continue };
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(folder.join(name));
+        let written = file.and_then(|mut file| std::io::Write::write_all(&mut file, &bytes));
+        written.map_err(|error| refused("Internal", error.to_string(), true))?;
+    }
+    if data["password"].is_null() {
+        return Err(missing("password"));
+    }
+    let user = value("user").and_then(|bytes| String::from_utf8(bytes).ok());
+    user.map(|user| user.trim().to_string()).filter(|user| !user.is_empty()).ok_or_else(|| missing("user"))
+}
+
+/// Base64 as the API server writes it.
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let digit = |c: u8| match c {
+        b'A'..=b'Z' => Some(c - b'A'),
+        b'a'..=b'z' => Some(c - b'a' + 26),
+        b'0'..=b'9' => Some(c - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let (mut bytes, mut held, mut bits) = (Vec::new(), 0_u32, 0);
+    for c in text.trim_end_matches('=').bytes() {
+        held = held << 6 | u32::from(digit(c)?);
+        bits += 6;
+        if bits >= 8 {
+            bits -= 8;
+            bytes.push(u8::try_from(held >> bits & 0xff).ok()?);
+            held &= (1 << bits) - 1;
+        }
+    }
+    Some(bytes)
+}
+
+/// The first problems of a plan, without places in a text that nobody wrote.
+pub fn told(problems: &[Problem]) -> String {
+    let line = |it: &Problem| match it.path.is_empty() {
+        true => it.message.clone(),
+        false => format!("{}: {}", it.path, it.message),
+    };
+    let mut lines: Vec<String> = problems.iter().take(PROBLEMS_MAX).map(line).collect();
+    if problems.len() > PROBLEMS_MAX {
+        lines.push(format!("and {} more", problems.len() - PROBLEMS_MAX));
+    }
+    lines.join("; ")
+}
+
+/// The word of an exit.
+pub fn word_of(exit: Exit) -> String {
+    format!("{exit:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_read_as_the_server_writes_them() {
+        for (text, plain) in
+            [("", ""), ("YQ==", "a"), ("YWI=", "ab"), ("YWJj", "abc"), ("czNjcmV0", "s3cret")]
+        {
+            assert_eq!(decoded(text).as_deref(), Some(plain.as_bytes()), "{text}");
+        }
+        assert_eq!(decoded("a b"), None);
+    }
+}

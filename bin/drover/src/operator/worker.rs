@@ -1,0 +1,439 @@
+//! `drover operator worker`: moves or undoes the VM of one Migration, and says in its status how that goes.
+//!
+//! All that it writes there holds the Migration's UID and the worker's own epoch against what is there: a worker whose time is over
+//! changes nothing, and it stops as soon as it sees that, or when it cannot see it for a while.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use drover_engine::{Board, Event, Observer, PlanState, RunOutcome};
+use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
+use drover_mover::StopSignal;
+use drover_operator::decide::reason;
+use drover_operator::model::{MigrationSpec, Pinned, ProviderSpec, WorkerWord, plan_text};
+use drover_plan::{Others, Problem};
+use serde_json::{Value, json};
+
+use super::resolve::{told, word_of};
+use super::{Kind, Meta, failure, namespace, path_of};
+use crate::cli::OperatorWorkerArgs;
+use crate::commands::plan::{PlanFile, parse_quietly};
+use crate::exit::{Exit, Failure};
+use crate::files::read_text;
+use crate::own::OwnedStore;
+use crate::policy::PlanPolicy;
+use crate::provider::Provider;
+use crate::run::{Meant, Prepared, Setting, Words, exit_of, give_up};
+use crate::signals::stop_on_signals;
+
+/// How often it looks whether it is still meant, and tells how far it is.
+const LOOK: Duration = Duration::from_secs(2);
+/// Without an answer for so long it stops: another may have been made in its place.
+const UNSEEN_MAX: Duration = Duration::from_secs(30);
+/// How long the last word is tried to be said.
+const WORD_MAX: Duration = Duration::from_secs(40);
+const PASSWORD_BYTES_MAX: u64 = 4096;
+
+/// How it ended, and a word for it.
+struct End {
+    exit: Exit,
+    reason: String,
+    message: String,
+}
+
+impl End {
+    fn new(exit: Exit, reason: impl Into<String>, message: impl Into<String>) -> End {
+        End { exit, reason: reason.into(), message: message.into() }
+    }
+}
+
+impl From<Failure> for End {
+    fn from(failure: Failure) -> End {
+        let advice = failure.advice.map(|advice| format!(" (try: {advice})")).unwrap_or_default();
+        End::new(failure.exit, word(failure.exit, &failure.message), failure.message + &advice)
+    }
+}
+
+/// A word for programs: what is taken by others has its own.
+fn word(exit: Exit, message: &str) -> String {
+    match exit {
+        Exit::Plan | Exit::Target if message.contains("is there already") => "NameTaken".into(),
+        exit => word_of(exit),
+    }
+}
+
+/// The Migration that it is for.
+struct Post {
+    cluster: Arc<Cluster>,
+    path: String,
+    uid: String,
+    epoch: u64,
+    /// Of the spec that it was read with.
+    generation: i64,
+}
+
+impl Post {
+    /// Whether it is still meant.
+    fn is_mine(&self) -> Result<bool, KubeError> {
+        let found = self.cluster.get(&self.path)?;
+        Ok(found.is_some_and(|it| Meta::of(&it).uid == self.uid && it["status"]["epoch"] == self.epoch))
+    }
+
+    /// Writes fields of the status; refused where another is meant.
+    fn write(&self, fields: &[(&str, Value)]) -> Result<(), KubeError> {
+        let mut operations = vec![
+            json!({"op": "test", "path": "/metadata/uid", "value": self.uid}),
+            json!({"op": "test", "path": "/status/epoch", "value": self.epoch}),
+        ];
+        for (field, value) in fields {
+            operations.push(json!({"op": "add", "path": format!("/status/{field}"), "value": value}));
+        }
+        let path = format!("{}/status", self.path);
+        self.cluster.change(&path, Change::Operations, &json!(operations)).map(drop)
+    }
+
+    /// Says that it begins to touch source and target; refused where what is wanted is another by now.
+    fn begin(&self) -> Result<(), KubeError> {
+        let operations = json!([
+            {"op": "test", "path": "/metadata/uid", "value": self.uid},
+            {"op": "test", "path": "/metadata/generation", "value": self.generation},
+            {"op": "test", "path": "/status/epoch", "value": self.epoch},
+            {"op": "add", "path": "/status/begun", "value": true},
+        ]);
+        let path = format!("{}/status", self.path);
+        self.cluster.change(&path, Change::Operations, &operations).map(drop)
+    }
+
+    /// Says how it ended. Unsaid, the operator finds the Job at its end, and makes another.
+    fn say(&self, end: &End, roots: &[Value], progress: &Value) {
+        let word = WorkerWord {
+            epoch: self.epoch,
+            exit: Some(end.exit as u8),
+            reason: Some(end.reason.clone()),
+            message: Some(end.message.chars().take(2000).collect()),
+        };
+        let mut fields = vec![("worker", json!(word))];
+        if !roots.is_empty() {
+            fields.push(("roots", json!(roots)));
+        }
+        if !progress.is_null() {
+            fields.push(("progress", progress.clone()));
+        }
+        let until = Instant::now() + WORD_MAX;
+        loop {
+            match self.write(&fields) {
+                Ok(()) => return,
+                Err(error) => {
+                    crate::out::say(format_args!("the end is not told: {error}"));
+                    let passes = matches!(
+                        error.kind,
+                        KubeErrorKind::Unreachable | KubeErrorKind::Server | KubeErrorKind::Conflict
+                    );
+                    if !passes || Instant::now() >= until {
+                        return;
+                    }
+                    std::thread::sleep(LOOK);
+                }
+            }
+        }
+    }
+}
+
+/// What it has to work with.
+struct Desk<'a> {
+    args: &'a OperatorWorkerArgs,
+    post: Arc<Post>,
+    namespace: String,
+    spec: MigrationSpec,
+    provider: ProviderSpec,
+    stop: StopSignal,
+    board: Board,
+}
+
+/// Moves or undoes a VM.
+pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let namespace = namespace(None)?;
+    let cluster = Cluster::connect(&Access::default()).map_err(failure)?;
+    let path = path_of(Kind::Migration, &namespace, &args.migration);
+    let found = cluster.get(&path).map_err(failure)?.unwrap_or_default();
+    let meta = Meta::of(&found);
+    let generation = meta.generation;
+    let post = Arc::new(Post { cluster, path, uid: args.uid.clone(), epoch: args.epoch, generation });
+    if meta.uid != args.uid || found["status"]["epoch"] != args.epoch {
+        let what = format!("Migration {} is another, or has another worker", args.migration);
+        return Err(Failure::new(Exit::Interrupted, what));
+    }
+    let spec: Result<MigrationSpec, _> = serde_json::from_value(found["spec"].clone());
+    let spec = spec.map_err(|error| Failure::new(Exit::Plan, format!("the Migration: {error}")))?;
+    let begun = check_mark(args).and_then(|()| provider_of(&post, &namespace, &spec.provider));
+    let provider = match begun {
+        Ok(provider) => provider,
+        Err(end) => {
+            post.say(&end, &[], &Value::Null);
+            return Ok(end.exit);
+        }
+    };
+    post.write(&[("worker", json!(WorkerWord { epoch: args.epoch, ..WorkerWord::default() }))])
+        .map_err(failure)?;
+    let board = Board::default();
+    let desk = Desk { args, post: post.clone(), namespace, spec, provider, stop: stop.clone(), board };
+    let is_over = Arc::new(AtomicBool::new(false));
+    let watcher = watch(&desk, is_over.clone())?;
+    let mut roots = Vec::new();
+    let end = if args.undo { desk.undo() } else { desk.go(&mut roots) };
+    let end = end.unwrap_or_else(|end| end);
+    is_over.store(true, Ordering::SeqCst);
+    // A panic there was printed.
+    let _ = watcher.join();
+    crate::out::say(format_args!("{}: {}", end.reason, end.message));
+    post.say(&end, &roots, &desk.progress(end.exit == Exit::Success && !args.undo));
+    Ok(end.exit)
+}
+
+/// What says whose state is on the claim.
+fn mark(args: &OperatorWorkerArgs) -> PathBuf {
+    args.state.with_extension("migration")
+}
+
+/// Refuses a claim that has another's state, or none where it should.
+fn check_mark(args: &OperatorWorkerArgs) -> Result<(), End> {
+    let place = mark(args);
+    let lost = |why: String| End::new(Exit::State, reason::STATE_LOST, why);
+    match std::fs::read_to_string(&place) {
+        Ok(uid) if uid.trim() == args.uid => Ok(()),
+        Ok(uid) => Err(lost(format!("the claim has the state of Migration {}", uid.trim()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !args.begun => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(lost("an earlier worker wrote to the claim, and it is empty now".into()))
+        }
+        Err(error) => Err(End::new(Exit::State, "State", format!("{}: {error}", place.display()))),
+    }
+}
+
+/// Marks the claim as this Migration's; it is durable before anything is touched.
+fn put_mark(args: &OperatorWorkerArgs) -> Result<(), End> {
+    let place = mark(args);
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&place)?;
+        file.write_all(args.uid.as_bytes())?;
+        file.sync_all()?;
+        File::open(place.parent().unwrap_or(Path::new("/")))?.sync_all()
+    };
+    write().map_err(|error| End::new(Exit::State, "State", format!("{}: {error}", place.display())))
+}
+
+fn provider_of(post: &Post, namespace: &str, wanted: &Pinned) -> Result<ProviderSpec, End> {
+    let path = path_of(Kind::Provider, namespace, &wanted.name);
+    let found = post.cluster.get(&path).map_err(|error| End::from(failure(error)))?.unwrap_or_default();
+    let meta = Meta::of(&found);
+    if meta.uid != wanted.uid || meta.generation != wanted.generation {
+        let what = format!("Provider {} is not what the plan was laid over", wanted.name);
+        return Err(End::new(Exit::Connection, "ProviderChanged", what));
+    }
+    serde_json::from_value(found["spec"].clone())
+        .map_err(|error| End::new(Exit::Plan, reason::UNPARSABLE, format!("the Provider: {error}")))
+}
+
+/// Looks after the epoch, and tells how far the copy is.
+fn watch(desk: &Desk<'_>, is_over: Arc<AtomicBool>) -> Result<std::thread::JoinHandle<()>, Failure> {
+    let (post, stop, board) = (desk.post.clone(), desk.stop.clone(), desk.board.clone());
+    let total = total_bytes(&desk.spec);
+    let mut seen = Instant::now();
+    let mut told = 0;
+    let thread = std::thread::Builder::new().name("watch".into());
+    let run = move || {
+        while !is_over.load(Ordering::SeqCst) {
+            match post.is_mine() {
+                Ok(true) => seen = Instant::now(),
+                Ok(false) => {
+                    crate::out::say("the Migration has another worker, or is gone: stopping");
+                    stop.stop();
+                    return;
+                }
+                Err(error) if seen.elapsed() >= UNSEEN_MAX => {
+                    crate::out::say(format_args!("{error}: stopping, since another worker may be there"));
+                    stop.stop();
+                    return;
+                }
+                Err(_) => {}
+            }
+            let done = done_bytes(&board, total);
+            // It is only ever told when it is more, and unsaid it is told the next time.
+            if done > told && post.write(&[("progress", progress_of(total, done))]).is_ok() {
+                told = done;
+            }
+            let until = Instant::now() + LOOK;
+            while Instant::now() < until && !is_over.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    };
+    thread.spawn(run).map_err(|error| Failure::new(Exit::Internal, format!("no thread: {error}")))
+}
+
+fn total_bytes(spec: &MigrationSpec) -> u64 {
+    spec.size.disks.iter().map(|disk| disk.bytes).sum()
+}
+
+/// Bytes that are at the target: of disks that are done and of those at work, those of earlier workers too.
+fn done_bytes(board: &Board, total: u64) -> u64 {
+    let live = board.live().iter().map(|disk| disk.progress.snapshot().done()).sum::<u64>();
+    (board.capacity().1 + live).min(total)
+}
+
+fn progress_of(total: u64, done: u64) -> Value {
+    let percent = if total == 0 { 100 } else { u128::from(done) * 100 / u128::from(total) };
+    json!({"totalBytes": total, "doneBytes": done, "percent": percent as u8})
+}
+
+impl Desk<'_> {
+    fn progress(&self, is_done: bool) -> Value {
+        let total = total_bytes(&self.spec);
+        match done_bytes(&self.board, total) {
+            _ if is_done => progress_of(total, total),
+            0 => Value::Null,
+            done => progress_of(total, done),
+        }
+    }
+
+    fn file(&self) -> Result<PlanFile, End> {
+        let user = read_text(&self.args.provider.join("user"), PASSWORD_BYTES_MAX)
+            .map_err(|error| End::new(Exit::Access, "SecretIncomplete", format!("user: {error}")))?;
+        let folder = self.args.provider.display().to_string();
+        let (name, keys) = (&self.args.migration, &self.spec.plan);
+        let text = plan_text(name, keys, &self.provider, user.trim(), &folder, &self.namespace)
+            .map_err(|why| End::new(Exit::Plan, reason::FORBIDDEN, why))?;
+        let path = PathBuf::from(format!("/state/{name}.yaml"));
+        let file = parse_quietly(text, path, PathBuf::from("/state"))
+            .map_err(|problems| End::new(Exit::Plan, reason::UNPARSABLE, told(&problems)))?;
+        PlanPolicy::default()
+            .check_plan(&file.plan)
+            .map_err(|why| End::new(Exit::Plan, reason::FORBIDDEN, why.message))?;
+        Ok(file)
+    }
+
+    fn meant(&self) -> Meant {
+        Meant {
+            source: self.spec.source.instance_uuid.clone(),
+            id: self.spec.vm.id.clone(),
+            vm: self.spec.vm.instance_uuid.clone(),
+        }
+    }
+
+    fn go(&self, roots: &mut Vec<Value>) -> Result<End, End> {
+        let file = self.file()?;
+        let store = OwnedStore::open(&self.args.state)?;
+        let name = file.plan.name.clone();
+        let known = store.plan(&name).map_err(Failure::from)?;
+        if known.as_ref().is_some_and(|row| row.state == PlanState::Cancelled) {
+            return Err(End::new(Exit::Interrupted, "Undone", "what it had begun was undone"));
+        }
+        let others = if known.is_some() { Others::LeftOut } else { Others::Selected };
+        let (meant, words, policy) = (self.meant(), Collected::default(), PlanPolicy::default());
+        let setting = Setting {
+            store: &store,
+            state: Some(&self.args.state),
+            stop: &self.stop,
+            words: &words,
+            policy: Some(&policy),
+            schedule: None,
+            meant: Some(&meant),
+        };
+        let prepared = Prepared::new(file, others, false, &setting).map_err(|failure| words.with(failure))?;
+        put_mark(self.args)?;
+        let changed = |error: KubeError| {
+            End::new(Exit::Interrupted, "Changed", format!("what is wanted may be another by now: {error}"))
+        };
+        self.post.begin().map_err(changed)?;
+        let outcome = prepared.run(&setting, &Quiet, &self.board)?;
+        for disk in store.disks(&name).map_err(Failure::from)? {
+            if let Some(root) = disk.root {
+                let is_equal = disk.target_root.as_ref() == Some(&root);
+                roots.push(json!({"disk": disk.label, "root": root, "verified": is_equal}));
+            }
+        }
+        Ok(end_of(&outcome, self.stop.is_set()))
+    }
+
+    fn undo(&self) -> Result<End, End> {
+        let file = self.file()?;
+        let store = OwnedStore::open(&self.args.state)?;
+        let row = store.plan(&file.plan.name).map_err(Failure::from)?;
+        let undone = |words: &str| Ok(End::new(Exit::Success, "Undone", words));
+        let Some(row) = row else { return undone("nothing was begun") };
+        match row.state {
+            PlanState::Cancelled => return undone("what it had begun is undone"),
+            PlanState::Done => {
+                return Err(End::new(Exit::Plan, "ArrivedAlready", "it arrived before it was given up"));
+            }
+            PlanState::Running | PlanState::Incomplete => {}
+        }
+        let provider = Provider::open(&file, None)?;
+        let asked = provider.inventory().and_then(|inventory| self.meant().check_source(&inventory.about));
+        // A session that cannot be ended changes nothing in what it said.
+        let _ = provider.close();
+        asked?;
+        let given_up = give_up(row, &store, Some(&self.args.state))?;
+        given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
+        if !given_up.arrived.is_empty() {
+            return Err(End::new(Exit::Plan, "ArrivedAlready", "it arrived before it was given up"));
+        }
+        match given_up.left.is_empty() {
+            true => undone("what it had begun is undone"),
+            false => Err(End::new(Exit::Source, "LeftBehind", given_up.left.join("; "))),
+        }
+    }
+}
+
+fn end_of(outcome: &RunOutcome, was_stopped: bool) -> End {
+    let exit = exit_of(outcome, was_stopped);
+    let errors: Vec<&str> = outcome.ends.iter().filter_map(|end| end.error.as_deref()).collect();
+    let message = if errors.is_empty() { "it arrived".into() } else { errors.join("; ") };
+    let reason = word(exit, &message);
+    End { exit, reason, message }
+}
+
+/// Keeps what is wrong with the plan, for the status.
+#[derive(Default)]
+struct Collected(Mutex<Vec<Problem>>);
+
+impl Collected {
+    fn with(&self, failure: Failure) -> End {
+        let problems = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let errors: Vec<Problem> = problems.iter().filter(|it| it.is_error()).cloned().collect();
+        let message = if errors.is_empty() { failure.message.clone() } else { told(&errors) };
+        let reason = word(failure.exit, &message);
+        End { reason, ..End::from(Failure { message, ..failure }) }
+    }
+}
+
+impl Words for Collected {
+    fn say(&self, line: &str) {
+        crate::out::say(line);
+    }
+
+    fn problems(&self, file: &Path, problems: &[Problem]) {
+        crate::out::problems(file, problems);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(problems);
+    }
+
+    fn site(&self, summary: &str) {
+        crate::out::say(summary);
+    }
+}
+
+/// Tells events on standard error, as a pod's log.
+struct Quiet;
+
+impl Observer for Quiet {
+    fn event(&self, event: &Event) {
+        if let Ok(text) = serde_json::to_string(event) {
+            crate::out::say(text);
+        }
+    }
+}

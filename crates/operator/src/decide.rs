@@ -1,0 +1,459 @@
+//! One Migration: what is there of it, and what is to be done next.
+//!
+//! ```text
+//! Pending ─ Queued ─ Running ─┬─ Done
+//!              ▲        │     ├─ Failed ── (retry) ── Pending
+//!              └ Retrying     └─ (cancel) ─ Cancelling ─ Cancelled
+//! ```
+//!
+//! A status is written before the act that it announces. Each act can be carried out twice, and each is decided anew from what is there:
+//! an operator that dies between the two loses nothing. A worker is made only when no pod of an earlier one is left.
+
+use crate::model::{JobRef, MigrationSpec, Named, Phase, Status, Work};
+use crate::objects::{Note, job_name, migration_name};
+use crate::time::Moment;
+
+mod settle;
+#[cfg(test)]
+mod tests;
+
+pub use settle::reason;
+
+/// Seconds that a worker may take to say that it works.
+pub const START_SECONDS: i64 = 600;
+/// Seconds between looks at pods that are still there.
+const LINGER_SECONDS: i64 = 3;
+/// Seconds before the first try after a failure; each further one waits twice as long.
+pub const PAUSE_SECONDS_MIN: i64 = 10;
+/// The longest pause.
+pub const PAUSE_SECONDS_MAX: i64 = 600;
+/// Failures in a row, without progress, after which a Migration is not tried again by itself.
+pub const FAILURES_MAX: u32 = 8;
+/// Seconds for which undoing is tried by itself.
+pub const UNDO_SECONDS_MAX: i64 = 24 * 3600;
+
+/// How the plan stands to a Migration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanStanding {
+    /// It has it, as it is now.
+    Has,
+    /// Not known now, and why: nothing new starts.
+    Unknown(String),
+    /// It has it no more, or is gone itself.
+    LeftOut,
+}
+
+/// How the provider stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProviderStanding {
+    /// It is as it was when the plan was laid over it.
+    Same,
+    /// It is not, and how.
+    Other(String),
+}
+
+/// The Job of a worker, as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobSeen {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Whether it is being removed.
+    pub is_going: bool,
+    /// Whether its pod has ended, and nothing of it runs.
+    pub has_ended: bool,
+    /// Whether the cluster took its pod away.
+    pub was_disrupted: bool,
+}
+
+/// The state claim, as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ClaimSeen {
+    /// It was not asked for yet.
+    #[default]
+    NotAsked,
+    /// There is none of its name.
+    Missing,
+    /// There is one: its UID, and whether it was made for this Migration.
+    There(String, bool),
+}
+
+/// What is there of a Migration.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The time.
+    pub now: Moment,
+    /// The Migration.
+    pub me: Named,
+    /// The generation of its spec.
+    pub generation: i64,
+    /// Whether it is being removed.
+    pub is_going: bool,
+    /// Whether it waits for the operator when it is removed.
+    pub is_held: bool,
+    /// Whether it may go with what it began.
+    pub is_abandoned: bool,
+    /// What [`crate::RETRY`] says.
+    pub retry: Option<String>,
+    /// Its plan.
+    pub plan: PlanStanding,
+    /// Its provider.
+    pub provider: ProviderStanding,
+    /// All its Jobs.
+    pub jobs: Vec<JobSeen>,
+    /// Its state claim.
+    pub claim: ClaimSeen,
+    /// Whether pods of its workers are left; absent: nobody asked.
+    pub pods: Option<bool>,
+    /// Whether the scheduler admitted it.
+    pub is_admitted: bool,
+}
+
+/// What is to be done next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// Nothing now.
+    Nothing,
+    /// To have it wait for the operator when it is removed.
+    Hold,
+    /// To ask for the state claim, and decide again.
+    AskClaim,
+    /// To ask for pods, and decide again.
+    AskPods,
+    /// To make the state claim.
+    MakeClaim,
+    /// To make the Job of [`Status::job`].
+    MakeJob,
+    /// To remove a Job, and its pod before it.
+    RemoveJob(Named),
+    /// To remove the state claim of that UID.
+    RemoveClaim(String),
+    /// To remove the Migration, if it has not changed.
+    RemoveMigration,
+    /// To let it be removed.
+    LetGo,
+}
+
+/// What was decided.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// To be written first, if it is another.
+    pub status: Status,
+    /// To be done then.
+    pub act: Act,
+    /// When to decide again, if nothing changes before.
+    pub wake: Option<Moment>,
+    /// Whether it wants a slot of the scheduler, or has one to keep.
+    pub wants_slot: bool,
+    /// What happened.
+    pub notes: Vec<Note>,
+}
+
+/// Decides.
+pub fn decide(spec: &MigrationSpec, status: &Status, facts: &Facts) -> Decision {
+    let mut run =
+        Run { spec, facts, status: status.clone(), wake: None, wants_slot: false, notes: Vec::new() };
+    run.status.observed_generation = facts.generation;
+    let act = run.act();
+    let Run { status, wake, wants_slot, notes, .. } = run;
+    Decision { status, act, wake, wants_slot, notes }
+}
+
+struct Run<'a> {
+    spec: &'a MigrationSpec,
+    facts: &'a Facts,
+    status: Status,
+    wake: Option<Moment>,
+    wants_slot: bool,
+    notes: Vec<Note>,
+}
+
+impl Run<'_> {
+    fn act(&mut self) -> Act {
+        let Facts { me, now, .. } = self.facts;
+        if !self.facts.is_going && !self.facts.is_held {
+            return Act::Hold;
+        }
+        if me.name != migration_name(&self.spec.source.instance_uuid, &self.spec.vm.instance_uuid) {
+            return match self.facts.is_going {
+                true => Act::LetGo,
+                false => {
+                    self.rest(Phase::Failed, "NameIsNotTheVms", "metadata.name does not say which VM it is")
+                }
+            };
+        }
+        let current = self.status.job.as_ref().map(|job| job.name.clone());
+        // Of an epoch that is over, or of nobody's.
+        // The last one of what is over stays, so that its log can be read.
+        let is_over = matches!(self.status.phase, Phase::Done | Phase::Failed) && !self.is_unwanted();
+        let stray = |job: &&JobSeen| Some(&job.name) != current.as_ref() && !(is_over && job.has_ended);
+        let stray = self.facts.jobs.iter().find(stray);
+        if let Some(job) = stray {
+            if job.is_going {
+                self.wants_slot = self.status.job.is_some();
+                self.wake(now.plus(LINGER_SECONDS));
+                return Act::Nothing;
+            }
+            return Act::RemoveJob(Named { name: job.name.clone(), uid: job.uid.clone() });
+        }
+        if let Some(job) = self.status.job.clone() {
+            return self.at_work(job);
+        }
+        self.at_rest()
+    }
+
+    /// Whether what it began is to be undone, or is to be gone.
+    fn is_unwanted(&self) -> bool {
+        self.spec.cancel || self.facts.is_going
+    }
+
+    /// A worker was decided on, and its end was not looked at yet.
+    fn at_work(&mut self, mut job: JobRef) -> Act {
+        let now = self.facts.now;
+        self.wants_slot = true;
+        let Some(seen) = self.facts.jobs.iter().find(|seen| seen.name == job.name).cloned() else {
+            return match (job.uid.is_some(), self.facts.pods) {
+                (_, None) => Act::AskPods,
+                (_, Some(true)) => self.wait(LINGER_SECONDS),
+                // Made and gone: somebody removed it, or it was stopped.
+                (true, Some(false)) => self.settle(&job, false),
+                (false, Some(false)) if self.is_unwanted() && job.work == Work::Move => {
+                    self.status.job = None;
+                    self.wants_slot = false;
+                    self.at_rest()
+                }
+                (false, Some(false)) => Act::MakeJob,
+            };
+        };
+        if job.uid.is_none() {
+            job.uid = Some(seen.uid.clone());
+            self.status.job = Some(job.clone());
+        }
+        if seen.has_ended {
+            return self.settle(&job, seen.was_disrupted);
+        }
+        if seen.is_going {
+            return self.wait(LINGER_SECONDS);
+        }
+        let this = Named { name: seen.name, uid: seen.uid };
+        if job.work == Work::Move && self.is_unwanted() {
+            self.status.phase = Phase::Cancelling;
+            self.tell("Arrived", false, "Cancelling", "its worker is stopped first");
+            return Act::RemoveJob(this);
+        }
+        if self.status.word().is_none() {
+            let until = job.at.plus(START_SECONDS);
+            if now >= until {
+                job.overdue = true;
+                self.status.job = Some(job);
+                return Act::RemoveJob(this);
+            }
+            self.wake(until);
+        } else {
+            let (reason, message) = match job.work {
+                Work::Move => ("Moving", "its worker moves it"),
+                Work::Undo => ("Undoing", "its worker undoes what was begun"),
+            };
+            self.tell("Arrived", false, reason, message);
+        }
+        Act::Nothing
+    }
+
+    /// No worker is there.
+    fn at_rest(&mut self) -> Act {
+        let has_begun = self.status.begun;
+        match self.status.phase {
+            Phase::Done | Phase::Cancelled if self.facts.is_going => return self.let_go(),
+            Phase::Cancelled => return self.remove_claim().unwrap_or(Act::Nothing),
+            Phase::Done => return Act::Nothing,
+            _ => {}
+        }
+        if self.facts.is_going && (!has_begun || self.facts.is_abandoned) {
+            return self.let_go();
+        }
+        if self.is_unwanted() {
+            return self.undo(has_begun);
+        }
+        if let Some(word) = self.facts.retry.clone().filter(|word| Some(word) != self.status.retried.as_ref())
+        {
+            self.status.retried = Some(word);
+            if !self.has_lost_state() {
+                (self.status.failures, self.status.next_try) = (0, None);
+                self.status.phase = Phase::Pending;
+            }
+        }
+        if self.status.phase == Phase::Failed {
+            return Act::Nothing;
+        }
+        if !has_begun {
+            match &self.facts.plan {
+                PlanStanding::Has => {}
+                PlanStanding::LeftOut => return Act::RemoveMigration,
+                PlanStanding::Unknown(why) => {
+                    let why = why.clone();
+                    return self.rest(Phase::Pending, "PlanNotResolved", &why);
+                }
+            }
+        }
+        self.begin(Work::Move)
+    }
+
+    fn undo(&mut self, has_begun: bool) -> Act {
+        let now = self.facts.now;
+        if !has_begun {
+            self.status.phase = Phase::Cancelled;
+            self.tell("Cancelled", true, "NothingBegun", "nothing had begun");
+            self.tell("Arrived", false, "Cancelled", "it was cancelled");
+            return self.remove_claim().unwrap_or(Act::Nothing);
+        }
+        let retry = self.facts.retry.clone().filter(|word| Some(word) != self.status.retried.as_ref());
+        if retry.is_some() || self.status.cancel_since.is_none() {
+            self.status.cancel_since = Some(now);
+            (self.status.failures, self.status.next_try) = (0, None);
+            self.status.retried = retry.or(self.status.retried.take());
+        }
+        if self.has_lost_state() {
+            self.status.phase = Phase::Failed;
+            return Act::Nothing;
+        }
+        let since = self.status.cancel_since.unwrap_or(now);
+        if now >= since.plus(UNDO_SECONDS_MAX) {
+            let message = "it was not undone in a day, and is not tried again by itself: mend the cause and set the annotation \
+                           drover.dev/retry, or undo it by hand and set drover.dev/abandon";
+            self.status.phase = Phase::Failed;
+            self.tell("CleanedUp", false, "UndoGaveUp", message);
+            return Act::Nothing;
+        }
+        self.status.phase = Phase::Cancelling;
+        self.begin(Work::Undo)
+    }
+
+    /// Makes a worker, once all is there that it needs.
+    fn begin(&mut self, work: Work) -> Act {
+        let now = self.facts.now;
+        let waiting = if work == Work::Move { Phase::Pending } else { Phase::Cancelling };
+        if let ProviderStanding::Other(why) = &self.facts.provider {
+            let why = why.clone();
+            return self.rest(waiting, "ProviderChanged", &why);
+        }
+        if let Some(next) = self.status.next_try.filter(|next| *next > now) {
+            self.wake(next);
+            return Act::Nothing;
+        }
+        self.wants_slot = true;
+        if !self.facts.is_admitted {
+            let phase = if work == Work::Move { Phase::Queued } else { Phase::Cancelling };
+            return self.rest(phase, "WaitsForSlot", "host, datastore or budget are taken by others");
+        }
+        if let Err(act) = self.claim_ready() {
+            return act;
+        }
+        match self.facts.pods {
+            None => return Act::AskPods,
+            Some(true) => return self.wait(LINGER_SECONDS),
+            Some(false) => {}
+        }
+        self.status.epoch += 1;
+        let name = job_name(&self.facts.me.name, self.status.epoch);
+        self.status.job = Some(JobRef { name, uid: None, work, at: now, overdue: false });
+        self.status.next_try = None;
+        if work == Work::Move {
+            self.status.phase = Phase::Running;
+            self.tell("Arrived", false, "Starting", "its worker is made");
+        }
+        Act::MakeJob
+    }
+
+    /// Whether the claim is there that this VM's state is on.
+    fn claim_ready(&mut self) -> Result<(), Act> {
+        let has_begun = self.status.begun;
+        let known = self.status.claim.clone();
+        match (&self.facts.claim, known) {
+            (ClaimSeen::NotAsked, _) => Err(Act::AskClaim),
+            (ClaimSeen::There(uid, _), Some(known)) if *uid == known.uid => Ok(()),
+            (_, _) if has_begun => {
+                let what = "the claim with its state is gone, or is another: what was begun is not known any more. Undo it by hand \
+                            (worker pods, claims and the VirtualMachine; at the source the snapshot and the power), then set \
+                            drover.dev/abandon and remove this Migration";
+                self.lose(what);
+                Err(Act::Nothing)
+            }
+            (ClaimSeen::There(uid, true), _) => {
+                let name = crate::objects::claim_name(&self.facts.me.name);
+                self.status.claim = Some(Named { name, uid: uid.clone() });
+                Ok(())
+            }
+            (ClaimSeen::There(_, false), _) => {
+                let act = self.rest(
+                    Phase::Pending,
+                    "StateClaimTaken",
+                    "a claim of the name of its state claim is another's",
+                );
+                let until = self.facts.now.plus(PAUSE_SECONDS_MAX);
+                self.status.next_try = Some(until);
+                self.wake(until);
+                Err(act)
+            }
+            (ClaimSeen::Missing, _) => {
+                self.status.claim = None;
+                Err(Act::MakeClaim)
+            }
+        }
+    }
+
+    fn lose(&mut self, what: &str) {
+        self.status.phase = Phase::Failed;
+        self.wants_slot = false;
+        self.tell("StateLost", true, "StateLost", what);
+        self.tell("Arrived", false, "StateLost", what);
+    }
+
+    fn has_lost_state(&self) -> bool {
+        self.status.condition("StateLost").is_some_and(|it| it.status == "True")
+    }
+
+    fn let_go(&mut self) -> Act {
+        self.remove_claim().unwrap_or(Act::LetGo)
+    }
+
+    /// The claim is not needed any more.
+    fn remove_claim(&mut self) -> Option<Act> {
+        match (&self.facts.claim, &self.status.claim) {
+            (_, None) => None,
+            (ClaimSeen::NotAsked, Some(_)) => Some(Act::AskClaim),
+            (ClaimSeen::There(uid, _), Some(known)) if *uid == known.uid => {
+                Some(Act::RemoveClaim(known.uid.clone()))
+            }
+            (_, Some(_)) => {
+                self.status.claim = None;
+                None
+            }
+        }
+    }
+
+    fn rest(&mut self, phase: Phase, reason: &str, message: &str) -> Act {
+        self.status.phase = phase;
+        self.tell("Arrived", false, reason, message);
+        Act::Nothing
+    }
+
+    fn wait(&mut self, seconds: i64) -> Act {
+        self.wake(self.facts.now.plus(seconds));
+        Act::Nothing
+    }
+
+    fn wake(&mut self, at: Moment) {
+        self.wake = Some(self.wake.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// Sets a condition, and notes it where its status or reason is another.
+    fn tell(&mut self, kind: &str, is_true: bool, reason: &str, message: &str) {
+        let before = self.status.condition(kind).map(|it| it.reason.clone());
+        self.status.set(kind, is_true, reason, message, self.facts.now);
+        if before.as_deref() != Some(reason) && reason != "WaitsForSlot" {
+            let is_bad = self.status.phase == Phase::Failed || matches!(self.status.phase, Phase::Retrying);
+            self.notes.push(Note { is_warning: is_bad, reason: reason.into(), message: message.into() });
+        }
+    }
+}

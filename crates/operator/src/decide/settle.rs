@@ -1,0 +1,151 @@
+//! A worker came to its end.
+
+use super::{Act, FAILURES_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Run};
+use crate::model::{JobRef, Phase, Work, WorkerWord};
+
+/// Exits of workers, as drover's commands end. See `docs/reference/exit-codes.md`.
+mod exit {
+    pub const SUCCESS: u8 = 0;
+    pub const PLAN: u8 = 3;
+    pub const ACCESS: u8 = 4;
+    pub const CONNECTION: u8 = 5;
+    pub const TARGET: u8 = 7;
+    pub const TARGET_FULL: u8 = 8;
+    pub const NOT_CLEANED_UP: u8 = 13;
+    pub const INTERRUPTED: u8 = 130;
+}
+
+/// What workers say beside their exit.
+pub mod reason {
+    /// Its plan cannot be read.
+    pub const UNPARSABLE: &str = "PlanUnparsable";
+    /// Its plan asks for what workers do not do.
+    pub const FORBIDDEN: &str = "PlanForbidden";
+    /// The state that it was to go on with is not there.
+    pub const STATE_LOST: &str = "StateLost";
+}
+
+impl Run<'_> {
+    /// Takes in how a worker ended, of which nothing runs any more.
+    pub(super) fn settle(&mut self, job: &JobRef, was_disrupted: bool) -> Act {
+        let word = self.status.word().cloned();
+        self.status.job = None;
+        self.wants_slot = false;
+        let ended = word.filter(|word| word.exit.is_some());
+        match (&ended, job.work) {
+            (Some(word), _) if word.reason.as_deref() == Some(reason::STATE_LOST) => {
+                let message = word.message.clone().unwrap_or_default();
+                self.lose(&message);
+            }
+            (Some(word), Work::Move) => self.moved(word),
+            (Some(word), Work::Undo) => self.undone(word),
+            (None, _) if was_disrupted => {
+                self.pause(PAUSE_SECONDS_MIN, job.work);
+                self.tell(
+                    "Arrived",
+                    false,
+                    "WorkerEvicted",
+                    "the cluster took its worker's pod away; another goes on",
+                );
+            }
+            // It was stopped so that what it began can be undone.
+            (None, Work::Move) if self.is_unwanted() && !job.overdue => {}
+            (None, work) => {
+                let (reason, message) = match job.overdue {
+                    true => {
+                        ("WorkerDidNotStart", "its worker did not start in time: see the events of its pods")
+                    }
+                    false => ("WorkerDied", "its worker ended without a word; another goes on"),
+                };
+                self.count(work, reason, message, true);
+            }
+        }
+        // What is next is decided with the status that is written now; the Job is of an epoch that is over then.
+        self.wait(0)
+    }
+
+    fn moved(&mut self, word: &WorkerWord) {
+        let message = word.message.clone().unwrap_or_default();
+        let said = word.reason.clone().unwrap_or_else(|| "Failed".into());
+        match word.exit.unwrap_or_default() {
+            exit::SUCCESS => {
+                self.status.phase = Phase::Done;
+                self.status.next_try = None;
+                self.tell("Arrived", true, "Arrived", "its bytes are at the target, and were proven equal");
+                self.tell("CleanedUp", true, "CleanedUp", "nothing is left at the source");
+            }
+            exit::NOT_CLEANED_UP => {
+                self.tell("Arrived", true, "Arrived", "its bytes are at the target, and were proven equal");
+                self.tell("CleanedUp", false, "SourceNotCleanedUp", &message);
+                self.status.failures += 1;
+                if self.status.failures >= FAILURES_MAX {
+                    self.status.phase = Phase::Done;
+                } else {
+                    self.pause_by_failures(Work::Move);
+                }
+            }
+            exit::INTERRUPTED => {
+                // A drain, or whoever stopped the pod: nothing failed.
+                self.pause(PAUSE_SECONDS_MIN, Work::Move);
+                if !self.is_unwanted() {
+                    self.tell(
+                        "Arrived",
+                        false,
+                        "WorkerStopped",
+                        "its worker was asked to stop; another goes on",
+                    );
+                }
+            }
+            exit::PLAN if [reason::UNPARSABLE, reason::FORBIDDEN].contains(&said.as_str()) => {
+                self.status.phase = Phase::Failed;
+                self.tell("Arrived", false, &said, &message);
+            }
+            // These are mended elsewhere, whenever that is: the plan's surroundings, logins, lines, quotas, names that are taken.
+            exit::PLAN | exit::ACCESS | exit::CONNECTION | exit::TARGET | exit::TARGET_FULL => {
+                self.count(Work::Move, &said, &message, false);
+            }
+            _ => self.count(Work::Move, &said, &message, true),
+        }
+    }
+
+    fn undone(&mut self, word: &WorkerWord) {
+        let message = word.message.clone().unwrap_or_default();
+        if word.exit == Some(exit::SUCCESS) {
+            self.status.phase = Phase::Cancelled;
+            self.status.next_try = None;
+            self.tell("Cancelled", true, "Undone", "what it had begun is undone");
+            self.tell("CleanedUp", true, "CleanedUp", "nothing is left at source and target");
+            self.tell("Arrived", false, "Cancelled", "it was cancelled");
+            return;
+        }
+        let said = word.reason.clone().unwrap_or_else(|| "UndoFailed".into());
+        self.count(Work::Undo, &said, &message, false);
+        self.tell("CleanedUp", false, &said, &message);
+    }
+
+    /// Counts a failure; progress since the last one begins anew. `ends` if too many of them end it.
+    fn count(&mut self, work: Work, reason: &str, message: &str, ends: bool) {
+        let bytes = self.status.progress.as_ref().map_or(0, |progress| progress.done_bytes);
+        self.status.failures = match bytes > self.status.failed_at_bytes && work == Work::Move {
+            true => 1,
+            false => self.status.failures.saturating_add(1),
+        };
+        self.status.failed_at_bytes = bytes;
+        if ends && work == Work::Move && self.status.failures >= FAILURES_MAX {
+            self.status.phase = Phase::Failed;
+        } else {
+            self.pause_by_failures(work);
+        }
+        self.tell("Arrived", false, reason, message);
+    }
+
+    fn pause_by_failures(&mut self, work: Work) {
+        let doublings = self.status.failures.saturating_sub(1).min(16);
+        self.pause((PAUSE_SECONDS_MIN << doublings).min(PAUSE_SECONDS_MAX), work);
+    }
+
+    fn pause(&mut self, seconds: i64, work: Work) {
+        self.status.phase = if work == Work::Move { Phase::Retrying } else { Phase::Cancelling };
+        self.status.next_try = Some(self.facts.now.plus(seconds));
+    }
+}

@@ -1,0 +1,443 @@
+use super::*;
+use crate::model::{Pinned, Progress, SourceId, VmId, WorkerWord};
+
+const SOURCE: &str = "0a1b2c3d-0000";
+const VM: &str = "5030a0e6-3d1c-0c4c-8b0e-9a6d1f1a2b3c";
+
+/// A cluster that carries out whatever is decided, with a worker of the test's.
+struct World {
+    spec: MigrationSpec,
+    status: Status,
+    facts: Facts,
+    job: Option<JobSeen>,
+    claim: Option<String>,
+    has_pods: bool,
+    made: Vec<(u64, Work)>,
+    is_gone: bool,
+    claims: u32,
+}
+
+impl World {
+    fn new() -> World {
+        let spec = MigrationSpec {
+            plan_ref: Pinned { name: "p".into(), uid: "p1".into(), generation: 1 },
+            source: SourceId { instance_uuid: SOURCE.into() },
+            vm: VmId { instance_uuid: VM.into(), id: "vm-1".into(), name: "web01".into() },
+            ..MigrationSpec::default()
+        };
+        let facts = Facts {
+            now: Moment(1_000_000),
+            me: Named { name: migration_name(SOURCE, VM), uid: "m1".into() },
+            generation: 1,
+            is_going: false,
+            is_held: true,
+            is_abandoned: false,
+            retry: None,
+            plan: PlanStanding::Has,
+            provider: ProviderStanding::Same,
+            jobs: Vec::new(),
+            claim: ClaimSeen::NotAsked,
+            pods: None,
+            is_admitted: true,
+        };
+        World {
+            spec,
+            status: Status::default(),
+            facts,
+            job: None,
+            claim: None,
+            has_pods: false,
+            made: Vec::new(),
+            is_gone: false,
+            claims: 0,
+        }
+    }
+
+    /// Decides and carries out until nothing is to be done.
+    fn settle(&mut self) {
+        for _ in 0..50 {
+            self.facts.jobs = self.job.iter().cloned().collect();
+            let decision = decide(&self.spec, &self.status, &self.facts);
+            let word = self.status.worker.clone();
+            let is_same = self.status == decision.status;
+            self.status = decision.status;
+            assert_eq!(self.status.worker, word, "that is the worker's");
+            match decision.act {
+                Act::Nothing if is_same || self.wakes_later(&decision.wake) => {
+                    (self.facts.claim, self.facts.pods) = (ClaimSeen::NotAsked, None);
+                    return;
+                }
+                Act::Nothing => {}
+                Act::Hold => self.facts.is_held = true,
+                Act::AskClaim => self.facts.claim = self.claim_seen(),
+                Act::AskPods => self.facts.pods = Some(self.has_pods),
+                Act::MakeClaim => {
+                    self.claims += 1;
+                    self.claim = Some(format!("c{}", self.claims));
+                    self.facts.claim = self.claim_seen();
+                }
+                Act::MakeJob => {
+                    assert!(!self.has_pods, "never beside another's pod");
+                    let job = self.status.job.clone().unwrap();
+                    self.made.push((self.status.epoch, job.work));
+                    self.job = Some(JobSeen {
+                        uid: format!("j {}", job.name),
+                        name: job.name,
+                        ..JobSeen::default()
+                    });
+                    self.has_pods = true;
+                    (self.facts.claim, self.facts.pods) = (ClaimSeen::NotAsked, None);
+                }
+                Act::RemoveJob(named) => {
+                    assert_eq!(self.job.take().unwrap().uid, named.uid);
+                    self.has_pods = false;
+                    (self.facts.claim, self.facts.pods) = (ClaimSeen::NotAsked, None);
+                }
+                Act::RemoveClaim(uid) => {
+                    assert_eq!(self.claim.take(), Some(uid));
+                    self.facts.claim = ClaimSeen::Missing;
+                }
+                Act::RemoveMigration | Act::LetGo => {
+                    self.is_gone = true;
+                    return;
+                }
+            }
+        }
+        panic!("it never comes to rest: {:?}", self.status);
+    }
+
+    fn wakes_later(&self, wake: &Option<Moment>) -> bool {
+        wake.is_some_and(|wake| wake > self.facts.now)
+    }
+
+    fn claim_seen(&self) -> ClaimSeen {
+        self.claim.clone().map_or(ClaimSeen::Missing, |uid| ClaimSeen::There(uid, true))
+    }
+
+    fn works(&mut self) {
+        self.status.worker = Some(WorkerWord { epoch: self.status.epoch, ..WorkerWord::default() });
+        self.status.begun = true;
+        self.settle();
+    }
+
+    /// The worker ends with a word.
+    fn says(&mut self, exit: u8, reason: &str) {
+        self.status.worker = Some(WorkerWord {
+            epoch: self.status.epoch,
+            exit: Some(exit),
+            reason: Some(reason.into()),
+            message: Some("words".into()),
+        });
+        self.dies(false);
+    }
+
+    /// The worker's pod ends.
+    fn dies(&mut self, by_cluster: bool) {
+        let job = self.job.as_mut().unwrap();
+        (job.has_ended, job.was_disrupted) = (true, by_cluster);
+        self.has_pods = false;
+        self.settle();
+    }
+
+    fn later(&mut self, seconds: i64) {
+        self.facts.now = self.facts.now.plus(seconds);
+        self.settle();
+    }
+
+    fn reason(&self, kind: &str) -> String {
+        self.status.condition(kind).map(|it| it.reason.clone()).unwrap_or_default()
+    }
+
+    /// Its last try fails, and the next one is due.
+    fn fails(&mut self, exit: u8, reason: &str) {
+        self.says(exit, reason);
+        self.later(PAUSE_SECONDS_MAX);
+    }
+}
+
+#[test]
+fn a_vm_moves_by_one_worker() {
+    let mut world = World::new();
+    world.settle();
+    assert_eq!(world.made, [(1, Work::Move)]);
+    assert_eq!(world.status.phase, Phase::Running);
+    world.works();
+    world.says(0, "Success");
+    assert_eq!(world.status.phase, Phase::Done);
+    assert_eq!(
+        (world.reason("Arrived").as_str(), world.reason("CleanedUp").as_str()),
+        ("Arrived", "CleanedUp")
+    );
+    assert!(world.job.is_some(), "its log can be read");
+    world.later(100_000);
+    assert_eq!(world.made.len(), 1);
+}
+
+#[test]
+fn nothing_begins_before_it_may() {
+    let mut world = World::new();
+    world.facts.plan = PlanStanding::Unknown("edited".into());
+    world.settle();
+    assert_eq!((world.reason("Arrived").as_str(), world.claims), ("PlanNotResolved", 0));
+    world.facts.plan = PlanStanding::Has;
+    world.facts.provider = ProviderStanding::Other("another".into());
+    world.settle();
+    assert_eq!(world.reason("Arrived"), "ProviderChanged");
+    world.facts.provider = ProviderStanding::Same;
+    world.facts.is_admitted = false;
+    world.settle();
+    assert_eq!((world.status.phase, world.claims), (Phase::Queued, 0));
+    world.facts.plan = PlanStanding::LeftOut;
+    world.settle();
+    assert!(world.is_gone && world.made.is_empty(), "a VM that left its plan never starts");
+}
+
+#[test]
+fn what_has_begun_goes_on_without_its_plan() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.dies(false);
+    world.facts.plan = PlanStanding::LeftOut;
+    world.later(PAUSE_SECONDS_MIN);
+    assert_eq!(world.made, [(1, Work::Move), (2, Work::Move)]);
+}
+
+#[test]
+fn a_second_worker_waits_for_the_end_of_the_first() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    // Somebody removed its Job, and the pod still runs.
+    world.job = None;
+    world.settle();
+    world.later(1000);
+    assert_eq!(world.made.len(), 1);
+    world.has_pods = false;
+    world.later(LINGER_SECONDS);
+    assert_eq!(world.reason("Arrived"), "WorkerDied");
+    world.later(PAUSE_SECONDS_MIN);
+    assert_eq!(world.made.len(), 2);
+}
+
+#[test]
+fn failures_count_in_a_row_and_evictions_do_not() {
+    let mut world = World::new();
+    world.settle();
+    for _ in 0..20 {
+        world.works();
+        world.dies(true);
+        world.later(PAUSE_SECONDS_MIN);
+    }
+    assert_eq!((world.status.failures, world.made.len()), (0, 21));
+    for round in 1..=20 {
+        world.works();
+        let progress = Progress { done_bytes: round * 100, ..Progress::default() };
+        world.status.progress = Some(progress);
+        world.fails(6, "Source");
+    }
+    assert_eq!((world.status.failures, world.status.phase), (1, Phase::Running));
+    for _ in 1..FAILURES_MAX {
+        world.works();
+        world.fails(6, "Source");
+    }
+    assert_eq!(world.status.phase, Phase::Failed);
+    let made = world.made.len();
+    world.later(100_000);
+    assert_eq!(world.made.len(), made);
+    world.facts.retry = Some("now".into());
+    world.settle();
+    assert_eq!((world.made.len(), world.status.failures), (made + 1, 0));
+}
+
+#[test]
+fn what_is_mended_elsewhere_is_tried_for_ever() {
+    let mut world = World::new();
+    world.settle();
+    for _ in 0..100 {
+        world.works();
+        world.fails(3, "NameTaken");
+    }
+    assert_eq!((world.status.phase, world.made.len()), (Phase::Running, 101));
+    world.works();
+    world.fails(3, reason::UNPARSABLE);
+    assert_eq!(world.status.phase, Phase::Failed, "that is the same the next time");
+}
+
+#[test]
+fn a_worker_that_touched_nothing_leaves_the_plan_its_way() {
+    let mut world = World::new();
+    world.settle();
+    world.says(3, "Plan");
+    world.spec.cancel = true;
+    world.settle();
+    assert_eq!((world.reason("Cancelled").as_str(), world.made.len()), ("NothingBegun", 1));
+    let mut world = World::new();
+    world.settle();
+    world.says(3, "Plan");
+    world.facts.plan = PlanStanding::LeftOut;
+    world.later(PAUSE_SECONDS_MAX);
+    assert!(world.is_gone && world.made.len() == 1);
+}
+
+#[test]
+fn pauses_grow() {
+    let mut world = World::new();
+    world.settle();
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        world.works();
+        world.says(5, "Connection");
+        pauses.push(world.status.next_try.unwrap().0 - world.facts.now.0);
+        world.later(pauses[pauses.len() - 1]);
+    }
+    assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 600, 600]);
+}
+
+#[test]
+fn a_worker_that_never_starts_is_given_up() {
+    let mut world = World::new();
+    world.settle();
+    world.later(START_SECONDS - 1);
+    assert_eq!(world.made.len(), 1);
+    world.later(1);
+    assert_eq!((world.reason("Arrived").as_str(), world.status.failures), ("WorkerDidNotStart", 1));
+    world.later(PAUSE_SECONDS_MIN);
+    assert_eq!(world.made.len(), 2);
+}
+
+#[test]
+fn a_cancel_undoes_and_keeps_all_until_that_is_proven() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.spec.cancel = true;
+    world.settle();
+    assert_eq!(world.made, [(1, Work::Move), (2, Work::Undo)]);
+    assert_eq!(world.status.phase, Phase::Cancelling);
+    for _ in 0..20 {
+        world.works();
+        world.fails(6, "LeftBehind");
+        assert!(world.claim.is_some());
+    }
+    assert_eq!(world.reason("CleanedUp"), "LeftBehind");
+    world.works();
+    world.says(0, "Undone");
+    assert_eq!((world.status.phase, world.claim.clone()), (Phase::Cancelled, None));
+    // An edit of the plan does not bring it back.
+    world.spec.cancel = false;
+    world.spec.plan_ref.generation = 9;
+    world.later(100_000);
+    assert_eq!(world.status.phase, Phase::Cancelled);
+    world.facts.is_going = true;
+    world.settle();
+    assert!(world.is_gone);
+}
+
+#[test]
+fn an_undo_has_a_deadline_and_waits_for_its_turn() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.facts.is_admitted = false;
+    world.facts.is_going = true;
+    world.settle();
+    assert_eq!(world.made.len(), 1, "undoing asks the source, too");
+    world.facts.is_admitted = true;
+    world.settle();
+    assert_eq!(world.made.len(), 2);
+    world.works();
+    world.says(6, "LeftBehind");
+    world.later(UNDO_SECONDS_MAX);
+    assert_eq!((world.reason("CleanedUp").as_str(), world.is_gone), ("UndoGaveUp", false));
+    let made = world.made.len();
+    world.facts.retry = Some("again".into());
+    world.settle();
+    assert_eq!(world.made.len(), made + 1);
+    world.works();
+    world.says(6, "LeftBehind");
+    world.facts.is_abandoned = true;
+    world.later(1);
+    assert!(world.is_gone, "by leave it goes");
+}
+
+#[test]
+fn what_has_not_begun_is_cancelled_and_removed_at_once() {
+    let mut world = World::new();
+    world.facts.is_admitted = false;
+    world.spec.cancel = true;
+    world.settle();
+    assert_eq!((world.status.phase, world.reason("Cancelled").as_str()), (Phase::Cancelled, "NothingBegun"));
+    let mut world = World::new();
+    world.facts.is_going = true;
+    world.settle();
+    assert!(world.is_gone && world.made.is_empty());
+}
+
+#[test]
+fn another_claim_or_none_is_lost_state() {
+    for there in [None, Some("another".to_string())] {
+        let mut world = World::new();
+        world.settle();
+        world.works();
+        world.dies(false);
+        world.claim = there;
+        world.later(PAUSE_SECONDS_MIN);
+        assert_eq!((world.reason("StateLost").as_str(), world.made.len()), ("StateLost", 1));
+        world.facts.retry = Some("x".into());
+        world.spec.cancel = true;
+        world.later(1000);
+        assert_eq!(
+            (world.status.phase, world.made.len()),
+            (Phase::Failed, 1),
+            "nothing is undone by guesses"
+        );
+    }
+    let mut world = World::new();
+    world.settle();
+    world.says(14, reason::STATE_LOST);
+    assert_eq!((world.status.phase, world.reason("StateLost").as_str()), (Phase::Failed, "StateLost"));
+}
+
+#[test]
+fn arrived_and_not_cleaned_up_is_said_as_it_is() {
+    let mut world = World::new();
+    world.settle();
+    for _ in 0..FAILURES_MAX {
+        world.works();
+        world.fails(13, "NotCleanedUp");
+    }
+    assert_eq!(world.status.phase, Phase::Done);
+    assert_eq!(world.status.condition("Arrived").unwrap().status, "True");
+    assert_eq!(world.reason("CleanedUp"), "SourceNotCleanedUp");
+}
+
+#[test]
+fn an_operator_that_dies_between_status_and_act_loses_nothing() {
+    let mut world = World::new();
+    world.settle();
+    // The Job was decided on and not made, or made and not seen.
+    world.job = None;
+    world.has_pods = false;
+    world.made.clear();
+    world.status.job.as_mut().unwrap().uid = None;
+    world.settle();
+    assert_eq!(world.made, [(1, Work::Move)], "in the same epoch");
+    world.works();
+    // A Job of an epoch that is over is removed, before anything else is made.
+    let stray = JobSeen { name: "stray".into(), uid: "s".into(), ..JobSeen::default() };
+    world.facts.jobs = vec![stray];
+    let decision = decide(&world.spec, &world.status, &world.facts);
+    assert_eq!(decision.act, Act::RemoveJob(Named { name: "stray".into(), uid: "s".into() }));
+}
+
+#[test]
+fn a_name_that_is_not_the_vms_is_refused() {
+    let mut world = World::new();
+    world.facts.me.name = "mine".into();
+    world.settle();
+    assert_eq!((world.status.phase, world.made.len()), (Phase::Failed, 0));
+    world.facts.is_going = true;
+    world.settle();
+    assert!(world.is_gone);
+}

@@ -1,0 +1,36 @@
+//! What the operator decides: which Migration gets a worker, when, and what becomes of it.
+//!
+//! Pure: objects as the API server shows them and the time go in; a status and the next act come out. No clock, socket or thread.
+//!
+//! ```text
+//! model      the custom resources, as far as the operator reads and writes them
+//! layout     a plan that was laid over its source -> Migrations to make and to change
+//! decide     one Migration, what is there of its Job, claim and pods -> its status, and what is to be done next
+//! admission  which of those that wait may go: the one scheduler, with names for its jobs
+//! objects    Jobs, claims and events
+//! time       moments as Kubernetes writes them
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod admission;
+pub mod decide;
+pub mod layout;
+pub mod model;
+pub mod objects;
+pub mod time;
+
+/// Group and version of the resources.
+pub const API: &str = "drover.dev/v1alpha1";
+/// Keeps a Migration until what it began is undone, or stays by leave.
+pub const FINALIZER: &str = "drover.dev/undo";
+/// Annotation: the Migration may go although what it began is not undone.
+pub const ABANDON: &str = "drover.dev/abandon";
+/// Annotation: whatever it says anew, a Migration that has failed is tried again.
+pub const RETRY: &str = "drover.dev/retry";
+/// Label of all that is made for a Migration: its name.
+pub const MIGRATION: &str = "drover.dev/migration";
+/// Annotation of the same: the Migration's UID.
+pub const MIGRATION_UID: &str = "drover.dev/migration-uid";
+/// Annotation of a Job: the epoch of its worker.
+pub const EPOCH: &str = "drover.dev/epoch";

@@ -1,0 +1,464 @@
+//! The custom resources, as far as the operator reads and writes them. Their schemas are in `deploy/crds.yaml`.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::time::Moment;
+
+/// An object by its name, and what tells it from another of that name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+/// An object at one generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// The generation of its spec.
+    pub generation: i64,
+}
+
+/// Where a Migration comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceId {
+    /// The vCenter's instance UUID.
+    pub instance_uuid: String,
+}
+
+/// A VM at the source.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VmId {
+    /// Its instance UUID, which stays when it is renamed.
+    pub instance_uuid: String,
+    /// The vCenter's id of it.
+    pub id: String,
+    /// Its name when the plan was laid over the source.
+    pub name: String,
+}
+
+/// What the scheduler has to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Size {
+    /// The host that serves its disks.
+    pub host: String,
+    /// Its disks.
+    pub disks: Vec<DiskSize>,
+}
+
+/// A disk, for the scheduler.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSize {
+    /// Capacity.
+    pub bytes: u64,
+    /// Its datastore.
+    pub datastore: String,
+}
+
+/// One VM to be moved.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MigrationSpec {
+    /// The plan that made it, at the generation that it has from it.
+    pub plan_ref: Pinned,
+    /// The provider, at the generation that was asked.
+    pub provider: Pinned,
+    /// Where it comes from; never changes.
+    pub source: SourceId,
+    /// Which VM; never changes.
+    pub vm: VmId,
+    /// Its name in the cluster.
+    pub target_name: String,
+    /// For the scheduler.
+    #[serde(default)]
+    pub size: Size,
+    /// The plan file's keys, for this VM alone.
+    pub plan: Value,
+    /// Whether what was begun is to be undone.
+    #[serde(default)]
+    pub cancel: bool,
+}
+
+/// What a Migration is doing, in a word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// Something it needs is not there.
+    #[default]
+    Pending,
+    /// It waits for the scheduler.
+    Queued,
+    /// Its worker is made, or works.
+    Running,
+    /// It is tried again later.
+    Retrying,
+    /// What it began is being undone.
+    Cancelling,
+    /// It arrived.
+    Done,
+    /// It is not tried again by itself.
+    Failed,
+    /// What it began is undone.
+    Cancelled,
+}
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Work {
+    /// It moves the VM.
+    Move,
+    /// It undoes what was begun.
+    Undo,
+}
+
+/// The Job of the last worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobRef {
+    /// Its name.
+    pub name: String,
+    /// Its UID, once it was seen.
+    #[serde(default)]
+    pub uid: Option<String>,
+    /// What it does.
+    pub work: Work,
+    /// When it was decided on.
+    pub at: Moment,
+    /// Whether it was stopped because it did not start.
+    #[serde(default)]
+    pub overdue: bool,
+}
+
+/// What a worker says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerWord {
+    /// The epoch that it works in.
+    pub epoch: u64,
+    /// Absent while it works: how it ended, as drover's commands do.
+    #[serde(default)]
+    pub exit: Option<u8>,
+    /// A word for programs.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Words for people.
+    #[serde(default)]
+    pub message: Option<String>,
+}
+
+/// How far the copy is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// Bytes of all disks.
+    pub total_bytes: u64,
+    /// Bytes of them that are at the target.
+    pub done_bytes: u64,
+    /// The same in per cent.
+    pub percent: u8,
+}
+
+/// A condition, by Kubernetes' conventions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    /// Which.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// A word for programs.
+    pub reason: String,
+    /// Words for people.
+    #[serde(default)]
+    pub message: String,
+    /// When the status changed last.
+    pub last_transition_time: Moment,
+    /// The generation that it is about.
+    #[serde(default)]
+    pub observed_generation: i64,
+}
+
+/// The part of a Migration's status that the operator writes, and what workers write beside it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Status {
+    /// The generation that was looked at.
+    pub observed_generation: i64,
+    /// What it does, in a word.
+    pub phase: Phase,
+    /// Of the last worker; 0 before the first.
+    pub epoch: u64,
+    /// The Job of that worker, until its end was looked at.
+    pub job: Option<JobRef>,
+    /// The claim with drover's state of this VM.
+    pub claim: Option<Named>,
+    /// Whether a worker began to touch source or target; written by that worker, before it does.
+    #[serde(skip_serializing)]
+    pub begun: bool,
+    /// Failures one after the other, without progress between them.
+    pub failures: u32,
+    /// Bytes at the target when it failed last.
+    pub failed_at_bytes: u64,
+    /// Before then nothing is tried.
+    pub next_try: Option<Moment>,
+    /// Since when it is being undone.
+    pub cancel_since: Option<Moment>,
+    /// What [`crate::RETRY`] said when it was heeded.
+    pub retried: Option<String>,
+    /// By Kubernetes' conventions.
+    pub conditions: Vec<Condition>,
+    /// By its worker.
+    #[serde(skip_serializing)]
+    pub worker: Option<WorkerWord>,
+    /// By its worker.
+    #[serde(skip_serializing)]
+    pub progress: Option<Progress>,
+}
+
+impl Status {
+    /// The condition of a type.
+    pub fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|it| it.kind == kind)
+    }
+
+    /// Sets a condition; its moment changes only with its status. Whether anything changed.
+    pub fn set(&mut self, kind: &str, is_true: bool, reason: &str, message: &str, now: Moment) -> bool {
+        let generation = self.observed_generation;
+        set_condition(&mut self.conditions, kind, is_true, reason, message, generation, now)
+    }
+
+    /// What of it is sent to the server, in which nothing is left out, so that what is absent is taken away there.
+    pub fn patch(&self) -> Value {
+        json!(self)
+    }
+
+    /// The word of the worker of this epoch.
+    pub fn word(&self) -> Option<&WorkerWord> {
+        self.worker.as_ref().filter(|worker| worker.epoch == self.epoch && self.epoch > 0)
+    }
+}
+
+/// Messages are cut to this many characters: the API server refuses longer ones.
+const MESSAGE_MAX: usize = 4096;
+
+/// Sets a condition; whether anything changed.
+pub fn set_condition(
+    conditions: &mut Vec<Condition>,
+    kind: &str,
+    is_true: bool,
+    reason: &str,
+    message: &str,
+    generation: i64,
+    now: Moment,
+) -> bool {
+    let status = if is_true { "True" } else { "False" };
+    let message: String = message.chars().take(MESSAGE_MAX).collect();
+    let fresh = Condition {
+        kind: kind.into(),
+        status: status.into(),
+        reason: reason.into(),
+        message,
+        last_transition_time: now,
+        observed_generation: generation,
+    };
+    match conditions.iter_mut().find(|it| it.kind == kind) {
+        Some(old) => {
+            let fresh = match old.status == status {
+                true => Condition { last_transition_time: old.last_transition_time, ..fresh },
+                false => fresh,
+            };
+            let is_new = *old != fresh;
+            *old = fresh;
+            is_new
+        }
+        None => {
+            conditions.push(fresh);
+            true
+        }
+    }
+}
+
+/// A provider: a vCenter, and the Secret with its login.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProviderSpec {
+    /// Host and port.
+    pub endpoint: String,
+    /// The Secret with `user` and `password`, and `ca.crt` where that is trusted.
+    pub secret_name: String,
+    /// The thumbprint of its certificate.
+    #[serde(default)]
+    pub thumbprint: Option<String>,
+    /// Whether `ca.crt` of the Secret says who may sign its certificate.
+    #[serde(default)]
+    pub ca_from_secret: bool,
+    /// Whether its certificate is not verified.
+    #[serde(default)]
+    pub insecure: bool,
+}
+
+impl ProviderSpec {
+    /// The `source` of a plan file, with the Secret's files in a folder.
+    pub fn source(&self, user: &str, folder: &str, data: &Value) -> Value {
+        let mut source = json!({
+            "type": "vsphere", "endpoint": self.endpoint, "user": user, "password_file": format!("{folder}/password"),
+        });
+        if let Some(thumbprint) = &self.thumbprint {
+            source["thumbprint"] = json!(thumbprint);
+        }
+        if self.ca_from_secret {
+            source["ca_file"] = json!(format!("{folder}/ca.crt"));
+        }
+        if self.insecure {
+            source["insecure"] = json!(true);
+        }
+        if !data.is_null() {
+            source["data"] = data.clone();
+        }
+        source
+    }
+}
+
+/// Keys of a plan file that a Plan of the cluster says otherwise, or not at all.
+const NOT_IN_A_PLAN: [(&str, &str); 4] = [
+    ("version", "it is always 1"),
+    ("name", "a Plan is called by its metadata.name"),
+    ("waves", "waves are not carried out by the operator yet"),
+    ("groups", "groups are not carried out by the operator yet"),
+];
+
+/// The text of a plan file from a Plan's keys. JSON is YAML.
+///
+/// # Errors
+/// Keys that may not be there, in words for people.
+pub fn plan_text(
+    name: &str,
+    keys: &Value,
+    provider: &ProviderSpec,
+    user: &str,
+    folder: &str,
+    namespace: &str,
+) -> Result<String, String> {
+    let mut plan = keys.as_object().cloned().ok_or("spec.plan is no map")?;
+    if let Some((key, why)) = NOT_IN_A_PLAN.iter().find(|(key, _)| plan.contains_key(*key)) {
+        return Err(format!("spec.plan.{key}: {why}; leave it out"));
+    }
+    let data = match plan.remove("source") {
+        None => Value::Null,
+        Some(mut source) => {
+            let data = source.get_mut("data").map(Value::take).unwrap_or_default();
+            if source.as_object().is_none_or(|source| source.keys().any(|key| key != "data")) {
+                return Err("spec.plan.source: only `data` may be in it; the rest is the Provider's".into());
+            }
+            // Others name files, programs and logins, which are the worker's.
+            let is_known = |key: &String| ["from", "port", "network", "path", "nfc"].contains(&key.as_str());
+            if let Some(key) = data.as_object().and_then(|data| data.keys().find(|key| !is_known(key))) {
+                return Err(format!(
+                    "spec.plan.source.data.{key}: the operator takes from, port, network, path and nfc"
+                ));
+            }
+            data
+        }
+    };
+    let target = plan.entry("target").or_insert(Value::Null);
+    if target["type"] != "kubevirt" {
+        return Err("spec.plan.target.type: the operator's workers move VMs to `kubevirt`".into());
+    }
+    if let Some(key) = ["kubeconfig", "context"].into_iter().find(|key| !target[*key].is_null()) {
+        return Err(format!("spec.plan.target.{key}: workers use their own service account; leave it out"));
+    }
+    if !target["namespace"].is_null() && target["namespace"] != namespace {
+        return Err(format!("spec.plan.target.namespace: VMs go to the Plan's own namespace, {namespace}"));
+    }
+    target["namespace"] = json!(namespace);
+    if plan.get("warm").is_some_and(|warm| warm["cutover"] == "manual") {
+        return Err("spec.plan.warm.cutover: `manual` is not carried out by the operator yet".into());
+    }
+    plan.insert("version".into(), json!(1));
+    plan.insert("name".into(), json!(name));
+    plan.insert("source".into(), provider.source(user, folder, &data));
+    Ok(escaped(&Value::Object(plan).to_string()))
+}
+
+/// YAML takes some characters of JSON's strings only where they are escaped.
+fn escaped(json: &str) -> String {
+    let plain = |c: char| c.is_ascii_graphic() || c == ' ' || c.is_alphanumeric();
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if plain(c) {
+            text.push(c);
+        } else {
+            let mut units = [0; 2];
+            c.encode_utf16(&mut units).iter().for_each(|unit| text.push_str(&format!("\\u{unit:04x}")));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conditions_moment_changes_with_its_status_alone() {
+        let mut status = Status::default();
+        assert!(status.set("Arrived", false, "Queued", "", Moment(1)));
+        assert!(!status.set("Arrived", false, "Queued", "", Moment(2)));
+        assert!(status.set("Arrived", false, "Running", "", Moment(3)));
+        assert_eq!(status.conditions[0].last_transition_time, Moment(1));
+        assert!(status.set("Arrived", true, "Arrived", "", Moment(4)));
+        assert_eq!(status.conditions[0].last_transition_time, Moment(4));
+    }
+
+    #[test]
+    fn what_a_worker_writes_is_never_sent_back() {
+        let status = Status {
+            worker: Some(WorkerWord::default()),
+            progress: Some(Progress::default()),
+            ..Status::default()
+        };
+        let patch = status.patch();
+        assert!(patch.get("worker").is_none() && patch.get("progress").is_none());
+        assert!(patch["nextTry"].is_null() && patch.get("nextTry").is_some(), "what is absent is taken away");
+    }
+
+    #[test]
+    fn plans_say_only_what_they_may() {
+        let provider =
+            ProviderSpec { endpoint: "vc".into(), secret_name: "s".into(), ..ProviderSpec::default() };
+        let text = |keys: Value| plan_text("p", &keys, &provider, "u", "/provider", "vms");
+        let fine = text(
+            json!({"target": {"type": "kubevirt"}, "source": {"data": {"port": 443}}, "vms": [{"name": "a\u{7f}"}]}),
+        );
+        let fine = fine.unwrap();
+        assert!(fine.contains("\"namespace\":\"vms\"") && fine.contains("\"port\":443"), "{fine}");
+        assert!(fine.contains("a\\u007f"), "{fine}");
+        for (keys, word) in [
+            (json!([]), "no map"),
+            (json!({"name": "x", "target": {"type": "kubevirt"}}), "metadata.name"),
+            (json!({"waves": [], "target": {"type": "kubevirt"}}), "waves"),
+            (json!({"target": {"type": "qemu"}}), "target.type"),
+            (json!({"target": {"type": "kubevirt", "namespace": "kube-system"}}), "own namespace"),
+            (json!({"target": {"type": "kubevirt", "context": "x"}}), "target.context"),
+            (json!({"target": {"type": "kubevirt"}, "source": {"endpoint": "x"}}), "only `data`"),
+            (
+                json!({"target": {"type": "kubevirt"}, "source": {"data": {"password_file": "/x"}}}),
+                "data.password_file",
+            ),
+            (json!({"target": {"type": "kubevirt"}, "warm": {"cutover": "manual"}}), "manual"),
+            (json!({}), "target.type"),
+            (json!({"target": "kubevirt"}), "target.type"),
+            (json!({"target": {"type": "kubevirt"}, "source": "vc"}), "only `data`"),
+        ] {
+            let why = text(keys.clone()).unwrap_err();
+            assert!(why.contains(word), "{keys}: {why}");
+        }
+    }
+}
