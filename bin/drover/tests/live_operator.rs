@@ -1,0 +1,349 @@
+//! `drover operator` in a true Kubernetes whose pods run, installed from `deploy/` with the rights that it asks for there: VMs of the
+//! simulator become machines of the cluster by Jobs. KubeVirt's controllers are played by the lab.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+
+use common::kubernetes::{CLAIMS, Landing, MACHINES, NAMESPACE, PATIENCE, PODS, SECRETS, assert_holds};
+use common::process::wait_until;
+use common::{MIB, disk_file, vm};
+use drover_lab::cluster::{CLASS, IMAGE, Volume};
+use drover_lab::{PASSWORD, USER, workspace};
+use serde_json::{Value, json};
+
+const OWN: &str = "/apis/drover.dev/v1alpha1/namespaces/vms";
+const JOBS: &str = "/apis/batch/v1/namespaces/vms/jobs";
+const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/vms/deployments/drover-operator";
+
+/// A cluster with the operator in it.
+struct Operated {
+    landing: Landing,
+}
+
+impl Operated {
+    fn new(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Operated> {
+        let mut landing = Landing::new(number, true, vms)?;
+        let address = landing.cluster.let_out(landing.stage.sim.port).unwrap();
+        let manifest = |name: &str| std::fs::read_to_string(workspace().join("deploy").join(name)).unwrap();
+        landing.cluster.apply(&manifest("crds.yaml"), NAMESPACE).unwrap();
+        wait_until("the resources are served", PATIENCE, || {
+            ["providers", "plans", "migrations"]
+                .iter()
+                .all(|kind| landing.cluster.get(&format!("{OWN}/{kind}")).ok().flatten().is_some())
+        });
+        let yaml = manifest("operator.yaml");
+        let more = format!("Never, --state-class, {CLASS}, --state-size, 16Mi");
+        let yaml = yaml.replace("registry.example.org/drover:0.1.0", IMAGE);
+        let yaml = yaml.replace("--image-pull, IfNotPresent", &format!("--image-pull, {more}"));
+        let yaml = yaml.replace("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never");
+        landing.cluster.apply(&yaml, NAMESPACE).unwrap();
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
+            "stringData": {"user": USER, "password": PASSWORD}});
+        landing.cluster.make(SECRETS, &secret).unwrap();
+        let provider = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Provider", "metadata": {"name": "vcenter"},
+            "spec": {"endpoint": address, "secretName": "vcenter", "thumbprint": landing.stage.sim.thumbprint}});
+        landing.cluster.make(&format!("{OWN}/providers"), &provider).unwrap();
+        Some(Operated { landing })
+    }
+
+    /// A plan, with keys of its `plan` changed.
+    fn plan(&self, name: &str, vms: Value, rate: &str) -> Value {
+        let keys = json!({
+            "source": {"data": {"from": "provider", "path": "https"}},
+            "target": {"type": "kubevirt", "storage_class": CLASS, "image": IMAGE, "image_pull": "Never",
+                       "worker_timeout": "60s", "rate_limit": [rate]},
+            "mode": "cold", "power_off": "shutdown", "convert": "never", "networks": {"*": "user"}, "vms": vms,
+        });
+        json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Plan", "metadata": {"name": name},
+               "spec": {"provider": "vcenter", "plan": keys}})
+    }
+
+    fn make(&self, plan: &Value) {
+        self.landing.cluster.make(&format!("{OWN}/plans"), plan).unwrap();
+    }
+
+    fn items(&self, path: &str) -> Vec<Value> {
+        let list = self.landing.cluster.get(path).unwrap().unwrap_or_default();
+        list["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    fn migration(&self, vm: &str) -> Option<Value> {
+        self.items(&format!("{OWN}/migrations")).into_iter().find(|it| it["spec"]["vm"]["name"] == vm)
+    }
+
+    /// All that there is to know, where something went wrong.
+    fn told(&self) -> String {
+        let mut told = String::new();
+        for pod in self.items(PODS) {
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            told += &format!("== {name} {}\n", pod["status"]);
+            let logs = self.landing.cluster.text(&format!("{PODS}/{name}/log?tailLines=40"));
+            told += &logs.unwrap_or_default();
+        }
+        for it in self.items(&format!("{OWN}/migrations")).iter().chain(&self.items(&format!("{OWN}/plans")))
+        {
+            told += &format!("== {} {:#}\n", it["metadata"]["name"], it["status"]);
+        }
+        for job in self.items(JOBS) {
+            told += &format!("== job {} {}\n", job["metadata"]["name"], job["status"]);
+        }
+        told
+    }
+
+    #[track_caller]
+    fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let until = std::time::Instant::now() + PATIENCE;
+        while !holds() {
+            self.assert_alone();
+            assert!(std::time::Instant::now() < until, "{what}\n{}", self.told());
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
+    }
+
+    /// No VM has two workers that may do something.
+    fn assert_alone(&self) {
+        let pods = self.items(&format!("{PODS}?labelSelector=drover.dev%2Fmigration"));
+        let is_over = |pod: &Value| matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let mut owners: Vec<String> = pods
+            .iter()
+            .filter(|pod| !is_over(pod))
+            .map(|pod| pod["metadata"]["labels"]["drover.dev/migration"].to_string())
+            .collect();
+        let count = owners.len();
+        owners.sort();
+        owners.dedup();
+        assert_eq!(owners.len(), count, "two workers of one VM: {pods:#?}");
+    }
+
+    fn done_bytes(&self, vm: &str) -> u64 {
+        self.migration(vm).and_then(|it| it["status"]["progress"]["doneBytes"].as_u64()).unwrap_or_default()
+    }
+
+    /// Waits until a VM's copy is farther than that, by its present worker.
+    #[track_caller]
+    fn moves(&self, vm: &str, beyond: u64) {
+        self.wait("the copy goes on", || self.done_bytes(vm) > beyond && self.worker(vm).is_some());
+    }
+
+    /// The pod of a VM's worker that runs.
+    fn worker(&self, vm: &str) -> Option<String> {
+        let epoch = self.migration(vm)?["status"]["job"]["name"].as_str()?.to_string();
+        let pods = self.items(&format!("{PODS}?labelSelector=batch.kubernetes.io%2Fjob-name%3D{epoch}"));
+        let running = pods.iter().find(|pod| pod["status"]["phase"] == "Running")?;
+        running["metadata"]["name"].as_str().map(str::to_string)
+    }
+
+    fn condition(&self, vm: &str, kind: &str) -> Value {
+        condition(&self.migration(vm).unwrap_or_default(), kind)
+    }
+
+    fn phase(&self, vm: &str) -> Value {
+        self.migration(vm).unwrap_or_default()["status"]["phase"].clone()
+    }
+
+    fn remove(&self, path: &str) {
+        self.landing.cluster.remove(path).unwrap();
+    }
+}
+
+fn condition(object: &Value, kind: &str) -> Value {
+    let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.into_iter().find(|it| it["type"] == kind).unwrap_or_default()
+}
+
+#[test]
+fn vms_of_a_plan_arrive_whoever_dies_on_the_way_and_none_gets_a_second_migration() {
+    let operated = Operated::new(151, |folder| {
+        vec![
+            vm("web01", &[&disk_file(folder, "a", 96 * MIB)]),
+            vm("db01", &[&disk_file(folder, "b", 8 * MIB)]),
+        ]
+    });
+    let Some(mut operated) = operated else { return };
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, 96 * MIB).unwrap();
+    let b = operated.landing.cluster.volume("v-b", Volume::Block, 8 * MIB).unwrap();
+    for state in ["s-a", "s-b"] {
+        operated.landing.cluster.volume(state, Volume::Folder, 64 * MIB).unwrap();
+    }
+    let plan = operated.plan("first", json!([{"name": "web01"}, {"name": "db01"}]), "4MiB");
+    operated.make(&plan);
+    operated.moves("web01", 0);
+
+    // The worker's pod dies: another goes on.
+    let pod = operated.worker("web01").unwrap();
+    operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=1"));
+    let seen = operated.done_bytes("web01");
+    operated.wait("another worker", || operated.worker("web01").is_some_and(|it| it != pod));
+    operated.moves("web01", seen);
+
+    // The operator dies.
+    let leaders = operated.items(&format!("{PODS}?labelSelector=app.kubernetes.io%2Fname%3Ddrover-operator"));
+    let leader = leaders[0]["metadata"]["name"].as_str().unwrap().to_string();
+    operated.remove(&format!("{PODS}/{leader}?gracePeriodSeconds=0"));
+    let seen = operated.done_bytes("web01");
+    operated.moves("web01", seen);
+    let epoch = operated.migration("web01").unwrap()["status"]["epoch"].as_u64().unwrap();
+    assert!(epoch >= 2, "{epoch}");
+
+    // Its Job is removed.
+    let job = operated.migration("web01").unwrap()["status"]["job"]["name"].as_str().unwrap().to_string();
+    operated.remove(&format!("{JOBS}/{job}?propagationPolicy=Background"));
+    for name in ["web01", "db01"] {
+        operated.wait("it arrives", || operated.phase(name) == "Done");
+    }
+    assert_holds(&a, &operated.landing.stage.path("a"));
+    assert_holds(&b, &operated.landing.stage.path("b"));
+    let web = operated.migration("web01").unwrap();
+    assert!(web["status"]["epoch"].as_u64().unwrap() > epoch, "{}", operated.told());
+    assert_eq!(condition(&web, "Arrived")["status"], "True");
+    assert_eq!(condition(&web, "CleanedUp")["status"], "True");
+    assert_eq!(web["status"]["progress"]["percent"], 100);
+    assert_eq!(web["status"]["roots"][0]["verified"], true, "{:#}", web["status"]);
+    assert_eq!(operated.landing.names(MACHINES), ["db01", "web01"]);
+    let plans = operated.landing.cluster.get(&format!("{OWN}/plans/first"));
+    operated.wait("the plan is summed up", || {
+        operated.landing.cluster.get(&format!("{OWN}/plans/first")).unwrap().unwrap()["status"]["done"] == 2
+    });
+    assert_eq!(condition(&plans.unwrap().unwrap(), "Resolved")["status"], "True");
+
+    // Another plan, another name: the same VM.
+    operated.make(&operated.plan("second", json!([{"name": "web01", "target_name": "other"}]), "64MiB"));
+    let edited =
+        json!({"spec": {"plan": {"vms": [{"name": "web01", "target_name": "third"}, {"name": "db01"}]}}});
+    operated.landing.cluster.merge(&format!("{OWN}/plans/first"), &edited).unwrap();
+    operated.wait("both are laid over the source", || {
+        ["first", "second"].iter().all(|name| {
+            let plan = operated.landing.cluster.get(&format!("{OWN}/plans/{name}")).unwrap().unwrap();
+            plan["status"]["resolvedGeneration"] == plan["metadata"]["generation"]
+        })
+    });
+    assert_eq!(operated.items(&format!("{OWN}/migrations")).len(), 2);
+    let second = operated.landing.cluster.get(&format!("{OWN}/plans/second")).unwrap().unwrap();
+    assert_eq!(second["status"]["refused"][0]["vm"], "web01", "{second:#}");
+    assert_eq!(condition(&second, "Complete")["reason"], "VmsRefused");
+    assert_eq!(operated.landing.names(MACHINES), ["db01", "web01"]);
+}
+
+#[test]
+fn a_cancel_leaves_nothing_and_a_removed_migration_is_undone() {
+    let operated = Operated::new(152, |folder| vec![vm("web01", &[&disk_file(folder, "a", 64 * MIB)])]);
+    let Some(mut operated) = operated else { return };
+    operated.landing.cluster.volume("v-a", Volume::Block, 64 * MIB).unwrap();
+    operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
+    let before = operated.landing.stage.source_state();
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "2MiB"));
+    operated.moves("web01", 0);
+    let name = operated.migration("web01").unwrap()["metadata"]["name"].as_str().unwrap().to_string();
+    let path = format!("{OWN}/migrations/{name}");
+    operated.landing.cluster.merge(&path, &json!({"spec": {"cancel": true}})).unwrap();
+    operated.wait("it is undone", || operated.phase("web01") == "Cancelled");
+    assert_eq!(operated.condition("web01", "CleanedUp")["status"], "True");
+    let rest = |operated: &Operated| {
+        let left = [CLAIMS, JOBS, MACHINES].iter().flat_map(|path| operated.landing.names(path));
+        left.collect::<Vec<_>>()
+    };
+    operated.wait("nothing is left", || rest(&operated).is_empty());
+    assert_eq!(operated.landing.names(SECRETS), ["vcenter"]);
+    assert_eq!(operated.landing.stage.source_state(), before, "the source is as it was");
+
+    // An edit elsewhere does not bring it back; removed, it is made anew by its plan.
+    let edited = json!({"spec": {"plan": {"target": {"rate_limit": ["3MiB"]}}}});
+    operated.landing.cluster.merge(&format!("{OWN}/plans/slow"), &edited).unwrap();
+    operated.wait("it is laid over the source", || {
+        let plan = operated.landing.cluster.get(&format!("{OWN}/plans/slow")).unwrap().unwrap();
+        plan["status"]["resolvedGeneration"] == 2
+    });
+    assert_eq!(operated.phase("web01"), "Cancelled");
+    assert!(rest(&operated).is_empty());
+    operated.remove(&path);
+    operated.wait("it goes", || operated.migration("web01").is_none());
+    let edited = json!({"spec": {"plan": {"target": {"rate_limit": ["2MiB"]}}}});
+    operated.landing.cluster.merge(&format!("{OWN}/plans/slow"), &edited).unwrap();
+    operated.moves("web01", 0);
+
+    // Removed while it moves, it is undone first.
+    operated.remove(&format!("{OWN}/plans/slow"));
+    operated.remove(&path);
+    operated.wait("it goes when it is undone", || operated.migration("web01").is_none());
+    operated.wait("nothing is left", || rest(&operated).is_empty());
+    assert_eq!(operated.landing.names(SECRETS), ["vcenter"]);
+    assert_eq!(operated.landing.stage.source_state(), before);
+}
+
+#[test]
+fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
+    let operated = Operated::new(153, |folder| vec![vm("web01", &[&disk_file(folder, "a", 4 * MIB)])]);
+    let Some(mut operated) = operated else { return };
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, 4 * MIB).unwrap();
+    operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
+    let cluster = &operated.landing.cluster;
+    // The schemas.
+    let refused = |kind: &str, object: &Value, word: &str| {
+        let error = cluster.make(&format!("{OWN}/{kind}"), object).unwrap_err().to_string();
+        assert!(error.contains(word), "{word}: {error}");
+    };
+    let mut wrong = operated.plan("wrong", json!([{"name": "web01"}]), "64MiB");
+    wrong["spec"]["plan"]["target"]["type"] = json!("qemu");
+    refused("plans", &wrong, "Unsupported value");
+    refused("plans", &operated.plan("wrong", json!([]), "64MiB"), "spec.plan.vms");
+    let both = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Provider", "metadata": {"name": "both"},
+        "spec": {"endpoint": "vc", "secretName": "s", "insecure": true, "thumbprint": "00"}});
+    refused("providers", &both, "one of thumbprint");
+    let pinned = json!({"name": "p", "uid": "u", "generation": 1});
+    let misnamed = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Migration", "metadata": {"name": "mine"},
+        "spec": {"planRef": pinned, "provider": pinned, "source": {"instanceUuid": "s"},
+                 "vm": {"instanceUuid": "v", "id": "vm-1", "name": "web01"}, "targetName": "web01", "plan": {}}});
+    refused("migrations", &misnamed, "instance UUIDs");
+
+    // The plan, and the login.
+    operated.make(&operated.plan("bad", json!([{"name": "web02"}]), "64MiB"));
+    let plan = || cluster.get(&format!("{OWN}/plans/bad")).unwrap().unwrap();
+    operated.wait("the misspelt VM is told", || condition(&plan(), "Resolved")["reason"] == "PlanHasErrors");
+    let message = condition(&plan(), "Resolved")["message"].to_string();
+    assert!(message.contains("there is no VM called 'web02'"), "{message}");
+    let edited =
+        json!({"spec": {"plan": {"vms": [{"name": "web01"}], "target": {"namespace": "kube-system"}}}});
+    cluster.merge(&format!("{OWN}/plans/bad"), &edited).unwrap();
+    operated.wait("the foreign namespace is told", || {
+        condition(&plan(), "Resolved")["reason"] == "PlanForbidden"
+    });
+    cluster.merge(&format!("{SECRETS}/vcenter"), &json!({"stringData": {"password": "wrong"}})).unwrap();
+    // Somebody's claim of the name that the disk is to have.
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "web01-0"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": CLASS,
+                 "resources": {"requests": {"storage": "1Mi"}}}});
+    cluster.make(CLAIMS, &claim).unwrap();
+    let edited = json!({"spec": {"plan": {"target": {"namespace": null}}}});
+    cluster.merge(&format!("{OWN}/plans/bad"), &edited).unwrap();
+    operated.wait("the login is told", || condition(&plan(), "Resolved")["reason"] == "SourceAccess");
+    let provider = cluster.get(&format!("{OWN}/providers/vcenter")).unwrap().unwrap();
+    assert_eq!(condition(&provider, "Ready")["status"], "False", "{provider:#}");
+    cluster.merge(&format!("{SECRETS}/vcenter"), &json!({"stringData": {"password": PASSWORD}})).unwrap();
+    operated
+        .wait("the taken name is told", || operated.condition("web01", "Arrived")["reason"] == "NameTaken");
+    assert_eq!(operated.phase("web01"), "Retrying");
+    cluster.remove(&format!("{CLAIMS}/web01-0")).unwrap();
+    operated.wait("it arrives", || operated.phase("web01") == "Done");
+    assert_holds(&a, &operated.landing.stage.path("a"));
+}
+
+#[test]
+fn a_namespace_that_is_removed_is_gone() {
+    let operated = Operated::new(154, |folder| vec![vm("web01", &[&disk_file(folder, "a", 64 * MIB)])]);
+    let Some(mut operated) = operated else { return };
+    operated.landing.cluster.volume("v-a", Volume::Block, 64 * MIB).unwrap();
+    operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "2MiB"));
+    operated.moves("web01", 0);
+    // In the order of the docs: Plans and Migrations first, then the operator.
+    operated.remove(&format!("{OWN}/plans/slow"));
+    operated.remove(&format!("{OWN}/migrations"));
+    operated.wait("all is undone", || operated.items(&format!("{OWN}/migrations")).is_empty());
+    operated.remove(DEPLOYMENT);
+    operated.remove("/api/v1/namespaces/vms");
+    operated.wait("the namespace is gone", || {
+        operated.landing.cluster.get("/api/v1/namespaces/vms").unwrap().is_none()
+    });
+}
