@@ -77,6 +77,23 @@ impl Meant {
         Err(Failure::new(Exit::Source, what).advise("nothing was touched; see whose address it is now"))
     }
 
+    /// Refuses a plan that moves anything but this VM.
+    pub fn check_alone(&self, vms: &[PlannedVm]) -> Result<(), Failure> {
+        match vms {
+            [vm] if vm.vm.id == self.id && vm.vm.instance_uuid == self.vm => Ok(()),
+            _ => {
+                let names: Vec<&str> = vms.iter().take(5).map(|vm| vm.vm.name.as_str()).collect();
+                let what = format!(
+                    "the plan moves {} VMs ({}), and {} alone is meant",
+                    vms.len(),
+                    names.join(", "),
+                    self.id
+                );
+                Err(Failure::new(Exit::Plan, what).advise("nothing was touched; see who changed the plan"))
+            }
+        }
+    }
+
     /// Refuses a source that is another, and a VM that is another under its id.
     pub fn check(&self, inventory: &Inventory) -> Result<(), Failure> {
         self.check_source(&inventory.about)?;
@@ -125,6 +142,9 @@ impl Prepared {
         provider.warnings().iter().for_each(|warning| words.say(&format!("warning: {warning}")));
         let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
         policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
+        if resolution.is_ok() {
+            meant.map_or(Ok(()), |meant| meant.check_alone(&resolution.vms))?;
+        }
         resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
         resolution.problems.extend(plan::past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
         resolution.problems.extend(hook_problems(&file.plan, &file.folder));

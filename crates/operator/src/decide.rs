@@ -208,6 +208,11 @@ impl Run<'_> {
         self.spec.cancel || self.facts.is_going
     }
 
+    /// Whether nothing was touched yet, and its plan does not say now that it is to be.
+    fn has_lost_plan(&self) -> bool {
+        !self.status.begun && self.facts.plan != PlanStanding::Has
+    }
+
     /// A worker was decided on, and its end was not looked at yet.
     fn at_work(&mut self, mut job: JobRef) -> Act {
         let now = self.facts.now;
@@ -218,7 +223,9 @@ impl Run<'_> {
                 (_, Some(true)) => self.wait(LINGER_SECONDS),
                 // Made and gone: somebody removed it, or it was stopped.
                 (true, Some(false)) => self.settle(&job, false),
-                (false, Some(false)) if self.is_unwanted() && job.work == Work::Move => {
+                (false, Some(false))
+                    if job.work == Work::Move && (self.is_unwanted() || self.has_lost_plan()) =>
+                {
                     self.status.job = None;
                     self.wants_slot = false;
                     self.at_rest()
@@ -240,6 +247,15 @@ impl Run<'_> {
         if job.work == Work::Move && self.is_unwanted() {
             self.status.phase = Phase::Cancelling;
             self.tell("Arrived", false, "Cancelling", "its worker is stopped first");
+            return Act::RemoveJob(this);
+        }
+        if job.work == Work::Move && self.has_lost_plan() {
+            self.tell(
+                "Arrived",
+                false,
+                "PlanChanged",
+                "its worker had touched nothing, and its plan is another by now",
+            );
             return Act::RemoveJob(this);
         }
         if self.status.word().is_none() {
@@ -409,6 +425,10 @@ impl Run<'_> {
         self.tell("Arrived", false, "StateLost", what);
     }
 
+    fn has_arrived(&self) -> bool {
+        self.status.condition("Arrived").is_some_and(|it| it.status == "True")
+    }
+
     fn has_lost_state(&self) -> bool {
         self.status.condition("StateLost").is_some_and(|it| it.status == "True")
     }
@@ -449,6 +469,10 @@ impl Run<'_> {
 
     /// Sets a condition, and notes it where its status or reason is another.
     fn tell(&mut self, kind: &str, is_true: bool, reason: &str, message: &str) {
+        // What has arrived has, whatever becomes of its clean-up.
+        if kind == "Arrived" && !is_true && self.has_arrived() {
+            return;
+        }
         let before = self.status.condition(kind).map(|it| it.reason.clone());
         self.status.set(kind, is_true, reason, message, self.facts.now);
         if before.as_deref() != Some(reason) && reason != "WaitsForSlot" {

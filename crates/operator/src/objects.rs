@@ -39,6 +39,13 @@ pub fn migration_name(source_uuid: &str, vm_uuid: &str) -> String {
     format!("vm-{}-{source}", vm_uuid.to_lowercase())
 }
 
+/// The name of the plan that workers of a Migration carry out: what drover leaves at the source bears it, so that it is told from what
+/// another Migration of the same VM leaves, in another namespace or cluster.
+pub fn engine_plan(migration: &Named) -> String {
+    let uid: String = migration.uid.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
+    format!("{}-{}", migration.name, uid.to_lowercase())
+}
+
 /// The name of a worker's Job.
 pub fn job_name(migration: &str, epoch: u64) -> String {
     format!("{migration}-{epoch}")
@@ -182,6 +189,16 @@ mod tests {
         let name = migration_name("ABCDEF12-3d1c", &uuid.to_uppercase());
         assert_eq!(name, format!("vm-{uuid}-abcdef12"));
         assert!(job_name(&name, 99_999_999).len() <= 63 && claim_name(&name).len() <= 63);
+    }
+
+    #[test]
+    fn migrations_of_one_vm_in_two_namespaces_carry_out_plans_of_two_names() {
+        let name = migration_name("0a1b2c3d-0000", "5030a0e6-3d1c-0c4c-8b0e-9a6d1f1a2b3c");
+        let of = |uid: &str| engine_plan(&Named { name: name.clone(), uid: uid.into() });
+        let (one, other) =
+            (of("c5d26fe1-0000-4000-8000-000000000001"), of("c5d26fe1-1111-4000-8000-000000000002"));
+        assert_ne!(one, other);
+        assert!(one.len() <= 64 && one.starts_with(&name), "{one}");
     }
 
     #[test]

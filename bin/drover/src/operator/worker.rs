@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use drover_engine::{Board, Event, Observer, PlanState, RunOutcome};
+use drover_engine::{Board, Event, Observer, PlanState, RunOutcome, Store, VmState};
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_mover::StopSignal;
 use drover_operator::decide::reason;
-use drover_operator::model::{MigrationSpec, Pinned, ProviderSpec, WorkerWord, plan_text};
+use drover_operator::model::{MigrationSpec, Named, Pinned, ProviderSpec, WorkerWord, plan_text};
+use drover_operator::objects::engine_plan;
 use drover_plan::{Others, Problem};
 use serde_json::{Value, json};
 
@@ -305,7 +306,8 @@ impl Desk<'_> {
         let user = read_text(&self.args.provider.join("user"), PASSWORD_BYTES_MAX)
             .map_err(|error| End::new(Exit::Access, "SecretIncomplete", format!("user: {error}")))?;
         let folder = self.args.provider.display().to_string();
-        let (name, keys) = (&self.args.migration, &self.spec.plan);
+        let me = Named { name: self.args.migration.clone(), uid: self.args.uid.clone() };
+        let (name, keys) = (&engine_plan(&me), &self.spec.plan);
         let text = plan_text(name, keys, &self.provider, user.trim(), &folder, &self.namespace)
             .map_err(|why| End::new(Exit::Plan, reason::FORBIDDEN, why))?;
         let path = PathBuf::from(format!("/state/{name}.yaml"));
@@ -315,6 +317,30 @@ impl Desk<'_> {
             .check_plan(&file.plan)
             .map_err(|why| End::new(Exit::Plan, reason::FORBIDDEN, why.message))?;
         Ok(file)
+    }
+
+    /// Refuses to begin what its plan has no more, as far as can be seen now.
+    fn check_wanted(&self) -> Result<(), End> {
+        let changed = |what: String| End::new(Exit::Interrupted, "Changed", what);
+        let found = self.post.cluster.get(&self.post.path).map_err(|error| End::from(failure(error)))?;
+        let found = found.unwrap_or_default();
+        if Meta::of(&found).is_going || found["spec"]["cancel"] == true {
+            return Err(changed("it is given up".into()));
+        }
+        // What was begun goes on without its plan.
+        if self.args.begun {
+            return Ok(());
+        }
+        let wanted = &self.spec.plan_ref;
+        let path = path_of(Kind::Plan, &self.namespace, &wanted.name);
+        let plan =
+            self.post.cluster.get(&path).map_err(|error| End::from(failure(error)))?.unwrap_or_default();
+        let meta = Meta::of(&plan);
+        let is_same = meta.uid == wanted.uid && meta.generation == wanted.generation && !meta.is_going;
+        match is_same && plan["spec"]["cancel"] != true {
+            true => Ok(()),
+            false => Err(changed(format!("the Plan {} is another by now", wanted.name))),
+        }
     }
 
     fn meant(&self) -> Meant {
@@ -345,6 +371,7 @@ impl Desk<'_> {
             meant: Some(&meant),
         };
         let prepared = Prepared::new(file, others, false, &setting).map_err(|failure| words.with(failure))?;
+        self.check_wanted()?;
         put_mark(self.args)?;
         let changed = |error: KubeError| {
             End::new(Exit::Interrupted, "Changed", format!("what is wanted may be another by now: {error}"))
@@ -366,12 +393,14 @@ impl Desk<'_> {
         let row = store.plan(&file.plan.name).map_err(Failure::from)?;
         let undone = |words: &str| Ok(End::new(Exit::Success, "Undone", words));
         let Some(row) = row else { return undone("nothing was begun") };
+        let name = row.name.clone();
+        // Before what the plan says of itself: a plan that was given up may have a VM that had arrived.
+        if let Some(end) = arrived(&store, &name)? {
+            return Ok(end);
+        }
         match row.state {
             PlanState::Cancelled => return undone("what it had begun is undone"),
-            PlanState::Done => {
-                return Err(End::new(Exit::Plan, "ArrivedAlready", "it arrived before it was given up"));
-            }
-            PlanState::Running | PlanState::Incomplete => {}
+            PlanState::Done | PlanState::Running | PlanState::Incomplete => {}
         }
         let provider = Provider::open(&file, None)?;
         let asked = provider.inventory().and_then(|inventory| self.meant().check_source(&inventory.about));
@@ -380,14 +409,24 @@ impl Desk<'_> {
         asked?;
         let given_up = give_up(row, &store, Some(&self.args.state))?;
         given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
-        if !given_up.arrived.is_empty() {
-            return Err(End::new(Exit::Plan, "ArrivedAlready", "it arrived before it was given up"));
+        if let Some(end) = arrived(&store, &name)? {
+            return Ok(end);
         }
         match given_up.left.is_empty() {
             true => undone("what it had begun is undone"),
             false => Err(End::new(Exit::Source, "LeftBehind", given_up.left.join("; "))),
         }
     }
+}
+
+/// That a plan's VM is at the target to stay, if it is.
+fn arrived(store: &Store, plan: &str) -> Result<Option<End>, End> {
+    let rows = store.vms(plan).map_err(Failure::from)?;
+    let row = rows.into_iter().find(|row| row.state.has_arrived());
+    Ok(row.map(|row| match row.state {
+        VmState::NotCleanedUp => End::new(Exit::NotCleanedUp, reason::ARRIVED, row.error.unwrap_or_default()),
+        _ => End::new(Exit::Success, reason::ARRIVED, "it is at the target to stay"),
+    }))
 }
 
 fn end_of(outcome: &RunOutcome, was_stopped: bool) -> End {

@@ -21,6 +21,8 @@ pub mod reason {
     pub const UNPARSABLE: &str = "PlanUnparsable";
     /// Its plan asks for what workers do not do.
     pub const FORBIDDEN: &str = "PlanForbidden";
+    /// It was to be undone, and is at the target to stay.
+    pub const ARRIVED: &str = "ArrivedAlready";
     /// The state that it was to go on with is not there.
     pub const STATE_LOST: &str = "StateLost";
 }
@@ -49,7 +51,7 @@ impl Run<'_> {
                 );
             }
             // It was stopped so that what it began can be undone.
-            (None, Work::Move) if self.is_unwanted() && !job.overdue => {}
+            (None, Work::Move) if (self.is_unwanted() || self.has_lost_plan()) && !job.overdue => {}
             (None, work) => {
                 let (reason, message) = match job.overdue {
                     true => {
@@ -110,6 +112,24 @@ impl Run<'_> {
 
     fn undone(&mut self, word: &WorkerWord) {
         let message = word.message.clone().unwrap_or_default();
+        if word.reason.as_deref() == Some(reason::ARRIVED) {
+            self.status.phase = Phase::Done;
+            self.status.next_try = None;
+            self.tell(
+                "Arrived",
+                true,
+                "Arrived",
+                "it was at the target before it was given up, and stays there",
+            );
+            self.tell("Cancelled", false, reason::ARRIVED, "it was at the target before it was given up");
+            match word.exit {
+                Some(exit::SUCCESS) => {
+                    self.tell("CleanedUp", true, "CleanedUp", "nothing is left at the source")
+                }
+                _ => self.tell("CleanedUp", false, "SourceNotCleanedUp", &message),
+            }
+            return;
+        }
         if word.exit == Some(exit::SUCCESS) {
             self.status.phase = Phase::Cancelled;
             self.status.next_try = None;

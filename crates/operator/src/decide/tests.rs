@@ -281,6 +281,57 @@ fn a_worker_that_touched_nothing_leaves_the_plan_its_way() {
 }
 
 #[test]
+fn a_worker_that_has_touched_nothing_is_stopped_when_its_plan_has_the_vm_no_more() {
+    for standing in [PlanStanding::LeftOut, PlanStanding::Unknown("edited".into())] {
+        let mut world = World::new();
+        world.settle();
+        world.facts.plan = standing.clone();
+        world.settle();
+        assert!(world.job.is_none() && world.status.failures == 0);
+        assert_eq!(world.is_gone, standing == PlanStanding::LeftOut);
+    }
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.facts.plan = PlanStanding::LeftOut;
+    world.settle();
+    assert!(world.job.is_some(), "what has begun goes on");
+}
+
+#[test]
+fn an_undo_of_what_has_arrived_says_that_it_has() {
+    for (exit, is_clean) in [(0, "True"), (13, "False")] {
+        let mut world = World::new();
+        world.settle();
+        world.works();
+        world.spec.cancel = true;
+        world.settle();
+        assert_eq!(world.made.last(), Some(&(2, Work::Undo)));
+        world.says(exit, reason::ARRIVED);
+        let status = |kind: &str| world.status.condition(kind).unwrap().status.clone();
+        assert_eq!(world.status.phase, Phase::Done);
+        assert_eq!((status("Arrived").as_str(), status("Cancelled").as_str()), ("True", "False"));
+        assert_eq!(status("CleanedUp"), is_clean);
+        world.facts.is_going = true;
+        world.settle();
+        assert!(world.is_gone, "what has arrived just goes");
+    }
+}
+
+#[test]
+fn what_has_arrived_is_never_taken_back() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.says(13, "NotCleanedUp");
+    for seconds in [1, PAUSE_SECONDS_MIN, 1000] {
+        world.later(seconds);
+        assert_eq!(world.status.condition("Arrived").unwrap().status, "True");
+    }
+    assert!(world.made.len() > 1, "its clean-up is tried again");
+}
+
+#[test]
 fn pauses_grow() {
     let mut world = World::new();
     world.settle();
