@@ -347,7 +347,11 @@ impl Operator {
                     .extend(self.migrations.values().filter(|it| of_it(it)).map(|it| it.meta.name.clone()));
             }
             Kind::Migration => {
-                self.migrations.remove(name);
+                if let Some(gone) = self.migrations.remove(name) {
+                    for plan in self.plans.values_mut() {
+                        plan.is_stale |= plan.meta.uid == gone.spec.plan_ref.uid || plan.has_refused();
+                    }
+                }
                 self.wakes.remove(name);
                 let now_ms = self.now_ms();
                 self.admissions.leave(name, now_ms);

@@ -295,7 +295,7 @@ impl Run<'_> {
         {
             self.status.retried = Some(word);
             if !self.has_lost_state() {
-                (self.status.failures, self.status.next_try) = (0, None);
+                (self.status.failures, self.status.tries, self.status.next_try) = (0, 0, None);
                 self.status.phase = Phase::Pending;
             }
         }
@@ -326,7 +326,7 @@ impl Run<'_> {
         let retry = self.facts.retry.clone().filter(|word| Some(word) != self.status.retried.as_ref());
         if retry.is_some() || self.status.cancel_since.is_none() {
             self.status.cancel_since = Some(now);
-            (self.status.failures, self.status.next_try) = (0, None);
+            (self.status.failures, self.status.tries, self.status.next_try) = (0, 0, None);
             self.status.retried = retry.or(self.status.retried.take());
         }
         if self.has_lost_state() {

@@ -202,9 +202,11 @@ pub struct Status {
     /// Whether a worker began to touch source or target; written by that worker, before it does.
     #[serde(skip_serializing)]
     pub begun: bool,
-    /// Failures one after the other, without progress between them.
+    /// Failures that lie with it, without progress between them: too many of them end it.
     pub failures: u32,
-    /// Bytes at the target when it failed last.
+    /// Tries of all kinds that failed, without progress between them: pauses grow with them.
+    pub tries: u32,
+    /// The most bytes at the target when it failed.
     pub failed_at_bytes: u64,
     /// Before then nothing is tried.
     pub next_try: Option<Moment>,

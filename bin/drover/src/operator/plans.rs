@@ -52,6 +52,8 @@ pub struct Plan {
     /// After a failure: when it is tried again, after a pause of so long.
     next: Option<(Moment, i64)>,
     counted: Moment,
+    /// A Migration of it is gone, or one because of which a VM was refused.
+    pub is_stale: bool,
 }
 
 impl Plan {
@@ -67,9 +69,15 @@ impl Plan {
             provider: spec["provider"].as_str().unwrap_or_default().to_string(),
             keys: spec["plan"].clone(),
             next: known.as_ref().filter(|_| is_same).and_then(|it| it.next),
+            is_stale: known.as_ref().is_some_and(|it| it.is_stale),
             counted: known.map(|it| it.counted).unwrap_or_default(),
             meta,
         }
+    }
+
+    /// Whether VMs of it are somebody else's.
+    pub fn has_refused(&self) -> bool {
+        !self.status.refused.is_empty()
     }
 
     fn pinned(&self) -> Pinned {
@@ -135,7 +143,9 @@ impl Operator {
             return self.put_off(name, &why);
         };
         let (pinned, of) = (plan.pinned(), provider.pinned());
-        if plan.status.resolved_generation == pinned.generation && plan.status.provider.as_ref() == Some(&of)
+        if !plan.is_stale
+            && plan.status.resolved_generation == pinned.generation
+            && plan.status.provider.as_ref() == Some(&of)
         {
             return Ok(());
         }
@@ -146,6 +156,9 @@ impl Operator {
             keys: plan.keys.clone(),
             namespace: self.namespace.clone(),
         };
+        if let Some(plan) = self.plans.get_mut(name) {
+            plan.is_stale = false;
+        }
         let (cluster, sender) = (self.cluster.clone(), self.sender.clone());
         let thread = std::thread::Builder::new().name("resolve".into()).spawn(move || {
             // Nobody listens only when all of it ends.

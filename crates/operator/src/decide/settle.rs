@@ -59,7 +59,8 @@ impl Run<'_> {
                     }
                     false => ("WorkerDied", "its worker ended without a word; another goes on"),
                 };
-                self.count(work, reason, message, true);
+                // A cluster without room is mended elsewhere.
+                self.count(work, reason, message, !job.overdue);
             }
         }
         // What is next is decided with the status that is written now; the Job is of an epoch that is over then.
@@ -69,6 +70,7 @@ impl Run<'_> {
     fn moved(&mut self, word: &WorkerWord) {
         let message = word.message.clone().unwrap_or_default();
         let said = word.reason.clone().unwrap_or_else(|| "Failed".into());
+        let had_arrived = self.has_arrived();
         match word.exit.unwrap_or_default() {
             exit::SUCCESS => {
                 self.status.phase = Phase::Done;
@@ -79,7 +81,12 @@ impl Run<'_> {
             exit::NOT_CLEANED_UP => {
                 self.tell("Arrived", true, "Arrived", "its bytes are at the target, and were proven equal");
                 self.tell("CleanedUp", false, "SourceNotCleanedUp", &message);
+                // How often the copy failed before says nothing of the clean-up.
+                if !had_arrived {
+                    (self.status.failures, self.status.tries) = (0, 0);
+                }
                 self.status.failures += 1;
+                self.status.tries += 1;
                 if self.status.failures >= FAILURES_MAX {
                     self.status.phase = Phase::Done;
                 } else {
@@ -146,11 +153,12 @@ impl Run<'_> {
     /// Counts a failure; progress since the last one begins anew. `ends` if too many of them end it.
     fn count(&mut self, work: Work, reason: &str, message: &str, ends: bool) {
         let bytes = self.status.progress.as_ref().map_or(0, |progress| progress.done_bytes);
-        self.status.failures = match bytes > self.status.failed_at_bytes && work == Work::Move {
-            true => 1,
-            false => self.status.failures.saturating_add(1),
-        };
-        self.status.failed_at_bytes = bytes;
+        if work == Work::Move && bytes > self.status.failed_at_bytes {
+            (self.status.failures, self.status.tries) = (0, 0);
+            self.status.failed_at_bytes = bytes;
+        }
+        self.status.failures = self.status.failures.saturating_add(u32::from(ends));
+        self.status.tries = self.status.tries.saturating_add(1);
         if ends && work == Work::Move && self.status.failures >= FAILURES_MAX {
             self.status.phase = Phase::Failed;
         } else {
@@ -160,7 +168,7 @@ impl Run<'_> {
     }
 
     fn pause_by_failures(&mut self, work: Work) {
-        let doublings = self.status.failures.saturating_sub(1).min(16);
+        let doublings = self.status.tries.saturating_sub(1).min(16);
         self.pause((PAUSE_SECONDS_MIN << doublings).min(PAUSE_SECONDS_MAX), work);
     }
 

@@ -332,6 +332,28 @@ fn what_has_arrived_is_never_taken_back() {
 }
 
 #[test]
+fn failures_of_elsewhere_end_nothing_and_bytes_that_fall_are_no_progress() {
+    let mut world = World::new();
+    world.settle();
+    for _ in 0..12 {
+        world.works();
+        world.fails(5, "Connection");
+    }
+    world.works();
+    world.fails(6, "Source");
+    assert_eq!((world.status.phase, world.status.failures), (Phase::Running, 1));
+    let mut rounds = 1;
+    while world.status.phase != Phase::Failed {
+        world.works();
+        let done_bytes = if rounds % 2 == 0 { 8 } else { 50 };
+        world.status.progress = Some(Progress { done_bytes, ..Progress::default() });
+        world.fails(6, "Source");
+        rounds += 1;
+        assert!(rounds < 30, "one that always dies at the same place is not tried for ever");
+    }
+}
+
+#[test]
 fn pauses_grow() {
     let mut world = World::new();
     world.settle();
@@ -352,7 +374,7 @@ fn a_worker_that_never_starts_is_given_up() {
     world.later(START_SECONDS - 1);
     assert_eq!(world.made.len(), 1);
     world.later(1);
-    assert_eq!((world.reason("Arrived").as_str(), world.status.failures), ("WorkerDidNotStart", 1));
+    assert_eq!((world.reason("Arrived").as_str(), world.status.failures), ("WorkerDidNotStart", 0));
     world.later(PAUSE_SECONDS_MIN);
     assert_eq!(world.made.len(), 2);
 }
