@@ -277,6 +277,8 @@ impl Operator {
         let Some(plan) = self.plans.get_mut(name) else { return Ok(()) };
         let pause = plan.next.map_or(PAUSE_MIN, |(_, pause)| (pause * 2).min(PAUSE_MAX));
         plan.next = Some((at.plus(pause), pause));
+        // Also where it was laid out before, and one of its Migrations was to be made anew.
+        plan.is_stale = true;
         let generation = plan.meta.generation;
         let is_news =
             plan.status.conditions.iter().all(|it| it.kind != "Resolved" || it.reason != why.reason);
