@@ -26,6 +26,23 @@ pub fn cancel(
     source: &dyn SourceProvider,
     target: &dyn TargetProvider,
 ) -> Result<GivenUp, EngineError> {
+    cancel_by_leave(plan, store, source, target, &|| Ok(()))
+}
+
+/// Says whether the next step may be done, by somebody in whose place another may have been put.
+pub type Leave<'a> = dyn Fn() -> Result<(), ProviderError> + 'a;
+
+/// As [`cancel`], with leave asked for before each step that touches source or target.
+///
+/// # Errors
+/// If another process runs the plan, or the state cannot be read.
+pub fn cancel_by_leave(
+    plan: &str,
+    store: &Store,
+    source: &dyn SourceProvider,
+    target: &dyn TargetProvider,
+    leave: &Leave<'_>,
+) -> Result<GivenUp, EngineError> {
     let _lock = PlanLock::take(store, plan)?;
     let (board, options, stop) = (Board::default(), TransferOptions::default(), StopSignal::default());
     let observer = &NoObserver;
@@ -43,9 +60,8 @@ pub fn cancel(
                 Err(error) => vec![unkept(&error)],
             },
             // State that cannot be kept hides no VM, and keeps no other from being undone.
-            (_, Some(_)) => {
-                cancel_vm(&context, &row, &mut given_up.notes).unwrap_or_else(|error| vec![unkept(&error)])
-            }
+            (_, Some(_)) => cancel_vm(&context, &row, &mut given_up.notes, leave)
+                .unwrap_or_else(|error| vec![unkept(&error)]),
         };
         given_up.left.extend(problems.into_iter().map(|problem| format!("{}: {problem}", row.name)));
         let now = store.vm(plan, &row.id).ok().flatten();
@@ -82,14 +98,19 @@ pub struct GivenUp {
     pub arrived: Vec<String>,
 }
 
-fn cancel_vm(context: &Context<'_>, row: &VmRow, notes: &mut Vec<String>) -> Result<Vec<String>, StoreError> {
+fn cancel_vm(
+    context: &Context<'_>,
+    row: &VmRow,
+    notes: &mut Vec<String>,
+    leave: &Leave<'_>,
+) -> Result<Vec<String>, StoreError> {
     let planned: PlannedVm = match serde_json::from_str(&row.planned) {
         Ok(planned) => planned,
         Err(error) => return Ok(vec![format!("its plan cannot be read ({error})")]),
     };
     let (problems, state) = match fate(context, row, &planned) {
         Ok(Fate::Arrived) => {
-            let mut problems = thaw(context, &planned);
+            let mut problems = thaw(context, &planned, leave);
             if look(context.source, &planned).is_ok_and(|now| now.power != PowerState::Off) {
                 problems.push(format!(
                     "{} has arrived, and its source may run: decide which of the two goes on, and switch the other off",
@@ -98,7 +119,7 @@ fn cancel_vm(context: &Context<'_>, row: &VmRow, notes: &mut Vec<String>) -> Res
             }
             (problems, VmState::Done)
         }
-        Ok(Fate::Undo) => (undo(context, &planned)?, VmState::Cancelled),
+        Ok(Fate::Undo) => (undo(context, &planned, leave)?, VmState::Cancelled),
         Ok(Fate::LeftAlone) => {
             let what =
                 format!("{} runs at the target; stop it there, then cancel again", planned.target_name);
@@ -106,6 +127,11 @@ fn cancel_vm(context: &Context<'_>, row: &VmRow, notes: &mut Vec<String>) -> Res
         }
         Err(error) => (vec![chain(&error)], row.state),
     };
+    if problems.is_empty()
+        && let Err(error) = leave()
+    {
+        return Ok(vec![chain(&error)]);
+    }
     if problems.is_empty() {
         let told = untrack(context, &planned)?;
         notes.extend(told.map(|told| format!("{}: {told}", row.name)));
@@ -141,22 +167,23 @@ fn fate(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result<Fate,
     }
 }
 
-fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, StoreError> {
+fn undo(context: &Context<'_>, planned: &PlannedVm, leave: &Leave<'_>) -> Result<Vec<String>, StoreError> {
     let mut problems = Vec::new();
     // A VM that no run took further than its checks may have images of another plan at its place.
     if has_begun(context, planned, Phase::Copy)? || has_begun(context, planned, Phase::Passes)? {
-        if let Err(error) = context.target.undo_define(planned) {
+        if let Err(error) = leave().and_then(|()| context.target.undo_define(planned)) {
             // A machine that keeps its definition may run, or have run: it keeps its disks, and the source stays off.
             problems.push(chain(&error));
-            problems.extend(thaw(context, planned));
+            problems.extend(thaw(context, planned, leave));
             return Ok(problems);
         }
-        problems.extend(context.target.remove_images(planned).err().map(|error| chain(&error)));
+        let removed = leave().and_then(|()| context.target.remove_images(planned));
+        problems.extend(removed.err().map(|error| chain(&error)));
     }
     if problems.is_empty() {
         problems.extend(forget_passes(context, planned).err().map(|error| unkept(&error)));
     }
-    problems.extend(thaw(context, planned));
+    problems.extend(thaw(context, planned, leave));
     match may_go_down(context, planned)? {
         true => problems.push(format!(
             "{} is not seen off, and may have been asked to shut down less than {} s ago; cancel again after that, and if it has gone down, it \
@@ -164,7 +191,10 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
             planned.vm.name,
             planned.shutdown_timeout.as_secs()
         )),
-        false => problems.extend(switch_on_again(context, planned)),
+        false => match leave() {
+            Ok(()) => problems.extend(switch_on_again(context, planned)),
+            Err(error) => problems.push(chain(&error)),
+        },
     }
     Ok(problems)
 }
@@ -184,8 +214,8 @@ fn may_go_down(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, Store
     Ok(is_recent && !look(context.source, planned).is_ok_and(|now| now.power == PowerState::Off))
 }
 
-fn thaw(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {
-    let now = look(context.source, planned).map_err(EngineError::from);
+fn thaw(context: &Context<'_>, planned: &PlannedVm, leave: &Leave<'_>) -> Vec<String> {
+    let now = leave().and_then(|()| look(context.source, planned)).map_err(EngineError::from);
     let result = now.and_then(|now| remove_own_snapshots(context.plan, context.store, context.source, &now));
     result.err().map(|error| error.chain()).into_iter().collect()
 }

@@ -3,11 +3,13 @@
 
 mod fakes;
 
+use std::cell::Cell;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use drover_engine::{
-    Cause, EngineError, Event, NoObserver, Observer, Phase, PlanState, Store, VmState, cancel,
+    Cause, EngineError, Event, NoObserver, Observer, Phase, PlanState, ProviderError, Store, VmState, cancel,
+    cancel_by_leave,
 };
 use drover_mover::{StopSignal, journal_path};
 use drover_types::inventory::PowerState;
@@ -41,6 +43,41 @@ fn what_cannot_be_undone_is_told_and_the_next_run_sees_to_it() {
         world.run(&NoObserver);
         world.assert_arrived(undone);
     }
+}
+
+#[test]
+fn who_undoes_and_is_replaced_does_no_further_step() {
+    let steps = ["undo define", "remove images", "remove snapshot", "power on"];
+    let mut done_at_last = Vec::new();
+    for allowed in 0..10 {
+        let world = one();
+        let dying = Watch(|event: &Event| assert!(!enters(event, "on", Phase::Define), "the process dies"));
+        world.run(&dying);
+        world.as_if_killed();
+        let count = || steps.map(|step| world.calls(step));
+        let (asked, refused_at) = (Cell::new(0), Cell::new(None));
+        let leave = || {
+            if asked.replace(asked.get() + 1) < allowed {
+                return Ok(());
+            }
+            refused_at.set(refused_at.get().or(Some(count())));
+            Err(ProviderError::new(Cause::Cancelled, "another undoes it"))
+        };
+        let given_up = cancel_by_leave(PLAN, &world.store, &world, &world, &leave).unwrap();
+        let Some(then) = refused_at.get() else {
+            assert_eq!(given_up.left, Vec::<String>::new());
+            assert!(allowed >= 4, "each step asks: {allowed}");
+            assert_eq!((world.power("vm-on"), world.own_snapshots()), (PowerState::On, 0));
+            return;
+        };
+        assert_eq!(count(), then, "after {allowed} steps");
+        assert!(given_up.left.iter().any(|left| left.contains("another undoes it")), "{:?}", given_up.left);
+        assert!(done_at_last <= then.to_vec(), "more leave, more steps");
+        done_at_last = then.to_vec();
+        assert_eq!(cancelled(&world), Vec::<String>::new());
+        assert_eq!((world.power("vm-on"), world.own_snapshots()), (PowerState::On, 0));
+    }
+    panic!("it never has all the leave that it needs");
 }
 
 #[test]
