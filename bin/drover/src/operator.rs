@@ -20,6 +20,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use drover_kubevirt::{Access, Cluster, KubeError, KubeErrorKind, Seen};
 use drover_operator::admission::Admissions;
+use drover_operator::fence::is_older;
 use drover_operator::objects::Shape;
 use drover_operator::time::Moment;
 use drover_schedule::Budgets;
@@ -177,6 +178,7 @@ impl Meta {
 /// A Job of a worker.
 struct Job {
     migration: String,
+    version: String,
     seen: drover_operator::decide::JobSeen,
 }
 
@@ -278,7 +280,13 @@ impl Operator {
                 }
                 self.put(kind, &object);
             }
-            Message::Seen(kind, Seen::Gone(object)) => self.lose(kind, &Meta::of(&object).name),
+            Message::Seen(kind, Seen::Gone(object)) => {
+                let gone = Meta::of(&object);
+                // One of that name that was made since is not it.
+                if self.held(kind, &gone.name).is_none_or(|(uid, _)| uid == gone.uid) {
+                    self.lose(kind, &gone.name);
+                }
+            }
             Message::Seen(kind, Seen::Complete) => {
                 let there = self.listing.remove(&kind).unwrap_or_default();
                 let known: Vec<String> = match kind {
@@ -298,8 +306,26 @@ impl Operator {
         }
     }
 
+    /// UID and version of what is known by a name.
+    fn held(&self, kind: Kind, name: &str) -> Option<(&str, &str)> {
+        fn of(meta: &Meta) -> (&str, &str) {
+            (&meta.uid, &meta.version)
+        }
+        match kind {
+            Kind::Plan => self.plans.get(name).map(|it| of(&it.meta)),
+            Kind::Provider => self.providers.get(name).map(|it| of(&it.meta)),
+            Kind::Migration => self.migrations.get(name).map(|it| of(&it.meta)),
+            Kind::Job => self.jobs.get(name).map(|it| (it.seen.uid.as_str(), it.version.as_str())),
+        }
+    }
+
     fn put(&mut self, kind: Kind, object: &Value) {
         let meta = Meta::of(object);
+        let known = self.held(kind, &meta.name);
+        // What the server answered to this operator may be newer than what the watch tells now.
+        if known.is_some_and(|(uid, version)| uid == meta.uid && is_older(version, &meta.version)) {
+            return;
+        }
         match kind {
             Kind::Plan => {
                 let known = self.plans.remove(&meta.name);
@@ -327,7 +353,8 @@ impl Operator {
                 let migration = object["metadata"]["labels"][drover_operator::MIGRATION].as_str();
                 let Some(migration) = migration.map(str::to_string) else { return };
                 self.due.insert(migration.clone());
-                self.jobs.insert(meta.name, Job { migration, seen: carry::job_seen(object) });
+                let seen = carry::job_seen(object);
+                self.jobs.insert(meta.name, Job { migration, version: meta.version, seen });
             }
         }
     }

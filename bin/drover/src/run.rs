@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use drover_copy::RetryPolicy;
 use drover_engine::{
-    Board, Cause, Clock, EngineError, GivenUp, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
-    Schedule, Store, SystemClock, TargetProvider, VmRow, VmState,
+    Board, Cause, Clock, EngineError, GivenUp, Leave, Observer, PlanRow, PlanState, RunFacts, RunOutcome,
+    Runner, Schedule, Store, SystemClock, TargetProvider, VmRow, VmState,
 };
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
@@ -378,17 +378,30 @@ pub fn check_not_given_up(row: &PlanRow) -> Result<(), Failure> {
 
 /// Stops whoever runs a plan, waits for it, and undoes what was begun.
 pub fn give_up(row: PlanRow, store: &Store, state: Option<&Path>) -> Result<GivenUp, Failure> {
-    let name = row.name.clone();
-    let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
-    let (source, about) = to_give_up(&file, store)?;
+    let file = plan::parse(row.text, row.folder.join(format!("{}.yaml", row.name)), row.folder)?;
+    give_up_by_leave(&file, store, state, None, &|| Ok(()))
+}
+
+/// As [`give_up`], over a plan file that says how the source is reached by now: at the source that is meant alone, and with leave for
+/// each step.
+pub fn give_up_by_leave(
+    file: &PlanFile,
+    store: &Store,
+    state: Option<&Path>,
+    meant: Option<&Meant>,
+    leave: &Leave<'_>,
+) -> Result<GivenUp, Failure> {
+    let name = &file.plan.name;
+    let (source, about) = to_give_up(file, store)?;
+    meant.map_or(Ok(()), |meant| meant.check_source(&about))?;
     // Nobody waits for a site that is away: what is left there is told, and goes with the next try.
     let stop = StopSignal::default();
     stop.stop();
-    let target = PlanTarget::new(&file, &about, state, &stop);
-    store.ask_cancel(&name)?;
+    let target = PlanTarget::new(file, &about, state, &stop);
+    store.ask_cancel(name)?;
     let until = Instant::now() + CANCEL_WAIT;
     loop {
-        match drover_engine::cancel(&name, store, source.as_ref(), &target) {
+        match drover_engine::cancel_by_leave(name, store, source.as_ref(), &target, leave) {
             Err(EngineError::Running { .. }) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(200));
             }

@@ -81,6 +81,8 @@ pub struct Cluster {
     plugin: Option<String>,
     /// When nothing is waited for any more.
     last: OnceLock<Instant>,
+    /// How long an answer may take, where that is less than [`ANSWER_MAX`].
+    patience: OnceLock<Duration>,
 }
 
 impl Cluster {
@@ -122,8 +124,16 @@ impl Cluster {
         });
         match reached {
             Ok(Reached { client, server, plugin }) => {
-                let last = OnceLock::new();
-                Ok(Arc::new(Cluster { runtime: Some(runtime), handle, client, server, plugin, last }))
+                let (last, patience) = (OnceLock::new(), OnceLock::new());
+                Ok(Arc::new(Cluster {
+                    runtime: Some(runtime),
+                    handle,
+                    client,
+                    server,
+                    plugin,
+                    last,
+                    patience,
+                }))
             }
             Err(error) => {
                 runtime.shutdown_background();
@@ -148,6 +158,11 @@ impl Cluster {
     /// From now on no answer is waited for longer than until then.
     pub fn finish_by(&self, last: Instant) {
         let _ = self.last.set(last);
+    }
+
+    /// From now on no answer is waited for longer than that.
+    pub fn wait_at_most(&self, patience: Duration) {
+        let _ = self.patience.set(patience);
     }
 
     /// What tells this cluster from another: a namespace that all of them have, or this one where that may not be read, and its UID.
@@ -279,9 +294,10 @@ impl Cluster {
         }
         let request =
             request.body(bytes).map_err(|error| told((KubeErrorKind::Refused, error.to_string())))?;
+        let patience = self.patience.get().map_or(ANSWER_MAX, |patience| ANSWER_MAX.min(*patience));
         let within = match self.last.get() {
-            Some(last) => ANSWER_MAX.min(last.saturating_duration_since(Instant::now())),
-            None => ANSWER_MAX,
+            Some(last) => patience.min(last.saturating_duration_since(Instant::now())),
+            None => patience,
         };
         let (client, plugin) = (self.client.clone(), self.plugin.clone());
         let (sender, receiver) = mpsc::sync_channel(1);

@@ -183,15 +183,21 @@ impl Run<'_> {
                 }
             };
         }
-        let current = self.status.job.as_ref().map(|job| job.name.clone());
+        let current = self.status.job.clone();
+        // One of the name of the worker's that was made again is not it.
+        let is_current = |seen: &JobSeen| {
+            let is_it =
+                |job: &JobRef| job.name == seen.name && job.uid.as_ref().is_none_or(|uid| *uid == seen.uid);
+            current.as_ref().is_some_and(is_it)
+        };
         // Of an epoch that is over, or of nobody's.
         // The last one of what is over stays, so that its log can be read.
         let is_over = matches!(self.status.phase, Phase::Done | Phase::Failed) && !self.is_unwanted();
-        let stray = |job: &&JobSeen| Some(&job.name) != current.as_ref() && !(is_over && job.has_ended);
+        let stray = |job: &&JobSeen| !is_current(job) && !(is_over && job.has_ended);
         let stray = self.facts.jobs.iter().find(stray);
         if let Some(job) = stray {
+            self.wants_slot = current.is_some() || !job.has_ended;
             if job.is_going {
-                self.wants_slot = self.status.job.is_some();
                 self.wake(now.plus(LINGER_SECONDS));
                 return Act::Nothing;
             }
@@ -226,8 +232,7 @@ impl Run<'_> {
                 (false, Some(false))
                     if job.work == Work::Move && (self.is_unwanted() || self.has_lost_plan()) =>
                 {
-                    self.status.job = None;
-                    self.wants_slot = false;
+                    self.end_epoch();
                     self.at_rest()
                 }
                 (false, Some(false)) => Act::MakeJob,
@@ -274,6 +279,13 @@ impl Run<'_> {
             self.tell("Arrived", false, reason, message);
         }
         Act::Nothing
+    }
+
+    /// No worker is meant any more: whoever comes late in this epoch is refused from now on.
+    fn end_epoch(&mut self) {
+        self.status.job = None;
+        self.status.epoch += 1;
+        self.wants_slot = false;
     }
 
     /// No worker is there.
@@ -370,7 +382,7 @@ impl Run<'_> {
             Some(true) => return self.wait(LINGER_SECONDS),
             Some(false) => {}
         }
-        self.status.epoch += 1;
+        self.status.epoch = self.status.epoch.max(1);
         let name = job_name(&self.facts.me.name, self.status.epoch);
         self.status.job = Some(JobRef { name, uid: None, work, at: now, overdue: false });
         self.status.next_try = None;

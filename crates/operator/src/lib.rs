@@ -6,6 +6,7 @@
 //! model      the custom resources, as far as the operator reads and writes them
 //! layout     a plan that was laid over its source -> Migrations to make and to change
 //! decide     one Migration, what is there of its Job, claim and pods -> its status, and what is to be done next
+//! fence      what a worker writes to its Migration, held against its epoch and its pod
 //! admission  which of those that wait may go: the one scheduler, with names for its jobs
 //! objects    Jobs, claims and events
 //! time       moments as Kubernetes writes them
@@ -15,6 +16,7 @@
 
 pub mod admission;
 pub mod decide;
+pub mod fence;
 pub mod layout;
 pub mod model;
 pub mod objects;

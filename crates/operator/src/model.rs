@@ -141,6 +141,9 @@ pub struct JobRef {
 pub struct WorkerWord {
     /// The epoch that it works in.
     pub epoch: u64,
+    /// The UID of its pod.
+    #[serde(default)]
+    pub pod: Option<String>,
     /// Absent while it works: how it ended, as drover's commands do.
     #[serde(default)]
     pub exit: Option<u8>,

@@ -91,6 +91,9 @@ pub fn job(migration: &Named, epoch: u64, work: Work, secret: &str, begun: bool,
         json!(migration.uid),
         json!("--epoch"),
         json!(epoch.to_string()),
+        json!("--pod"),
+        // The kubelet puts it in.
+        json!("$(DROVER_POD)"),
     ];
     if work == Work::Undo {
         args.push(json!("--undo"));
@@ -101,7 +104,10 @@ pub fn job(migration: &Named, epoch: u64, work: Work, secret: &str, begun: bool,
     let container = json!({
         "name": "worker", "image": shape.image, "imagePullPolicy": shape.image_pull,
         "command": ["/usr/bin/drover"], "args": args,
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "DROVER_STATE", "value": "/state/drover"}],
+        "env": [
+            {"name": "HOME", "value": "/tmp"}, {"name": "DROVER_STATE", "value": "/state/drover"},
+            {"name": "DROVER_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        ],
         "volumeMounts": [
             {"name": "state", "mountPath": "/state"}, {"name": "tmp", "mountPath": "/tmp"},
             {"name": "provider", "mountPath": "/provider", "readOnly": true},
@@ -222,6 +228,12 @@ mod tests {
         assert_eq!(pod["containers"][0]["resources"]["requests"]["memory"], "1Gi");
         let args: Vec<&str> =
             pod["containers"][0]["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
-        assert_eq!(args, ["operator", "worker", "vm-1", "--uid", "u", "--epoch", "3", "--undo", "--begun"]);
+        let expected = "operator worker vm-1 --uid u --epoch 3 --pod $(DROVER_POD) --undo --begun";
+        assert_eq!(args.join(" "), expected);
+        let env = &pod["containers"][0]["env"][2];
+        assert_eq!(
+            (&env["name"], &env["valueFrom"]["fieldRef"]["fieldPath"]),
+            (&json!("DROVER_POD"), &json!("metadata.uid"))
+        );
     }
 }

@@ -64,6 +64,9 @@ pub struct OperatorWorkerArgs {
     /// The epoch of this worker
     #[arg(long)]
     pub epoch: u64,
+    /// The UID of its pod
+    #[arg(long)]
+    pub pod: String,
     /// Undo what was begun
     #[arg(long)]
     pub undo: bool,

@@ -186,8 +186,8 @@ impl Operator {
             made => made?,
         };
         self.due.insert(name.to_string());
-        let seen = job_seen(&made);
-        self.jobs.insert(seen.name.clone(), Job { migration: name.to_string(), seen });
+        let (seen, version) = (job_seen(&made), Meta::of(&made).version);
+        self.jobs.insert(seen.name.clone(), Job { migration: name.to_string(), version, seen });
         Ok(())
     }
 

@@ -61,14 +61,17 @@ impl Operator {
                 return;
             }
             self.wakes.remove(&name);
-            if let Err(error) = self.tend(&name) {
-                if error.kind != KubeErrorKind::Conflict {
-                    crate::out::say(format_args!("Migration {name}: {error}; it is tried again"));
+            let tended = match self.tend(&name) {
+                // It was changed since it was seen.
+                Err(error) if error.kind == KubeErrorKind::Conflict => {
+                    self.wakes.insert(name.clone(), at.plus(1));
+                    self.read_again(&name)
                 }
-                self.wakes.insert(
-                    name,
-                    at.plus(if error.kind == KubeErrorKind::Conflict { 1 } else { REFUSED_SECONDS }),
-                );
+                tended => tended,
+            };
+            if let Err(error) = tended {
+                crate::out::say(format_args!("Migration {name}: {error}; it is tried again"));
+                self.wakes.insert(name, at.plus(REFUSED_SECONDS));
             }
         }
         let now_ms = self.now_ms();
@@ -172,6 +175,15 @@ impl Operator {
         let path = format!("{}/status", path_of(Kind::Migration, &self.namespace, name));
         let answer = self.cluster.change(&path, Change::Merge, &body)?;
         self.take_answer(&answer);
+        Ok(())
+    }
+
+    /// Whatever version was known: after a restore of the cluster's store older ones are the true ones.
+    pub(super) fn read_again(&mut self, name: &str) -> Result<(), KubeError> {
+        match self.cluster.get(&path_of(Kind::Migration, &self.namespace, name))? {
+            Some(found) => self.take_answer(&found),
+            None => self.lose(Kind::Migration, name),
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! `drover operator worker`: moves or undoes the VM of one Migration, and says in its status how that goes.
 //!
-//! All that it writes there holds the Migration's UID and the worker's own epoch against what is there: a worker whose time is over
-//! changes nothing, and it stops as soon as it sees that, or when it cannot see it for a while.
+//! All that it writes there is held against the Migration's UID, the epoch and its own pod: a worker whose time is over changes
+//! nothing, and it stops as soon as it sees that, or when it cannot see it for a while. An undo asks before each of its steps.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use drover_engine::{Board, Event, Observer, PlanState, RunOutcome, Store, VmState};
+use drover_engine::{Board, Cause, Event, Observer, PlanState, ProviderError, RunOutcome, Store, VmState};
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_mover::StopSignal;
 use drover_operator::decide::reason;
-use drover_operator::model::{MigrationSpec, Named, Pinned, ProviderSpec, WorkerWord, plan_text};
+use drover_operator::fence::{Fence, Taken, unwanted};
+use drover_operator::model::{MigrationSpec, Named, Pinned, ProviderSpec, Work, WorkerWord, plan_text};
 use drover_operator::objects::engine_plan;
 use drover_plan::{Others, Problem};
 use serde_json::{Value, json};
@@ -27,15 +28,16 @@ use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 use crate::own::OwnedStore;
 use crate::policy::PlanPolicy;
-use crate::provider::Provider;
-use crate::run::{Meant, Prepared, Setting, Words, exit_of, give_up};
+use crate::run::{Meant, Prepared, Setting, Words, exit_of, give_up_by_leave};
 use crate::signals::stop_on_signals;
 
 /// How often it looks whether it is still meant, and tells how far it is.
 const LOOK: Duration = Duration::from_secs(2);
 /// Without an answer for so long it stops: another may have been made in its place.
 const UNSEEN_MAX: Duration = Duration::from_secs(30);
-/// How long the last word is tried to be said.
+/// How long one answer is waited for: the two above are to be kept on a line that swallows all.
+const ANSWER_MAX: Duration = Duration::from_secs(8);
+/// How long the first and the last word are tried to be said.
 const WORD_MAX: Duration = Duration::from_secs(40);
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
@@ -71,48 +73,53 @@ fn word(exit: Exit, message: &str) -> String {
 struct Post {
     cluster: Arc<Cluster>,
     path: String,
-    uid: String,
-    epoch: u64,
-    /// Of the spec that it was read with.
-    generation: i64,
+    fence: Fence,
 }
 
 impl Post {
+    fn read(&self) -> Result<Value, KubeError> {
+        Ok(self.cluster.get(&self.path)?.unwrap_or_default())
+    }
+
+    /// Makes the epoch this pod's, before anything else is done; gives the Migration as it is then.
+    fn take(&self) -> Result<Value, Failure> {
+        let until = Instant::now() + WORD_MAX;
+        loop {
+            let tried = self.read().and_then(|found| match self.fence.take(&found) {
+                Taken::Mine => Ok(Ok(found)),
+                Taken::Refused(why) => Ok(Err(Failure::new(Exit::Interrupted, why))),
+                Taken::By(operations) => self.change(&operations).map(Ok),
+            });
+            match tried {
+                Ok(taken) => return taken,
+                // Changed since it was read, or nobody answered in time.
+                Err(error) if may_pass(error.kind, true) && Instant::now() < until => {
+                    std::thread::sleep(LOOK / 4);
+                }
+                Err(error) => return Err(failure(error)),
+            }
+        }
+    }
+
     /// Whether it is still meant.
     fn is_mine(&self) -> Result<bool, KubeError> {
-        let found = self.cluster.get(&self.path)?;
-        Ok(found.is_some_and(|it| Meta::of(&it).uid == self.uid && it["status"]["epoch"] == self.epoch))
+        self.read().map(|found| self.fence.holds(&found))
+    }
+
+    fn change(&self, operations: &Value) -> Result<Value, KubeError> {
+        self.cluster.change(&format!("{}/status", self.path), Change::Operations, operations)
     }
 
     /// Writes fields of the status; refused where another is meant.
     fn write(&self, fields: &[(&str, Value)]) -> Result<(), KubeError> {
-        let mut operations = vec![
-            json!({"op": "test", "path": "/metadata/uid", "value": self.uid}),
-            json!({"op": "test", "path": "/status/epoch", "value": self.epoch}),
-        ];
-        for (field, value) in fields {
-            operations.push(json!({"op": "add", "path": format!("/status/{field}"), "value": value}));
-        }
-        let path = format!("{}/status", self.path);
-        self.cluster.change(&path, Change::Operations, &json!(operations)).map(drop)
-    }
-
-    /// Says that it begins to touch source and target; refused where what is wanted is another by now.
-    fn begin(&self) -> Result<(), KubeError> {
-        let operations = json!([
-            {"op": "test", "path": "/metadata/uid", "value": self.uid},
-            {"op": "test", "path": "/metadata/generation", "value": self.generation},
-            {"op": "test", "path": "/status/epoch", "value": self.epoch},
-            {"op": "add", "path": "/status/begun", "value": true},
-        ]);
-        let path = format!("{}/status", self.path);
-        self.cluster.change(&path, Change::Operations, &operations).map(drop)
+        self.change(&self.fence.write(fields)).map(drop)
     }
 
     /// Says how it ended. Unsaid, the operator finds the Job at its end, and makes another.
     fn say(&self, end: &End, roots: &[Value], progress: &Value) {
         let word = WorkerWord {
-            epoch: self.epoch,
+            epoch: self.fence.epoch,
+            pod: Some(self.fence.pod.clone()),
             exit: Some(end.exit as u8),
             reason: Some(end.reason.clone()),
             message: Some(end.message.chars().take(2000).collect()),
@@ -130,11 +137,7 @@ impl Post {
                 Ok(()) => return,
                 Err(error) => {
                     crate::out::say(format_args!("the end is not told: {error}"));
-                    let passes = matches!(
-                        error.kind,
-                        KubeErrorKind::Unreachable | KubeErrorKind::Server | KubeErrorKind::Conflict
-                    );
-                    if !passes || Instant::now() >= until {
+                    if !may_pass(error.kind, false) || Instant::now() >= until {
                         return;
                     }
                     std::thread::sleep(LOOK);
@@ -144,12 +147,23 @@ impl Post {
     }
 }
 
+/// Whether a request is worth another try; a test that failed, where all is read again before.
+fn may_pass(kind: KubeErrorKind, reads_again: bool) -> bool {
+    match kind {
+        KubeErrorKind::Unreachable | KubeErrorKind::Server | KubeErrorKind::Conflict => true,
+        KubeErrorKind::Refused => reads_again,
+        _ => false,
+    }
+}
+
 /// What it has to work with.
 struct Desk<'a> {
     args: &'a OperatorWorkerArgs,
     post: Arc<Post>,
     namespace: String,
     spec: MigrationSpec,
+    /// Of that spec.
+    generation: i64,
     provider: ProviderSpec,
     stop: StopSignal,
     board: Board,
@@ -160,29 +174,25 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let namespace = namespace(None)?;
     let cluster = Cluster::connect(&Access::default()).map_err(failure)?;
+    cluster.wait_at_most(ANSWER_MAX);
     let path = path_of(Kind::Migration, &namespace, &args.migration);
-    let found = cluster.get(&path).map_err(failure)?.unwrap_or_default();
-    let meta = Meta::of(&found);
-    let generation = meta.generation;
-    let post = Arc::new(Post { cluster, path, uid: args.uid.clone(), epoch: args.epoch, generation });
-    if meta.uid != args.uid || found["status"]["epoch"] != args.epoch {
-        let what = format!("Migration {} is another, or has another worker", args.migration);
-        return Err(Failure::new(Exit::Interrupted, what));
-    }
-    let spec: Result<MigrationSpec, _> = serde_json::from_value(found["spec"].clone());
-    let spec = spec.map_err(|error| Failure::new(Exit::Plan, format!("the Migration: {error}")))?;
-    let begun = check_mark(args).and_then(|()| provider_of(&post, &namespace, &spec.provider));
-    let provider = match begun {
-        Ok(provider) => provider,
+    let fence = Fence { uid: args.uid.clone(), epoch: args.epoch, pod: args.pod.clone() };
+    let post = Arc::new(Post { cluster, path, fence });
+    let found = post.take()?;
+    let ready = check_mark(args).and_then(|()| spec_of(args, &found)).and_then(|spec| {
+        let provider = provider_of(&post, &namespace, &spec.provider)?;
+        Ok((spec, provider))
+    });
+    let (spec, provider) = match ready {
+        Ok(ready) => ready,
         Err(end) => {
             post.say(&end, &[], &Value::Null);
             return Ok(end.exit);
         }
     };
-    post.write(&[("worker", json!(WorkerWord { epoch: args.epoch, ..WorkerWord::default() }))])
-        .map_err(failure)?;
-    let board = Board::default();
-    let desk = Desk { args, post: post.clone(), namespace, spec, provider, stop: stop.clone(), board };
+    let (board, generation) = (Board::default(), Meta::of(&found).generation);
+    let desk =
+        Desk { args, post: post.clone(), namespace, spec, generation, provider, stop: stop.clone(), board };
     let is_over = Arc::new(AtomicBool::new(false));
     let watcher = watch(&desk, is_over.clone())?;
     let mut roots = Vec::new();
@@ -194,6 +204,16 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     crate::out::say(format_args!("{}: {}", end.reason, end.message));
     post.say(&end, &roots, &desk.progress(end.exit == Exit::Success && !args.undo));
     Ok(end.exit)
+}
+
+/// What is to be done, if it still is.
+fn spec_of(args: &OperatorWorkerArgs, found: &Value) -> Result<MigrationSpec, End> {
+    let work = if args.undo { Work::Undo } else { Work::Move };
+    if let Some(why) = unwanted(work, found) {
+        return Err(End::new(Exit::Interrupted, "Changed", why));
+    }
+    serde_json::from_value(found["spec"].clone())
+        .map_err(|error| End::new(Exit::Plan, reason::UNPARSABLE, format!("the Migration: {error}")))
 }
 
 /// What says whose state is on the claim.
@@ -249,8 +269,11 @@ fn watch(desk: &Desk<'_>, is_over: Arc<AtomicBool>) -> Result<std::thread::JoinH
     let thread = std::thread::Builder::new().name("watch".into());
     let run = move || {
         while !is_over.load(Ordering::SeqCst) {
-            match post.is_mine() {
-                Ok(true) => seen = Instant::now(),
+            let asked = Instant::now();
+            let answer = post.is_mine();
+            let is_mine = answer.is_ok();
+            match answer {
+                Ok(true) => seen = asked,
                 Ok(false) => {
                     crate::out::say("the Migration has another worker, or is gone: stopping");
                     stop.stop();
@@ -265,7 +288,7 @@ fn watch(desk: &Desk<'_>, is_over: Arc<AtomicBool>) -> Result<std::thread::JoinH
             }
             let done = done_bytes(&board, total);
             // It is only ever told when it is more, and unsaid it is told the next time.
-            if done > told && post.write(&[("progress", progress_of(total, done))]).is_ok() {
+            if is_mine && done > told && post.write(&[("progress", progress_of(total, done))]).is_ok() {
                 told = done;
             }
             let until = Instant::now() + LOOK;
@@ -320,13 +343,7 @@ impl Desk<'_> {
     }
 
     /// Refuses to begin what its plan has no more, as far as can be seen now.
-    fn check_wanted(&self) -> Result<(), End> {
-        let changed = |what: String| End::new(Exit::Interrupted, "Changed", what);
-        let found = self.post.cluster.get(&self.post.path).map_err(|error| End::from(failure(error)))?;
-        let found = found.unwrap_or_default();
-        if Meta::of(&found).is_going || found["spec"]["cancel"] == true {
-            return Err(changed("it is given up".into()));
-        }
+    fn check_plan(&self) -> Result<(), End> {
         // What was begun goes on without its plan.
         if self.args.begun {
             return Ok(());
@@ -339,7 +356,31 @@ impl Desk<'_> {
         let is_same = meta.uid == wanted.uid && meta.generation == wanted.generation && !meta.is_going;
         match is_same && plan["spec"]["cancel"] != true {
             true => Ok(()),
-            false => Err(changed(format!("the Plan {} is another by now", wanted.name))),
+            false => {
+                let what = format!("the Plan {} is another by now", wanted.name);
+                Err(End::new(Exit::Interrupted, "Changed", what))
+            }
+        }
+    }
+
+    /// Says that it begins to touch source and target. A spec that was changed or removed since it was read has another generation.
+    fn begin(&self) -> Result<(), End> {
+        let changed = |error: KubeError| {
+            End::new(Exit::Interrupted, "Changed", format!("what is wanted may be another by now: {error}"))
+        };
+        self.post.change(&self.post.fence.begin(self.generation)).map(drop).map_err(changed)
+    }
+
+    /// Whether the next step of an undo may be done: asked of the cluster, since a process may have stood still for any time.
+    fn may_go_on(&self) -> Result<(), ProviderError> {
+        let refused = |why: String| Err(ProviderError::new(Cause::Cancelled, why));
+        if self.stop.is_set() {
+            return refused("it was asked to stop".into());
+        }
+        match self.post.is_mine() {
+            Ok(true) => Ok(()),
+            Ok(false) => refused("the Migration has another worker, or is gone".into()),
+            Err(error) => refused(format!("whether it is still meant is not known: {error}")),
         }
     }
 
@@ -371,12 +412,9 @@ impl Desk<'_> {
             meant: Some(&meant),
         };
         let prepared = Prepared::new(file, others, false, &setting).map_err(|failure| words.with(failure))?;
-        self.check_wanted()?;
+        self.check_plan()?;
         put_mark(self.args)?;
-        let changed = |error: KubeError| {
-            End::new(Exit::Interrupted, "Changed", format!("what is wanted may be another by now: {error}"))
-        };
-        self.post.begin().map_err(changed)?;
+        self.begin()?;
         let outcome = prepared.run(&setting, &Quiet, &self.board)?;
         for disk in store.disks(&name).map_err(Failure::from)? {
             if let Some(root) = disk.root {
@@ -402,18 +440,19 @@ impl Desk<'_> {
             PlanState::Cancelled => return undone("what it had begun is undone"),
             PlanState::Done | PlanState::Running | PlanState::Incomplete => {}
         }
-        let provider = Provider::open(&file, None)?;
-        let asked = provider.inventory().and_then(|inventory| self.meant().check_source(&inventory.about));
-        // A session that cannot be ended changes nothing in what it said.
-        let _ = provider.close();
-        asked?;
-        let given_up = give_up(row, &store, Some(&self.args.state))?;
+        self.begin()?;
+        // Not over the text that it was begun with: address, certificate and login may be others by now.
+        let (state, meant) = (Some(self.args.state.as_path()), self.meant());
+        let given_up = give_up_by_leave(&file, &store, state, Some(&meant), &|| self.may_go_on())?;
         given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
         if let Some(end) = arrived(&store, &name)? {
             return Ok(end);
         }
         match given_up.left.is_empty() {
             true => undone("what it had begun is undone"),
+            false if self.stop.is_set() => {
+                Err(End::new(Exit::Interrupted, "Stopped", given_up.left.join("; ")))
+            }
             false => Err(End::new(Exit::Source, "LeftBehind", given_up.left.join("; "))),
         }
     }

@@ -31,8 +31,7 @@ impl Run<'_> {
     /// Takes in how a worker ended, of which nothing runs any more.
     pub(super) fn settle(&mut self, job: &JobRef, was_disrupted: bool) -> Act {
         let word = self.status.word().cloned();
-        self.status.job = None;
-        self.wants_slot = false;
+        self.end_epoch();
         let ended = word.filter(|word| word.exit.is_some());
         match (&ended, job.work) {
             (Some(word), _) if word.reason.as_deref() == Some(reason::STATE_LOST) => {

@@ -127,6 +127,7 @@ impl World {
             exit: Some(exit),
             reason: Some(reason.into()),
             message: Some("words".into()),
+            ..WorkerWord::default()
         });
         self.dies(false);
     }
@@ -502,6 +503,55 @@ fn an_operator_that_dies_between_status_and_act_loses_nothing() {
     world.facts.jobs = vec![stray];
     let decision = decide(&world.spec, &world.status, &world.facts);
     assert_eq!(decision.act, Act::RemoveJob(Named { name: "stray".into(), uid: "s".into() }));
+}
+
+#[test]
+fn an_epoch_is_over_when_its_job_was_looked_at() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.dies(false);
+    assert_eq!((world.status.epoch, world.status.job.is_none()), (2, true), "a late pod of it is refused");
+    world.later(PAUSE_SECONDS_MIN);
+    world.works();
+    world.spec.cancel = true;
+    world.settle();
+    assert_eq!(world.made, [(1, Work::Move), (2, Work::Move), (3, Work::Undo)]);
+    // Decided on, not made, and not wanted any more: whoever makes it late makes it in vain.
+    let mut world = World::new();
+    world.settle();
+    (world.job, world.has_pods) = (None, false);
+    world.status.job.as_mut().unwrap().uid = None;
+    world.spec.cancel = true;
+    world.settle();
+    assert_eq!((world.status.epoch, world.status.phase), (2, Phase::Cancelled));
+}
+
+#[test]
+fn a_job_that_was_made_again_in_an_epoch_is_removed() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    let again = JobSeen { uid: "another".into(), ..world.job.clone().unwrap() };
+    world.facts.jobs = vec![again.clone()];
+    let decision = decide(&world.spec, &world.status, &world.facts);
+    assert_eq!(decision.act, Act::RemoveJob(Named { name: again.name, uid: again.uid }));
+}
+
+#[test]
+fn a_stray_job_keeps_the_slot_until_its_pod_is_gone() {
+    for (is_going, has_job) in [(false, true), (true, true), (false, false), (true, false)] {
+        let mut world = World::new();
+        world.settle();
+        world.works();
+        if !has_job {
+            world.dies(false);
+        }
+        let stray = JobSeen { name: "stray".into(), uid: "s".into(), is_going, ..JobSeen::default() };
+        world.facts.jobs = world.job.iter().cloned().chain([stray]).collect();
+        let decision = decide(&world.spec, &world.status, &world.facts);
+        assert!(decision.wants_slot, "{is_going} {has_job}");
+    }
 }
 
 #[test]
