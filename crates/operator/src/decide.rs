@@ -50,6 +50,8 @@ pub enum ProviderStanding {
     Same,
     /// It is not, and how.
     Other(String),
+    /// It is not there.
+    Missing(String),
 }
 
 /// The Job of a worker, as it is.
@@ -152,8 +154,9 @@ pub struct Decision {
 
 /// Decides.
 pub fn decide(spec: &MigrationSpec, status: &Status, facts: &Facts) -> Decision {
-    let mut run =
-        Run { spec, facts, status: status.clone(), wake: None, wants_slot: false, notes: Vec::new() };
+    let is_edited = status.observed_generation != facts.generation;
+    let status = status.clone();
+    let mut run = Run { spec, facts, status, is_edited, wake: None, wants_slot: false, notes: Vec::new() };
     run.status.observed_generation = facts.generation;
     let act = run.act();
     let Run { status, wake, wants_slot, notes, .. } = run;
@@ -164,6 +167,8 @@ struct Run<'a> {
     spec: &'a MigrationSpec,
     facts: &'a Facts,
     status: Status,
+    /// Whether the spec is another than the one that was decided on last.
+    is_edited: bool,
     wake: Option<Moment>,
     wants_slot: bool,
     notes: Vec<Note>,
@@ -311,18 +316,21 @@ impl Run<'_> {
                 self.status.phase = Phase::Pending;
             }
         }
+        if self.status.phase == Phase::Failed && self.is_edited && !has_begun && !self.has_lost_state() {
+            (self.status.failures, self.status.tries, self.status.next_try) = (0, 0, None);
+            self.status.phase = Phase::Pending;
+        }
+        if !has_begun && self.facts.plan == PlanStanding::LeftOut {
+            return Act::RemoveMigration;
+        }
         if self.status.phase == Phase::Failed {
             return Act::Nothing;
         }
-        if !has_begun {
-            match &self.facts.plan {
-                PlanStanding::Has => {}
-                PlanStanding::LeftOut => return Act::RemoveMigration,
-                PlanStanding::Unknown(why) => {
-                    let why = why.clone();
-                    return self.rest(Phase::Pending, "PlanNotResolved", &why);
-                }
-            }
+        if let PlanStanding::Unknown(why) = &self.facts.plan
+            && !has_begun
+        {
+            let why = why.clone();
+            return self.rest(Phase::Pending, "PlanNotResolved", &why);
         }
         self.begin(Work::Move)
     }
@@ -353,6 +361,7 @@ impl Run<'_> {
             self.tell("CleanedUp", false, "UndoGaveUp", message);
             return Act::Nothing;
         }
+        self.wake(since.plus(UNDO_SECONDS_MAX));
         self.status.phase = Phase::Cancelling;
         self.begin(Work::Undo)
     }
@@ -361,9 +370,14 @@ impl Run<'_> {
     fn begin(&mut self, work: Work) -> Act {
         let now = self.facts.now;
         let waiting = if work == Work::Move { Phase::Pending } else { Phase::Cancelling };
-        if let ProviderStanding::Other(why) = &self.facts.provider {
-            let why = why.clone();
-            return self.rest(waiting, "ProviderChanged", &why);
+        // What has begun goes to the provider as it is now: the worker proves that it is the same vCenter.
+        let blocked = match &self.facts.provider {
+            ProviderStanding::Missing(why) => Some(("ProviderMissing", why.clone())),
+            ProviderStanding::Other(why) if !self.status.begun => Some(("ProviderChanged", why.clone())),
+            ProviderStanding::Other(_) | ProviderStanding::Same => None,
+        };
+        if let Some((reason, why)) = blocked {
+            return self.rest(waiting, reason, &why);
         }
         if let Some(next) = self.status.next_try.filter(|next| *next > now) {
             self.wake(next);

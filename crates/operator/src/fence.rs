@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::model::{Work, WorkerWord};
+use crate::model::{Pinned, Work, WorkerWord};
 
 /// A worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +106,16 @@ pub fn unwanted(work: Work, migration: &Value) -> Option<&'static str> {
     }
 }
 
+/// Whether a worker may use a Provider as it is now. What has begun may whatever became of it, since the vCenter itself is proven by its
+/// instance UUID.
+pub fn takes_provider(wanted: &Pinned, has_begun: bool, provider: &Value) -> bool {
+    let metadata = &provider["metadata"];
+    match has_begun {
+        true => metadata["name"] == wanted.name.as_str(),
+        false => metadata["uid"] == wanted.uid.as_str() && metadata["generation"] == wanted.generation,
+    }
+}
+
 /// Whether an object of one UID was seen in a later version already. Versions that are no numbers tell nothing.
 pub fn is_older(seen: &str, fresh: &str) -> bool {
     match (seen.parse::<u64>(), fresh.parse::<u64>()) {
@@ -192,6 +202,21 @@ mod tests {
         for it in [cancelled, going] {
             assert!(unwanted(Work::Move, &it).is_some() && unwanted(Work::Undo, &it).is_none());
         }
+    }
+
+    #[test]
+    fn what_has_begun_takes_the_provider_of_that_name() {
+        let wanted = Pinned { name: "vc".into(), uid: "u".into(), generation: 1 };
+        let provider = |uid: &str, generation: i64| json!({"metadata": {"name": "vc", "uid": uid, "generation": generation}});
+        for (provider, is_as_laid) in
+            [(provider("u", 1), true), (provider("u", 2), false), (provider("v", 1), false)]
+        {
+            assert_eq!(takes_provider(&wanted, false, &provider), is_as_laid);
+            assert!(takes_provider(&wanted, true, &provider));
+        }
+        assert!(
+            !takes_provider(&wanted, false, &Value::Null) && !takes_provider(&wanted, true, &Value::Null)
+        );
     }
 
     #[test]

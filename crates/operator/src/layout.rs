@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::decide::PlanStanding;
 use crate::model::{MigrationSpec, Pinned};
 use crate::objects::migration_name;
 
@@ -25,29 +26,49 @@ pub struct Layout {
     pub refused: Vec<(String, String)>,
 }
 
-/// Lays out a plan. What was begun stays as it was begun, whatever the plan says now; only the provider's generation follows, if it
-/// is still the same vCenter. What was not begun and is not wanted any more keeps its generation, by which it is known.
-pub fn lay_out(
-    plan: &Pinned,
-    provider: &Pinned,
-    source: &str,
-    wanted: Vec<MigrationSpec>,
-    existing: &BTreeMap<String, Existing>,
-) -> Layout {
-    let mut layout = Layout::default();
-    let mut targets: BTreeMap<String, String> = BTreeMap::new();
-    for (name, it) in existing {
-        let spec = &it.spec;
-        let is_same = spec.plan_ref.uid == plan.uid && spec.provider.uid == provider.uid;
-        let follows = is_same && spec.source.instance_uuid == source && spec.provider != *provider;
-        if it.has_begun && follows {
-            let spec = MigrationSpec { provider: provider.clone(), ..spec.clone() };
-            layout.change.push((name.clone(), spec));
-        }
-        if it.has_begun {
-            targets.insert(spec.target_name.clone(), spec.vm.name.clone());
-        }
+/// A plan, and what it was laid over.
+#[derive(Clone, Debug)]
+pub struct Laid {
+    /// As it is now.
+    pub plan: Pinned,
+    /// Whether nothing of it is to begin any more.
+    pub is_over: bool,
+    /// The generation whose Migrations are all there.
+    pub resolved: i64,
+    /// The provider that this was laid over.
+    pub over: Option<Pinned>,
+    /// The provider, as it is now.
+    pub provider: Option<Pinned>,
+}
+
+/// How a plan stands to a Migration. One that it has no more is known by what it was laid over.
+pub fn standing(spec: &MigrationSpec, laid: Option<&Laid>) -> PlanStanding {
+    let name = &spec.plan_ref.name;
+    let Some(laid) = laid.filter(|laid| laid.plan.uid == spec.plan_ref.uid) else {
+        return PlanStanding::LeftOut;
+    };
+    if laid.is_over || laid.resolved != laid.plan.generation {
+        return PlanStanding::Unknown(format!("the Plan {name} is not laid over its source as it is now"));
     }
+    if laid.over.is_none() || laid.over != laid.provider {
+        return PlanStanding::Unknown(format!("the Plan {name} is not laid over its Provider as it is now"));
+    }
+    if spec.plan_ref.generation > laid.resolved {
+        return PlanStanding::Unknown(format!("the Plan {name} is being laid over its source"));
+    }
+    match spec.plan_ref.generation == laid.resolved && laid.over.as_ref() == Some(&spec.provider) {
+        true => PlanStanding::Has,
+        false => PlanStanding::LeftOut,
+    }
+}
+
+/// Lays out a plan. What was begun stays as it was begun, whatever the plan says now. What was not begun and is not wanted any more
+/// stays as it was laid out, by which it is known.
+pub fn lay_out(plan: &Pinned, wanted: Vec<MigrationSpec>, existing: &BTreeMap<String, Existing>) -> Layout {
+    let mut layout = Layout::default();
+    let begun = existing.values().filter(|it| it.has_begun);
+    let targets: BTreeMap<String, String> =
+        begun.map(|it| (it.spec.target_name.clone(), it.spec.vm.name.clone())).collect();
     for spec in wanted {
         let vm = spec.vm.name.clone();
         if spec.vm.instance_uuid.is_empty() || spec.source.instance_uuid.is_empty() {
@@ -111,10 +132,10 @@ mod tests {
         let existing = [there(spec("a", "web01", &first), true)].into();
         // Renamed at the source, called otherwise at the target, by another plan.
         let renamed = MigrationSpec { target_name: "other".into(), ..spec("a", "web02", &first) };
-        let same = lay_out(&pinned("p1", 2), &pinned("vc", 1), "source-1", vec![renamed.clone()], &existing);
+        let same = lay_out(&pinned("p1", 2), vec![renamed.clone()], &existing);
         assert_eq!(same, Layout::default());
         let of_second = MigrationSpec { plan_ref: second.clone(), ..renamed };
-        let other = lay_out(&second, &pinned("vc", 1), "source-1", vec![of_second], &existing);
+        let other = lay_out(&second, vec![of_second], &existing);
         assert!(other.make.is_empty() && other.change.is_empty());
         assert!(other.refused[0].1.contains("of Plan of p1 is about it"), "{:?}", other.refused);
     }
@@ -131,7 +152,7 @@ mod tests {
         .into();
         let new = pinned("p", 2);
         let wanted = ["a", "b", "c", "e"].map(|it| spec(it, it, &new)).to_vec();
-        let layout = lay_out(&new, &pinned("vc", 1), "source-1", wanted, &existing);
+        let layout = lay_out(&new, wanted, &existing);
         let names = |list: &[(String, MigrationSpec)]| {
             list.iter().map(|(_, spec)| spec.vm.name.clone()).collect::<Vec<_>>()
         };
@@ -141,21 +162,58 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_that_was_edited_is_followed_only_to_the_same_vcenter() {
+    fn a_vm_that_was_left_out_is_known_by_plan_and_provider() {
+        let laid = |resolved, over: i64, provider: i64| Laid {
+            plan: pinned("p", 2),
+            is_over: false,
+            resolved,
+            over: Some(pinned("vc", over)),
+            provider: Some(pinned("vc", provider)),
+        };
+        let spec = |plan, provider| MigrationSpec {
+            provider: pinned("vc", provider),
+            ..spec("a", "a", &pinned("p", plan))
+        };
+        let of = |spec: &MigrationSpec, laid: &Laid| standing(spec, Some(laid));
+        assert_eq!(of(&spec(2, 1), &laid(2, 1, 1)), PlanStanding::Has);
+        assert_eq!(of(&spec(1, 1), &laid(2, 1, 1)), PlanStanding::LeftOut);
+        assert_eq!(
+            of(&spec(2, 1), &laid(2, 2, 2)),
+            PlanStanding::LeftOut,
+            "the new vCenter does not have it"
+        );
+        let again =
+            Laid { over: Some(pinned("vc-b", 1)), provider: Some(pinned("vc-b", 1)), ..laid(2, 1, 1) };
+        assert_eq!(of(&spec(2, 1), &again), PlanStanding::LeftOut, "a Provider that was made again");
+        for laid in [
+            laid(1, 1, 1),
+            laid(2, 1, 2),
+            Laid { over: None, ..laid(2, 1, 1) },
+            Laid { provider: None, ..laid(2, 1, 1) },
+            Laid { is_over: true, ..laid(2, 1, 1) },
+        ] {
+            assert!(matches!(of(&spec(2, 1), &laid), PlanStanding::Unknown(_)), "{laid:?}");
+        }
+        assert!(matches!(of(&spec(3, 1), &laid(2, 1, 1)), PlanStanding::Unknown(_)));
+        assert_eq!(standing(&spec(2, 1), None), PlanStanding::LeftOut);
+        let another = Laid { plan: pinned("p-made-again", 2), ..laid(2, 1, 1) };
+        assert_eq!(of(&spec(2, 1), &another), PlanStanding::LeftOut);
+    }
+
+    #[test]
+    fn what_has_not_begun_follows_a_provider_that_was_made_again() {
         let plan = pinned("p", 1);
-        let existing: BTreeMap<_, _> = [there(spec("a", "a", &plan), true)].into();
-        let edited = pinned("vc", 2);
-        let same = lay_out(&plan, &edited, "source-1", Vec::new(), &existing);
-        assert_eq!(same.change[0].1.provider, edited);
-        assert!(lay_out(&plan, &edited, "source-2", Vec::new(), &existing).change.is_empty());
-        assert!(lay_out(&plan, &pinned("vc2", 1), "source-1", Vec::new(), &existing).change.is_empty());
+        let existing = [there(spec("a", "a", &plan), false), there(spec("b", "b", &plan), true)].into();
+        let over = |it: &str| MigrationSpec { provider: pinned("vc-b", 1), ..spec(it, it, &plan) };
+        let layout = lay_out(&plan, vec![over("a"), over("b")], &existing);
+        assert_eq!(layout.change.len(), 1);
+        assert_eq!(layout.change[0].1.provider.uid, "vc-b");
     }
 
     #[test]
     fn vms_that_nobody_can_tell_apart_are_refused() {
         let plan = pinned("p", 1);
-        let layout =
-            lay_out(&plan, &pinned("vc", 1), "source-1", vec![spec("", "x", &plan)], &BTreeMap::new());
+        let layout = lay_out(&plan, vec![spec("", "x", &plan)], &BTreeMap::new());
         assert!(layout.make.is_empty() && layout.refused.len() == 1);
     }
 }

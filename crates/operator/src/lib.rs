@@ -5,6 +5,7 @@
 //! ```text
 //! model      the custom resources, as far as the operator reads and writes them
 //! layout     a plan that was laid over its source -> Migrations to make and to change
+//! begun      VMs that are on their way, when a plan is laid over its source again
 //! decide     one Migration, what is there of its Job, claim and pods -> its status, and what is to be done next
 //! fence      what a worker writes to its Migration, held against its epoch and its pod
 //! admission  which of those that wait may go: the one scheduler, with names for its jobs
@@ -15,6 +16,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admission;
+pub mod begun;
 pub mod decide;
 pub mod fence;
 pub mod layout;

@@ -2,7 +2,8 @@
 
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
 use drover_operator::decide::{ClaimSeen, Facts, PlanStanding, ProviderStanding, decide};
-use drover_operator::model::{MigrationSpec, Named, Pinned, Status};
+use drover_operator::layout::standing;
+use drover_operator::model::{MigrationSpec, Named, Phase, Pinned, Status};
 use drover_operator::time::Moment;
 use drover_operator::{ABANDON, FINALIZER, RETRY};
 use serde_json::{Value, json};
@@ -42,6 +43,11 @@ impl Migration {
             retry: metadata["annotations"][RETRY].as_str().map(str::to_string),
             is_abandoned: metadata["annotations"][ABANDON] == "true",
         })
+    }
+
+    /// Whether it goes its way whatever its plan says now: a worker touches something, or it was given up.
+    pub fn has_begun(&self) -> bool {
+        self.status.begun || self.status.phase == Phase::Cancelled
     }
 
     pub fn named(&self) -> Named {
@@ -100,34 +106,20 @@ impl Operator {
     }
 
     fn plan_standing(&self, spec: &MigrationSpec) -> PlanStanding {
-        let wanted = &spec.plan_ref;
-        let Some(plan) = self.plans.get(&wanted.name).filter(|plan| plan.meta.uid == wanted.uid) else {
-            return PlanStanding::LeftOut;
-        };
-        let resolved = plan.status.resolved_generation;
-        if plan.meta.is_going || plan.cancel || resolved != plan.meta.generation {
-            let why = format!("the Plan {} is not laid over its source as it is now", wanted.name);
-            return PlanStanding::Unknown(why);
-        }
-        match wanted.generation.cmp(&resolved) {
-            std::cmp::Ordering::Equal => PlanStanding::Has,
-            std::cmp::Ordering::Less => PlanStanding::LeftOut,
-            std::cmp::Ordering::Greater => {
-                PlanStanding::Unknown("the Plan is being laid over its source".into())
-            }
-        }
+        let laid = self.plans.get(&spec.plan_ref.name).map(|plan| {
+            let provider = self.providers.get(plan.provider());
+            plan.laid(provider.map(super::Provider::pinned))
+        });
+        standing(spec, laid.as_ref())
     }
 
     fn provider_standing(&self, wanted: &Pinned) -> ProviderStanding {
         let name = &wanted.name;
-        match self.providers.get(name) {
-            None => ProviderStanding::Other(format!("there is no Provider {name}")),
-            Some(it) if it.meta.uid != wanted.uid => ProviderStanding::Other(format!(
-                "the Provider {name} is not the one that the plan was laid over"
-            )),
-            Some(it) if it.meta.generation != wanted.generation => ProviderStanding::Other(format!(
-                "the Provider {name} was changed; the Plan is laid over it anew"
-            )),
+        match self.providers.get(name).map(super::Provider::pinned) {
+            None => ProviderStanding::Missing(format!("there is no Provider {name}")),
+            Some(now) if now != *wanted => {
+                ProviderStanding::Other(format!("the Plan is not laid over the Provider {name} as it is now"))
+            }
             Some(_) => ProviderStanding::Same,
         }
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
-use drover_operator::layout::{Existing, lay_out};
+use drover_operator::begun::Begun;
+use drover_operator::layout::{Existing, Laid, lay_out};
 use drover_operator::model::{Condition, MigrationSpec, Phase, Pinned, ProviderSpec, set_condition};
 use drover_operator::objects::{self, Note};
 use drover_operator::time::Moment;
@@ -17,6 +18,8 @@ const PAUSE_MIN: i64 = 15;
 const PAUSE_MAX: i64 = 600;
 /// VMs that do not move by a plan, of which its status names so many.
 const REFUSED_MAX: usize = 50;
+/// How often a Migration that others change meanwhile is changed anew.
+const CHANGES_MAX: u32 = 3;
 /// Seconds between two writes of what a plan's Migrations come to.
 const COUNT_SECONDS: i64 = 2;
 
@@ -75,9 +78,31 @@ impl Plan {
         }
     }
 
+    /// When it is tried again after another failure.
+    fn after(&self, at: Moment) -> (Moment, i64) {
+        let pause = self.next.map_or(PAUSE_MIN, |(_, pause)| (pause * 2).min(PAUSE_MAX));
+        (at.plus(pause), pause)
+    }
+
     /// Whether VMs of it are somebody else's.
     pub fn has_refused(&self) -> bool {
         !self.status.refused.is_empty()
+    }
+
+    /// The name of its Provider.
+    pub fn provider(&self) -> &str {
+        &self.provider
+    }
+
+    /// What it was laid over, beside its Provider as it is now.
+    pub fn laid(&self, provider: Option<Pinned>) -> Laid {
+        Laid {
+            plan: self.pinned(),
+            is_over: self.meta.is_going || self.cancel,
+            resolved: self.status.resolved_generation,
+            over: self.status.provider.clone(),
+            provider,
+        }
     }
 
     fn pinned(&self) -> Pinned {
@@ -103,10 +128,18 @@ impl Provider {
         }
     }
 
-    fn pinned(&self) -> Pinned {
+    pub fn pinned(&self) -> Pinned {
         let Meta { name, uid, generation, .. } = self.meta.clone();
         Pinned { name, uid, generation }
     }
+}
+
+/// Whether the next request would end the same way, whatever it is about.
+fn stops_all(kind: KubeErrorKind) -> bool {
+    matches!(
+        kind,
+        KubeErrorKind::Unreachable | KubeErrorKind::Server | KubeErrorKind::Denied | KubeErrorKind::NotServed
+    )
 }
 
 impl Operator {
@@ -155,6 +188,7 @@ impl Operator {
             spec: provider.spec.clone(),
             keys: plan.keys.clone(),
             namespace: self.namespace.clone(),
+            begun: self.begun_of(&plan.meta.uid),
         };
         if let Some(plan) = self.plans.get_mut(name) {
             plan.is_stale = false;
@@ -168,6 +202,18 @@ impl Operator {
         Ok(())
     }
 
+    /// VMs that are on their way, for a plan.
+    fn begun_of(&self, plan: &str) -> Vec<Begun> {
+        let begun = self.migrations.values().filter(|it| it.has_begun());
+        let begun = begun.map(|it| Begun {
+            source: it.spec.source.instance_uuid.clone(),
+            vm: it.spec.vm.clone(),
+            size: it.spec.size.clone(),
+            is_own: it.spec.plan_ref.uid == plan,
+        });
+        begun.collect()
+    }
+
     pub(super) fn take_resolved(&mut self, resolved: Resolved) {
         self.is_resolving = false;
         let name = resolved.plan.name.clone();
@@ -179,7 +225,7 @@ impl Operator {
             return;
         }
         let answered = match resolved.result {
-            Ok((source, specs)) => self.lay(&resolved.plan, &of, &source, specs),
+            Ok(specs) => self.lay(&resolved.plan, &of, specs),
             Err(why) => {
                 let ready = self.say_ready(&of.name, &why);
                 ready.and_then(|()| self.put_off(&name, &why))
@@ -196,43 +242,20 @@ impl Operator {
     }
 
     /// Makes and changes Migrations; only when all are there the plan counts as laid out.
-    fn lay(
-        &mut self,
-        plan: &Pinned,
-        provider: &Pinned,
-        source: &str,
-        specs: Vec<MigrationSpec>,
-    ) -> Result<(), KubeError> {
-        let existing: BTreeMap<String, Existing> = self
-            .migrations
-            .iter()
-            .map(|(name, it)| {
-                let has_begun = it.status.begun || it.status.phase == Phase::Cancelled;
-                (name.clone(), Existing { spec: it.spec.clone(), has_begun })
-            })
-            .collect();
-        let mut layout = lay_out(plan, provider, source, specs, &existing);
-        for (name, spec) in &layout.change {
-            let Some(migration) = self.migrations.get(name) else { continue };
-            // Whole, since a merge would keep keys of the plan that are gone.
-            let body = json!([
-                {"op": "test", "path": "/metadata/uid", "value": migration.meta.uid},
-                {"op": "test", "path": "/metadata/resourceVersion", "value": migration.meta.version},
-                {"op": "replace", "path": "/spec", "value": spec},
-            ]);
-            let path = path_of(Kind::Migration, &self.namespace, name);
-            let answer = self.cluster.change(&path, Change::Operations, &body)?;
-            self.take_answer(&answer);
-            self.due.insert(name.clone());
-        }
-        for (name, spec) in &layout.make {
-            let all = path_of(Kind::Migration, &self.namespace, "");
-            match self.cluster.create(&all, &objects::migration(name, spec), false) {
-                Ok(made) => self.take_answer(&made),
-                Err(error) if error.kind == KubeErrorKind::Conflict => {
-                    layout.refused.push((spec.vm.name.clone(), format!("Migration {name} is there already")));
+    fn lay(&mut self, plan: &Pinned, provider: &Pinned, specs: Vec<MigrationSpec>) -> Result<(), KubeError> {
+        let of = |it: &super::Migration| Existing { spec: it.spec.clone(), has_begun: it.has_begun() };
+        let existing: BTreeMap<String, Existing> =
+            self.migrations.iter().map(|(name, it)| (name.clone(), of(it))).collect();
+        let mut layout = lay_out(plan, specs, &existing);
+        let mut late = 0;
+        for (name, spec) in layout.change.iter().chain(&layout.make) {
+            // What one of them is refused for is no reason to keep the others.
+            if let Err(error) = self.lay_one(name, spec) {
+                if stops_all(error.kind) {
+                    return Err(error);
                 }
-                Err(error) => return Err(error),
+                layout.refused.push((spec.vm.name.clone(), error.what));
+                late += 1;
             }
             self.due.insert(name.clone());
         }
@@ -263,7 +286,9 @@ impl Operator {
             );
         })?;
         if let Some(plan) = self.plans.get_mut(&name) {
-            plan.next = None;
+            // Those that the server refused are asked for again.
+            plan.next = (late > 0).then(|| plan.after(at));
+            plan.is_stale |= late > 0;
         }
         self.due.extend(
             self.migrations.iter().filter(|(_, it)| it.spec.plan_ref.name == name).map(|(it, _)| it.clone()),
@@ -271,12 +296,53 @@ impl Operator {
         Ok(())
     }
 
+    /// Makes a Migration, or gives it another spec as long as it has not begun.
+    fn lay_one(&mut self, name: &str, spec: &MigrationSpec) -> Result<(), KubeError> {
+        let all = path_of(Kind::Migration, &self.namespace, "");
+        for _ in 0..CHANGES_MAX {
+            let Some(migration) = self.migrations.get(name) else {
+                let made = self.cluster.create(&all, &objects::migration(name, spec), false)?;
+                self.take_answer(&made);
+                return Ok(());
+            };
+            if migration.has_begun() {
+                return Ok(());
+            }
+            // Whole, since a merge would keep keys of the plan that are gone.
+            let body = json!([
+                {"op": "test", "path": "/metadata/uid", "value": migration.meta.uid},
+                {"op": "test", "path": "/metadata/resourceVersion", "value": migration.meta.version},
+                {"op": "replace", "path": "/spec", "value": spec},
+            ]);
+            match self.cluster.change(
+                &path_of(Kind::Migration, &self.namespace, name),
+                Change::Operations,
+                &body,
+            ) {
+                Ok(answer) => {
+                    self.take_answer(&answer);
+                    return Ok(());
+                }
+                Err(error) if matches!(error.kind, KubeErrorKind::Refused | KubeErrorKind::Conflict) => {
+                    let version = migration.meta.version.clone();
+                    self.read_again(name)?;
+                    // It was not changed meanwhile: the spec itself is refused.
+                    if self.migrations.get(name).is_some_and(|it| it.meta.version == version) {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let what = format!("Migration {name} was changed by others at each try");
+        Err(KubeError { kind: KubeErrorKind::Conflict, what })
+    }
+
     /// Says why a plan is not laid out, and when it is tried again.
     fn put_off(&mut self, name: &str, why: &Refused) -> Result<(), KubeError> {
         let at = now();
         let Some(plan) = self.plans.get_mut(name) else { return Ok(()) };
-        let pause = plan.next.map_or(PAUSE_MIN, |(_, pause)| (pause * 2).min(PAUSE_MAX));
-        plan.next = Some((at.plus(pause), pause));
+        plan.next = Some(plan.after(at));
         // Also where it was laid out before, and one of its Migrations was to be made anew.
         plan.is_stale = true;
         let generation = plan.meta.generation;

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use drover_kubevirt::{Cluster, objects};
+use drover_operator::begun::{self, Begun};
 use drover_operator::model::{
     DiskSize, MigrationSpec, Pinned, ProviderSpec, Size, SourceId, VmId, plan_text,
 };
@@ -31,6 +32,8 @@ pub struct Question {
     pub spec: ProviderSpec,
     pub keys: Value,
     pub namespace: String,
+    /// VMs that are on their way.
+    pub begun: Vec<Begun>,
 }
 
 /// Why it could not be.
@@ -48,8 +51,8 @@ pub struct Refused {
 pub struct Resolved {
     pub plan: Pinned,
     pub provider: Pinned,
-    /// The source's instance UUID, and its VMs.
-    pub result: Result<(String, Vec<MigrationSpec>), Refused>,
+    /// Its VMs.
+    pub result: Result<Vec<MigrationSpec>, Refused>,
 }
 
 pub fn resolve(cluster: &Cluster, question: Question) -> Resolved {
@@ -63,7 +66,7 @@ fn refused(reason: &str, message: impl Into<String>, provider_is_fine: bool) -> 
     Refused { reason: reason.into(), message: message.into(), provider_is_fine }
 }
 
-fn laid(cluster: &Cluster, question: &Question) -> Result<(String, Vec<MigrationSpec>), Refused> {
+fn laid(cluster: &Cluster, question: &Question) -> Result<Vec<MigrationSpec>, Refused> {
     let secret = &question.spec.secret_name;
     let path = format!("/api/v1/namespaces/{}/secrets/{secret}", question.namespace);
     let found = cluster.get(&path).map_err(|error| refused("SecretNotRead", error.what, false))?;
@@ -95,7 +98,8 @@ fn over(
     file: &PlanFile,
     provider: &Provider,
     mut inventory: Inventory,
-) -> Result<(String, Vec<MigrationSpec>), Refused> {
+) -> Result<Vec<MigrationSpec>, Refused> {
+    begun::settle(&mut inventory, &question.begun);
     let resolution = resolve_here(file, provider, &mut inventory);
     if !resolution.is_ok() {
         let errors: Vec<Problem> = resolution.problems.iter().filter(|it| it.is_error()).cloned().collect();
@@ -116,8 +120,7 @@ fn over(
         plan: alone(&question.keys, &chosen_by(&file.plan, &inventory, &vm.vm), vm),
         cancel: false,
     });
-    let specs = specs.collect();
-    Ok((source, specs))
+    Ok(specs.collect())
 }
 
 fn size_of(vm: &PlannedVm) -> Size {

@@ -14,7 +14,7 @@ use drover_engine::{Board, Cause, Event, Observer, PlanState, ProviderError, Run
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_mover::StopSignal;
 use drover_operator::decide::reason;
-use drover_operator::fence::{Fence, Taken, unwanted};
+use drover_operator::fence::{Fence, Taken, takes_provider, unwanted};
 use drover_operator::model::{MigrationSpec, Named, Pinned, ProviderSpec, Work, WorkerWord, plan_text};
 use drover_operator::objects::engine_plan;
 use drover_plan::{Others, Problem};
@@ -180,7 +180,7 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     let post = Arc::new(Post { cluster, path, fence });
     let found = post.take()?;
     let ready = check_mark(args).and_then(|()| spec_of(args, &found)).and_then(|spec| {
-        let provider = provider_of(&post, &namespace, &spec.provider)?;
+        let provider = provider_of(&post, &namespace, &spec.provider, found["status"]["begun"] == true)?;
         Ok((spec, provider))
     });
     let (spec, provider) = match ready {
@@ -248,11 +248,10 @@ fn put_mark(args: &OperatorWorkerArgs) -> Result<(), End> {
     write().map_err(|error| End::new(Exit::State, "State", format!("{}: {error}", place.display())))
 }
 
-fn provider_of(post: &Post, namespace: &str, wanted: &Pinned) -> Result<ProviderSpec, End> {
+fn provider_of(post: &Post, namespace: &str, wanted: &Pinned, has_begun: bool) -> Result<ProviderSpec, End> {
     let path = path_of(Kind::Provider, namespace, &wanted.name);
     let found = post.cluster.get(&path).map_err(|error| End::from(failure(error)))?.unwrap_or_default();
-    let meta = Meta::of(&found);
-    if meta.uid != wanted.uid || meta.generation != wanted.generation {
+    if !takes_provider(wanted, has_begun, &found) {
         let what = format!("Provider {} is not what the plan was laid over", wanted.name);
         return Err(End::new(Exit::Connection, "ProviderChanged", what));
     }

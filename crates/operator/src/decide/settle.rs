@@ -27,6 +27,8 @@ pub mod reason {
     pub const STATE_LOST: &str = "StateLost";
 }
 
+const BEGUN_KEEPS_ITS_PLAN: &str = "it is tried again; an edit of the Plan changes nothing in what has begun: if the plan is wrong, cancel and remove this Migration";
+
 impl Run<'_> {
     /// Takes in how a worker ended, of which nothing runs any more.
     pub(super) fn settle(&mut self, job: &JobRef, was_disrupted: bool) -> Act {
@@ -110,6 +112,10 @@ impl Run<'_> {
             }
             // These are mended elsewhere, whenever that is: the plan's surroundings, logins, lines, quotas, names that are taken.
             exit::PLAN | exit::ACCESS | exit::CONNECTION | exit::TARGET | exit::TARGET_FULL => {
+                let message = match self.status.begun {
+                    true => format!("{message} ({BEGUN_KEEPS_ITS_PLAN})"),
+                    false => message,
+                };
                 self.count(Work::Move, &said, &message, false);
             }
             _ => self.count(Work::Move, &said, &message, true),

@@ -506,6 +506,81 @@ fn an_operator_that_dies_between_status_and_act_loses_nothing() {
 }
 
 #[test]
+fn what_has_begun_goes_to_the_provider_as_it_is_now() {
+    for is_cancelled in [false, true] {
+        let mut world = World::new();
+        world.settle();
+        world.works();
+        world.facts.provider = ProviderStanding::Other("edited, or made again".into());
+        world.dies(false);
+        world.spec.cancel = is_cancelled;
+        world.later(PAUSE_SECONDS_MIN);
+        let work = if is_cancelled { Work::Undo } else { Work::Move };
+        assert_eq!(world.made.last(), Some(&(2, work)));
+    }
+}
+
+#[test]
+fn an_undo_without_a_provider_ends_with_its_day() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.facts.provider = ProviderStanding::Missing("there is none".into());
+    world.spec.cancel = true;
+    world.settle();
+    assert_eq!((world.reason("Arrived").as_str(), world.made.len()), ("ProviderMissing", 1));
+    let decision = decide(&world.spec, &world.status, &world.facts);
+    let end = world.status.cancel_since.unwrap().plus(UNDO_SECONDS_MAX);
+    assert_eq!(decision.wake, Some(end), "nothing else wakes it");
+    world.later(UNDO_SECONDS_MAX);
+    assert_eq!(world.reason("CleanedUp"), "UndoGaveUp");
+}
+
+#[test]
+fn an_edit_mends_what_failed_before_it_began() {
+    let mut world = World::new();
+    world.settle();
+    world.says(3, reason::FORBIDDEN);
+    world.later(100_000);
+    assert_eq!((world.status.phase, world.made.len()), (Phase::Failed, 1));
+    world.facts.generation = 2;
+    world.settle();
+    assert_eq!((world.status.phase, world.made.len()), (Phase::Running, 2));
+    world.works();
+    world.says(3, reason::FORBIDDEN);
+    world.facts.generation = 3;
+    world.later(100_000);
+    assert_eq!(
+        (world.status.phase, world.made.len()),
+        (Phase::Failed, 2),
+        "its plan does not change any more"
+    );
+}
+
+#[test]
+fn one_that_failed_before_it_began_goes_with_its_place_in_the_plan() {
+    let mut world = World::new();
+    world.settle();
+    world.says(3, reason::FORBIDDEN);
+    world.facts.plan = PlanStanding::Unknown("edited".into());
+    world.later(1);
+    assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Failed, reason::FORBIDDEN));
+    world.facts.plan = PlanStanding::LeftOut;
+    world.later(1);
+    assert!(world.is_gone);
+}
+
+#[test]
+fn what_has_begun_and_has_a_wrong_plan_says_what_to_do() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.says(3, "Plan");
+    let message = world.status.condition("Arrived").unwrap().message.clone();
+    assert!(message.contains("words") && message.contains("cancel and remove"), "{message}");
+}
+
+#[test]
 fn an_epoch_is_over_when_its_job_was_looked_at() {
     let mut world = World::new();
     world.settle();
