@@ -21,6 +21,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use drover_kubevirt::{Access, Cluster, KubeError, KubeErrorKind, Seen};
 use drover_operator::admission::Admissions;
 use drover_operator::fence::is_older;
+use drover_operator::jobs::{Jobs, Known};
 use drover_operator::objects::Shape;
 use drover_operator::time::Moment;
 use drover_schedule::Budgets;
@@ -54,6 +55,8 @@ const KINDS: [Kind; 4] = [Kind::Provider, Kind::Plan, Kind::Job, Kind::Migration
 
 enum Message {
     Seen(Kind, Seen),
+    /// Nobody follows the kind any more.
+    Unwatched(Kind),
     Resolved(Box<Resolved>),
 }
 
@@ -87,8 +90,8 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     let budgets = Budgets { vms_per_host: args.vms_per_host, disks: args.disks, ..Budgets::default() };
     let (sender, receiver) = sync_channel(QUEUE);
     KINDS.iter().try_for_each(|kind| follow(*kind, &cluster, &namespace, &sender))?;
-    let mut operator = Operator::new(cluster, namespace, shape, budgets, sender);
-    let ended = operator.serve(&receiver, &lease, &|| stop.is_set());
+    let mut operator = Operator::new(cluster, namespace, shape, budgets, lease.clone(), sender);
+    let ended = operator.serve(&receiver, &|| stop.is_set());
     if ended.is_ok() {
         lease.give_back();
     }
@@ -120,6 +123,16 @@ fn now() -> Moment {
     Moment(i64::try_from(since.as_secs()).unwrap_or_default())
 }
 
+/// Tells that a kind is not followed any more, also when its thread panics.
+struct Ending(Kind, SyncSender<Message>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // Nobody listens when all of it ends.
+        let _ = self.1.send(Message::Unwatched(self.0));
+    }
+}
+
 fn follow(
     kind: Kind,
     cluster: &Arc<Cluster>,
@@ -135,7 +148,10 @@ fn follow(
     };
     let (cluster, sender) = (cluster.clone(), sender.clone());
     let thread = std::thread::Builder::new().name(format!("watch {kind:?}"));
-    let run = move || cluster.follow(&path, query, |seen| sender.send(Message::Seen(kind, seen)).is_ok());
+    let run = move || {
+        let ending = Ending(kind, sender);
+        cluster.follow(&path, query, |seen| ending.1.send(Message::Seen(kind, seen)).is_ok());
+    };
     thread.spawn(run).map(drop).map_err(|error| Failure::new(Exit::Internal, format!("no thread: {error}")))
 }
 
@@ -175,22 +191,16 @@ impl Meta {
     }
 }
 
-/// A Job of a worker.
-struct Job {
-    migration: String,
-    version: String,
-    seen: drover_operator::decide::JobSeen,
-}
-
 struct Operator {
     cluster: Arc<Cluster>,
     namespace: String,
     shape: Shape,
+    lease: Lease,
     sender: SyncSender<Message>,
     plans: BTreeMap<String, Plan>,
     providers: BTreeMap<String, Provider>,
     migrations: BTreeMap<String, Migration>,
-    jobs: BTreeMap<String, Job>,
+    jobs: Jobs,
     /// Names that the list under way has told so far.
     listing: BTreeMap<Kind, BTreeSet<String>>,
     /// Kinds whose list was complete once.
@@ -201,6 +211,8 @@ struct Operator {
     wakes: BTreeMap<String, Moment>,
     /// Whether a plan is being laid over its source.
     is_resolving: bool,
+    /// A kind that nobody follows any more.
+    unwatched: Option<Kind>,
     begun: Instant,
 }
 
@@ -210,33 +222,31 @@ impl Operator {
         namespace: String,
         shape: Shape,
         budgets: Budgets,
+        lease: Lease,
         sender: SyncSender<Message>,
     ) -> Operator {
         Operator {
             cluster,
             namespace,
             shape,
+            lease,
             sender,
             plans: BTreeMap::new(),
             providers: BTreeMap::new(),
             migrations: BTreeMap::new(),
-            jobs: BTreeMap::new(),
+            jobs: Jobs::default(),
             listing: BTreeMap::new(),
             complete: BTreeSet::new(),
             admissions: Admissions::new(budgets),
             due: BTreeSet::new(),
             wakes: BTreeMap::new(),
             is_resolving: false,
+            unwatched: None,
             begun: Instant::now(),
         }
     }
 
-    fn serve(
-        &mut self,
-        messages: &Receiver<Message>,
-        lease: &Lease,
-        stops: &dyn Fn() -> bool,
-    ) -> Result<Exit, Failure> {
+    fn serve(&mut self, messages: &Receiver<Message>, stops: &dyn Fn() -> bool) -> Result<Exit, Failure> {
         loop {
             match messages.recv_timeout(LOOK) {
                 Ok(message) => {
@@ -247,19 +257,30 @@ impl Operator {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::new(Exit::Internal, "nobody watches any more"));
-                }
+                // It holds a sender itself: `unwatched` tells of those that watch.
+                Err(RecvTimeoutError::Disconnected) => {}
             }
             if stops() {
                 return Ok(Exit::Success);
             }
-            if !lease.is_held() {
-                return Err(Failure::new(Exit::Connection, "the lease is lost: another operator may lead"));
+            if let Some(kind) = self.unwatched {
+                return Err(Failure::new(Exit::Internal, format!("nobody watches {kind:?}s any more")));
             }
+            self.check_lease().map_err(failure)?;
             if self.complete.len() == KINDS.len() {
                 self.tend_plans();
-                self.tend_migrations(lease);
+                self.tend_migrations();
+            }
+        }
+    }
+
+    /// Refuses to go on with many requests when another operator may lead.
+    fn check_lease(&self) -> Result<(), KubeError> {
+        match self.lease.is_held() {
+            true => Ok(()),
+            false => {
+                let what = "the lease is lost: another operator may lead".into();
+                Err(KubeError { kind: KubeErrorKind::Unreachable, what })
             }
         }
     }
@@ -271,6 +292,7 @@ impl Operator {
 
     fn take(&mut self, message: Message) {
         match message {
+            Message::Unwatched(kind) => self.unwatched = Some(kind),
             Message::Resolved(resolved) => self.take_resolved(*resolved),
             Message::Seen(kind, Seen::Begin) => drop(self.listing.insert(kind, BTreeSet::new())),
             Message::Seen(kind, Seen::There(object)) => {
@@ -293,7 +315,7 @@ impl Operator {
                     Kind::Plan => self.plans.keys().cloned().collect(),
                     Kind::Provider => self.providers.keys().cloned().collect(),
                     Kind::Migration => self.migrations.keys().cloned().collect(),
-                    Kind::Job => self.jobs.keys().cloned().collect(),
+                    Kind::Job => self.jobs.names().cloned().collect(),
                 };
                 known.iter().filter(|name| !there.contains(*name)).for_each(|name| self.lose(kind, name));
                 if self.complete.insert(kind) && self.complete.len() == KINDS.len() {
@@ -327,19 +349,22 @@ impl Operator {
             return;
         }
         match kind {
+            // Their statuses change all the time, and decide nothing but by what is compared here.
             Kind::Plan => {
                 let known = self.plans.remove(&meta.name);
+                let before = known.as_ref().map(|plan| plan.laid(None));
                 let plan = Plan::of(object, known);
-                let of_it = |it: &Migration| it.spec.plan_ref.name == meta.name;
-                self.due
-                    .extend(self.migrations.values().filter(|it| of_it(it)).map(|it| it.meta.name.clone()));
+                if before.as_ref() != Some(&plan.laid(None)) {
+                    self.due_where(|it| it.spec.plan_ref.name == meta.name);
+                }
                 self.plans.insert(meta.name, plan);
             }
             Kind::Provider => {
-                let of_it = |it: &Migration| it.spec.provider.name == meta.name;
-                self.due
-                    .extend(self.migrations.values().filter(|it| of_it(it)).map(|it| it.meta.name.clone()));
-                self.providers.insert(meta.name, Provider::of(object));
+                let provider = Provider::of(object);
+                if self.providers.get(&meta.name).map(Provider::pinned) != Some(provider.pinned()) {
+                    self.due_where(|_| true);
+                }
+                self.providers.insert(meta.name, provider);
             }
             Kind::Migration => match Migration::of(object) {
                 Ok(migration) => {
@@ -354,24 +379,25 @@ impl Operator {
                 let Some(migration) = migration.map(str::to_string) else { return };
                 self.due.insert(migration.clone());
                 let seen = carry::job_seen(object);
-                self.jobs.insert(meta.name, Job { migration, version: meta.version, seen });
+                self.jobs.put(Known { migration, version: meta.version, seen });
             }
         }
+    }
+
+    fn due_where(&mut self, is_due: impl Fn(&Migration) -> bool) {
+        let due = self.migrations.values().filter(|it| is_due(it)).map(|it| it.meta.name.clone());
+        self.due.extend(due);
     }
 
     fn lose(&mut self, kind: Kind, name: &str) {
         match kind {
             Kind::Plan => {
                 self.plans.remove(name);
-                let of_it = |it: &Migration| it.spec.plan_ref.name == name;
-                self.due
-                    .extend(self.migrations.values().filter(|it| of_it(it)).map(|it| it.meta.name.clone()));
+                self.due_where(|it| it.spec.plan_ref.name == name);
             }
             Kind::Provider => {
                 self.providers.remove(name);
-                let of_it = |it: &Migration| it.spec.provider.name == name;
-                self.due
-                    .extend(self.migrations.values().filter(|it| of_it(it)).map(|it| it.meta.name.clone()));
+                self.due_where(|_| true);
             }
             Kind::Migration => {
                 if let Some(gone) = self.migrations.remove(name) {
@@ -384,9 +410,7 @@ impl Operator {
                 self.admissions.leave(name, now_ms);
             }
             Kind::Job => {
-                if let Some(job) = self.jobs.remove(name) {
-                    self.due.insert(job.migration);
-                }
+                self.due.extend(self.jobs.remove(name));
             }
         }
     }

@@ -71,6 +71,9 @@ impl Admissions {
         while let Some(admission) = self.scheduler.next(now_ms) {
             fresh.insert(admission.job);
         }
+        if fresh.is_empty() {
+            return Vec::new();
+        }
         self.admitted.extend(&fresh);
         // Jobs of plain Migrations have no windows, waves or groups, and nothing gives them up.
         let of = self.jobs.iter().filter(|(_, (id, _))| fresh.contains(id));

@@ -108,6 +108,8 @@ pub struct Facts {
     pub claim: ClaimSeen,
     /// Whether pods of its workers are left; absent: nobody asked.
     pub pods: Option<bool>,
+    /// Whether its namespace is being removed; absent: nobody asked.
+    pub namespace_ends: Option<bool>,
     /// Whether the scheduler admitted it.
     pub is_admitted: bool,
 }
@@ -123,6 +125,8 @@ pub enum Act {
     AskClaim,
     /// To ask for pods, and decide again.
     AskPods,
+    /// To ask for the namespace, and decide again.
+    AskNamespace,
     /// To make the state claim.
     MakeClaim,
     /// To make the Job of [`Status::job`].
@@ -299,6 +303,8 @@ impl Run<'_> {
         match self.status.phase {
             Phase::Done | Phase::Cancelled if self.facts.is_going => return self.let_go(),
             Phase::Cancelled => return self.remove_claim().unwrap_or(Act::Nothing),
+            // Nothing is left that its state would tell.
+            Phase::Done if self.is_clean() => return self.remove_claim().unwrap_or(Act::Nothing),
             Phase::Done => return Act::Nothing,
             _ => {}
         }
@@ -342,6 +348,19 @@ impl Run<'_> {
             self.tell("Cancelled", true, "NothingBegun", "nothing had begun");
             self.tell("Arrived", false, "Cancelled", "it was cancelled");
             return self.remove_claim().unwrap_or(Act::Nothing);
+        }
+        // No worker can be made in it, and what an undo needs goes away with it.
+        if self.facts.is_going {
+            match self.facts.namespace_ends {
+                None => return Act::AskNamespace,
+                Some(false) => {}
+                Some(true) => {
+                    let what =
+                        "its namespace is being removed: what was begun is not undone, and yours to undo";
+                    self.tell("Cancelled", false, "NamespaceEnds", what);
+                    return self.let_go();
+                }
+            }
         }
         let retry = self.facts.retry.clone().filter(|word| Some(word) != self.status.retried.as_ref());
         if retry.is_some() || self.status.cancel_since.is_none() {
@@ -453,6 +472,10 @@ impl Run<'_> {
 
     fn has_arrived(&self) -> bool {
         self.status.condition("Arrived").is_some_and(|it| it.status == "True")
+    }
+
+    fn is_clean(&self) -> bool {
+        self.status.condition("CleanedUp").is_some_and(|it| it.status == "True")
     }
 
     fn has_lost_state(&self) -> bool {

@@ -26,8 +26,8 @@ pub struct Layout {
     pub refused: Vec<(String, String)>,
 }
 
-/// A plan, and what it was laid over.
-#[derive(Clone, Debug)]
+/// A plan, and what it was laid over: all that Migrations are decided by.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Laid {
     /// As it is now.
     pub plan: Pinned,

@@ -9,6 +9,7 @@
 //! decide     one Migration, what is there of its Job, claim and pods -> its status, and what is to be done next
 //! fence      what a worker writes to its Migration, held against its epoch and its pod
 //! admission  which of those that wait may go: the one scheduler, with names for its jobs
+//! jobs       the Jobs that are there
 //! objects    Jobs, claims and events
 //! time       moments as Kubernetes writes them
 //! ```
@@ -19,6 +20,7 @@ pub mod admission;
 pub mod begun;
 pub mod decide;
 pub mod fence;
+pub mod jobs;
 pub mod layout;
 pub mod model;
 pub mod objects;

@@ -2,15 +2,19 @@
 
 use drover_kubevirt::{Change, KubeError, KubeErrorKind, objects::uid};
 use drover_operator::decide::{Act, ClaimSeen, Facts, JobSeen};
+use drover_operator::jobs::Known;
 use drover_operator::model::Named;
 use drover_operator::objects::{self, Note};
 use drover_operator::{FINALIZER, MIGRATION, MIGRATION_UID};
 use serde_json::{Value, json};
 
-use super::{Job, Kind, Meta, Operator, now, path_of};
+use super::{Kind, Meta, Operator, now, path_of};
 
 /// Seconds before a worker that the server refused is asked for again.
 const REFUSED_SECONDS: i64 = 30;
+
+/// Pods that have not ended: `status.phase!=Succeeded,status.phase!=Failed`.
+const ALIVE: &str = "status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed";
 
 /// Whether to decide again at once.
 pub enum Done {
@@ -43,6 +47,7 @@ impl Operator {
                 return Ok(Done::Whole);
             }
             Act::AskClaim => facts.claim = self.claim_of(name, &facts.me.uid)?,
+            Act::AskNamespace => facts.namespace_ends = Some(self.namespace_ends()?),
             Act::AskPods => facts.pods = Some(self.has_pods(name)?),
             Act::MakeClaim => match self.make_claim(&facts.me) {
                 Ok(made) => facts.claim = ClaimSeen::There(made, true),
@@ -132,6 +137,11 @@ impl Operator {
         Ok(())
     }
 
+    fn namespace_ends(&self) -> Result<bool, KubeError> {
+        let found = self.cluster.get(&format!("/api/v1/namespaces/{}", self.namespace))?;
+        Ok(found.is_none_or(|found| !found["metadata"]["deletionTimestamp"].is_null()))
+    }
+
     fn claim_path(&self, name: &str) -> String {
         format!("/api/v1/namespaces/{}/persistentvolumeclaims/{name}", self.namespace)
     }
@@ -158,11 +168,13 @@ impl Operator {
     /// Whether pods of workers are left that may still do something.
     fn has_pods(&self, name: &str) -> Result<bool, KubeError> {
         let selector = format!("{}%3D{name}", MIGRATION.replace('/', "%2F"));
-        let path = format!("/api/v1/namespaces/{}/pods?limit=10&labelSelector={selector}", self.namespace);
+        // Ended ones are kept for their logs, any number of them.
+        let path = format!(
+            "/api/v1/namespaces/{}/pods?limit=1&fieldSelector={ALIVE}&labelSelector={selector}",
+            self.namespace
+        );
         let list = self.cluster.get(&path)?.unwrap_or_default();
-        let pods = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let is_over = |pod: &Value| matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-        Ok(pods.iter().any(|pod| !is_over(pod)))
+        Ok(list["items"].as_array().is_some_and(|pods| !pods.is_empty()))
     }
 
     fn make_job(&mut self, name: &str, me: &Named) -> Result<(), KubeError> {
@@ -187,7 +199,7 @@ impl Operator {
         };
         self.due.insert(name.to_string());
         let (seen, version) = (job_seen(&made), Meta::of(&made).version);
-        self.jobs.insert(seen.name.clone(), Job { migration: name.to_string(), version, seen });
+        self.jobs.put(Known { migration: name.to_string(), version, seen });
         Ok(())
     }
 

@@ -16,6 +16,7 @@ const RENEW: Duration = Duration::from_secs(4);
 const GIVE_UP: Duration = Duration::from_secs(10);
 
 /// The Lease.
+#[derive(Clone)]
 pub struct Lease(Arc<Inner>);
 
 struct Inner {

@@ -9,7 +9,6 @@ use drover_operator::{ABANDON, FINALIZER, RETRY};
 use serde_json::{Value, json};
 
 use super::carry::Done;
-use super::lease::Lease;
 use super::{Kind, Meta, Operator, now, path_of};
 
 /// Acts of one Migration before others have their turn.
@@ -57,13 +56,13 @@ impl Migration {
 
 impl Operator {
     /// Decides on all Migrations for which something has changed, or it is time.
-    pub(super) fn tend_migrations(&mut self, lease: &Lease) {
+    pub(super) fn tend_migrations(&mut self) {
         let at = now();
         let woken: Vec<String> =
             self.wakes.iter().filter(|(_, wake)| **wake <= at).map(|(name, _)| name.clone()).collect();
         self.due.extend(woken);
         for name in std::mem::take(&mut self.due) {
-            if !lease.is_held() {
+            if !self.lease.is_held() {
                 return;
             }
             self.wakes.remove(&name);
@@ -87,7 +86,6 @@ impl Operator {
 
     fn facts(&self, migration: &Migration) -> Facts {
         let name = &migration.meta.name;
-        let jobs = self.jobs.values().filter(|job| job.migration == *name).map(|job| job.seen.clone());
         Facts {
             now: now(),
             me: migration.named(),
@@ -98,9 +96,10 @@ impl Operator {
             retry: migration.retry.clone(),
             plan: self.plan_standing(&migration.spec),
             provider: self.provider_standing(&migration.spec.provider),
-            jobs: jobs.collect(),
+            jobs: self.jobs.of(name),
             claim: ClaimSeen::NotAsked,
             pods: None,
+            namespace_ends: None,
             is_admitted: self.admissions.has(name),
         }
     }
@@ -135,12 +134,8 @@ impl Operator {
                 self.admissions.leave(name, now_ms);
             } else if !facts.is_admitted {
                 let goes_on = migration.status.epoch > 0;
+                // The scheduler is asked once for all, at the end of the round.
                 self.admissions.want(name, &migration.spec, goes_on, now_ms);
-                self.due.extend(self.admissions.admit(now_ms).into_iter().filter(|it| it != name));
-                if self.admissions.has(name) {
-                    facts.is_admitted = true;
-                    continue;
-                }
             }
             if decision.status != migration.status {
                 self.write_status(name, &decision.status)?;

@@ -249,6 +249,7 @@ impl Operator {
         let mut layout = lay_out(plan, specs, &existing);
         let mut late = 0;
         for (name, spec) in layout.change.iter().chain(&layout.make) {
+            self.check_lease()?;
             // What one of them is refused for is no reason to keep the others.
             if let Err(error) = self.lay_one(name, spec) {
                 if stops_all(error.kind) {
@@ -423,6 +424,7 @@ impl Operator {
         let left: Vec<String> =
             self.migrations.values().filter(is_left).map(|it| it.meta.name.clone()).collect();
         for name in left {
+            self.check_lease()?;
             let Some(migration) = self.migrations.get(&name) else { continue };
             let body = json!({"metadata": {"uid": migration.meta.uid}, "spec": {"cancel": true}});
             let path = path_of(Kind::Migration, &self.namespace, &name);

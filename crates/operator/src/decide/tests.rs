@@ -15,6 +15,7 @@ struct World {
     made: Vec<(u64, Work)>,
     is_gone: bool,
     claims: u32,
+    namespace_ends: bool,
 }
 
 impl World {
@@ -38,6 +39,7 @@ impl World {
             jobs: Vec::new(),
             claim: ClaimSeen::NotAsked,
             pods: None,
+            namespace_ends: None,
             is_admitted: true,
         };
         World {
@@ -50,6 +52,7 @@ impl World {
             made: Vec::new(),
             is_gone: false,
             claims: 0,
+            namespace_ends: false,
         }
     }
 
@@ -65,11 +68,13 @@ impl World {
             match decision.act {
                 Act::Nothing if is_same || self.wakes_later(&decision.wake) => {
                     (self.facts.claim, self.facts.pods) = (ClaimSeen::NotAsked, None);
+                    self.facts.namespace_ends = None;
                     return;
                 }
                 Act::Nothing => {}
                 Act::Hold => self.facts.is_held = true,
                 Act::AskClaim => self.facts.claim = self.claim_seen(),
+                Act::AskNamespace => self.facts.namespace_ends = Some(self.namespace_ends),
                 Act::AskPods => self.facts.pods = Some(self.has_pods),
                 Act::MakeClaim => {
                     self.claims += 1;
@@ -170,6 +175,11 @@ fn a_vm_moves_by_one_worker() {
         ("Arrived", "CleanedUp")
     );
     assert!(world.job.is_some(), "its log can be read");
+    assert_eq!(
+        (world.claim.clone(), world.status.claim.clone()),
+        (None, None),
+        "nothing needs its state any more"
+    );
     world.later(100_000);
     assert_eq!(world.made.len(), 1);
 }
@@ -484,6 +494,7 @@ fn arrived_and_not_cleaned_up_is_said_as_it_is() {
     assert_eq!(world.status.phase, Phase::Done);
     assert_eq!(world.status.condition("Arrived").unwrap().status, "True");
     assert_eq!(world.reason("CleanedUp"), "SourceNotCleanedUp");
+    assert!(world.claim.is_some(), "what is left at the source is told by its state");
 }
 
 #[test]
@@ -578,6 +589,39 @@ fn what_has_begun_and_has_a_wrong_plan_says_what_to_do() {
     world.says(3, "Plan");
     let message = world.status.condition("Arrived").unwrap().message.clone();
     assert!(message.contains("words") && message.contains("cancel and remove"), "{message}");
+}
+
+#[test]
+fn nothing_holds_a_namespace_that_is_removed() {
+    // The controller takes Providers and claims away, in any order.
+    let losses: [fn(&mut World); 4] = [
+        |_| {},
+        |world| world.facts.provider = ProviderStanding::Missing("gone".into()),
+        |world| world.claim = None,
+        |world| {
+            world.status.next_try = Some(world.facts.now.plus(1000));
+            world.facts.is_admitted = false;
+        },
+    ];
+    for lose in losses {
+        let mut world = World::new();
+        world.settle();
+        world.works();
+        world.namespace_ends = true;
+        world.facts.is_going = true;
+        lose(&mut world);
+        world.settle();
+        assert!(world.is_gone && world.made.len() == 1, "{:?}", world.status);
+        assert_eq!((world.reason("Cancelled").as_str(), world.claim), ("NamespaceEnds", None));
+    }
+    // A cancel alone is no removal, and a namespace that stays is not asked to wait for nothing.
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.namespace_ends = true;
+    world.spec.cancel = true;
+    world.settle();
+    assert_eq!(world.made.last(), Some(&(2, Work::Undo)));
 }
 
 #[test]
