@@ -80,6 +80,7 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     crate::out::say("it leads");
     let shape = Shape {
         image,
+        target_images: args.target_image.clone(),
         image_pull: args.image_pull.clone(),
         account: args.worker_account.clone(),
         state_class: args.state_class.clone(),

@@ -339,6 +339,17 @@ const NOT_IN_A_PLAN: [(&str, &str); 4] = [
     ("groups", "groups are not carried out by the operator yet"),
 ];
 
+/// Where a plan is carried out.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The namespace that VMs go to.
+    pub namespace: &'a str,
+    /// The folder with the Secret's files.
+    pub folder: &'a str,
+    /// Images that its pods at the target may run, which may be root's; the first one where the plan names none.
+    pub images: &'a [String],
+}
+
 /// The text of a plan file from a Plan's keys. JSON is YAML.
 ///
 /// # Errors
@@ -348,9 +359,9 @@ pub fn plan_text(
     keys: &Value,
     provider: &ProviderSpec,
     user: &str,
-    folder: &str,
-    namespace: &str,
+    place: &Place<'_>,
 ) -> Result<String, String> {
+    let Place { namespace, folder, images } = *place;
     let mut plan = keys.as_object().cloned().ok_or("spec.plan is no map")?;
     if let Some((key, why)) = NOT_IN_A_PLAN.iter().find(|(key, _)| plan.contains_key(*key)) {
         return Err(format!("spec.plan.{key}: {why}; leave it out"));
@@ -383,6 +394,16 @@ pub fn plan_text(
         return Err(format!("spec.plan.target.namespace: VMs go to the Plan's own namespace, {namespace}"));
     }
     target["namespace"] = json!(namespace);
+    match (&target["image"], images.first()) {
+        (Value::Null, Some(own)) => target["image"] = json!(own),
+        (image, _) if images.iter().any(|it| *image == it.as_str()) => {}
+        (image, _) => {
+            return Err(format!(
+                "spec.plan.target.image: {image} is none of the images that this operator runs ({}); leave it out, or see --target-image",
+                images.join(", ")
+            ));
+        }
+    }
     if plan.get("warm").is_some_and(|warm| warm["cutover"] == "manual") {
         return Err("spec.plan.warm.cutover: `manual` is not carried out by the operator yet".into());
     }
@@ -438,13 +459,18 @@ mod tests {
     fn plans_say_only_what_they_may() {
         let provider =
             ProviderSpec { endpoint: "vc".into(), secret_name: "s".into(), ..ProviderSpec::default() };
-        let text = |keys: Value| plan_text("p", &keys, &provider, "u", "/provider", "vms");
+        let images = ["drover:1".to_string(), "drover:2".to_string()];
+        let place = Place { namespace: "vms", folder: "/provider", images: &images };
+        let text = |keys: Value| plan_text("p", &keys, &provider, "u", &place);
         let fine = text(
             json!({"target": {"type": "kubevirt"}, "source": {"data": {"port": 443}}, "vms": [{"name": "a\u{7f}"}]}),
         );
         let fine = fine.unwrap();
         assert!(fine.contains("\"namespace\":\"vms\"") && fine.contains("\"port\":443"), "{fine}");
         assert!(fine.contains("a\\u007f"), "{fine}");
+        assert!(fine.contains("\"image\":\"drover:1\""), "the operator's own, where none is named: {fine}");
+        let other = text(json!({"target": {"type": "kubevirt", "image": "drover:2"}})).unwrap();
+        assert!(other.contains("\"image\":\"drover:2\""), "{other}");
         for (keys, word) in [
             (json!([]), "no map"),
             (json!({"name": "x", "target": {"type": "kubevirt"}}), "metadata.name"),
@@ -458,6 +484,8 @@ mod tests {
                 "data.password_file",
             ),
             (json!({"target": {"type": "kubevirt"}, "warm": {"cutover": "manual"}}), "manual"),
+            (json!({"target": {"type": "kubevirt", "image": "evil:1"}}), "target.image"),
+            (json!({"target": {"type": "kubevirt", "image": ["drover:1"]}}), "target.image"),
             (json!({}), "target.type"),
             (json!({"target": "kubevirt"}), "target.type"),
             (json!({"target": {"type": "kubevirt"}, "source": "vc"}), "only `data`"),

@@ -18,6 +18,8 @@ const GRACE_SECONDS: u64 = 60;
 pub struct Shape {
     /// The image with drover in it.
     pub image: String,
+    /// Other images that pods at the target may run.
+    pub target_images: Vec<String>,
     /// When it is pulled.
     pub image_pull: String,
     /// Their service account.
@@ -30,6 +32,13 @@ pub struct Shape {
     pub cpu: String,
     /// Requested of each worker, and its limit.
     pub memory: String,
+}
+
+impl Shape {
+    /// Images that pods at the target may run, the workers' own first.
+    pub fn images(&self) -> Vec<String> {
+        std::iter::once(&self.image).chain(&self.target_images).cloned().collect()
+    }
 }
 
 /// The name of the Migration of a VM. It comes from what stays the same whatever the VM, its plan and its target are called; the API
@@ -95,6 +104,7 @@ pub fn job(migration: &Named, epoch: u64, work: Work, secret: &str, begun: bool,
         // The kubelet puts it in.
         json!("$(DROVER_POD)"),
     ];
+    args.extend(shape.images().iter().flat_map(|image| [json!("--target-image"), json!(image)]));
     if work == Work::Undo {
         args.push(json!("--undo"));
     }
@@ -211,6 +221,7 @@ mod tests {
     fn workers_are_restricted_and_ask_for_what_they_need() {
         let shape = Shape {
             image: "i".into(),
+            target_images: vec!["j".into()],
             image_pull: "Never".into(),
             account: "drover-worker".into(),
             state_class: None,
@@ -228,7 +239,7 @@ mod tests {
         assert_eq!(pod["containers"][0]["resources"]["requests"]["memory"], "1Gi");
         let args: Vec<&str> =
             pod["containers"][0]["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
-        let expected = "operator worker vm-1 --uid u --epoch 3 --pod $(DROVER_POD) --undo --begun";
+        let expected = "operator worker vm-1 --uid u --epoch 3 --pod $(DROVER_POD) --target-image i --target-image j --undo --begun";
         assert_eq!(args.join(" "), expected);
         let env = &pod["containers"][0]["env"][2];
         assert_eq!(

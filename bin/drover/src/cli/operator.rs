@@ -15,6 +15,9 @@ pub struct OperatorArgs {
     /// Image of the workers
     #[arg(long, value_name = "IMAGE", env = "DROVER_IMAGE")]
     pub image: Option<String>,
+    /// Other image that Plans may name as `target.image`; may be repeated
+    #[arg(long, value_name = "IMAGE")]
+    pub target_image: Vec<String>,
     /// When it is pulled: Always, IfNotPresent or Never
     #[arg(long, value_name = "POLICY", default_value = "IfNotPresent")]
     pub image_pull: String,
@@ -67,6 +70,9 @@ pub struct OperatorWorkerArgs {
     /// The UID of its pod
     #[arg(long)]
     pub pod: String,
+    /// Image that pods at the target may run; may be repeated
+    #[arg(long, value_name = "IMAGE")]
+    pub target_image: Vec<String>,
     /// Undo what was begun
     #[arg(long)]
     pub undo: bool,

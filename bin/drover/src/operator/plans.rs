@@ -188,6 +188,7 @@ impl Operator {
             spec: provider.spec.clone(),
             keys: plan.keys.clone(),
             namespace: self.namespace.clone(),
+            images: self.shape.images(),
             begun: self.begun_of(&plan.meta.uid),
         };
         if let Some(plan) = self.plans.get_mut(name) {

@@ -7,7 +7,7 @@ use std::path::Path;
 use drover_kubevirt::{Cluster, objects};
 use drover_operator::begun::{self, Begun};
 use drover_operator::model::{
-    DiskSize, MigrationSpec, Pinned, ProviderSpec, Size, SourceId, VmId, plan_text,
+    DiskSize, MigrationSpec, Pinned, Place, ProviderSpec, Size, SourceId, VmId, plan_text,
 };
 use drover_plan::{PlannedVm, Problem, chosen_by};
 use drover_types::inventory::Inventory;
@@ -32,6 +32,8 @@ pub struct Question {
     pub spec: ProviderSpec,
     pub keys: Value,
     pub namespace: String,
+    /// Images that its pods may run.
+    pub images: Vec<String>,
     /// VMs that are on their way.
     pub begun: Vec<Begun>,
 }
@@ -74,10 +76,13 @@ fn laid(cluster: &Cluster, question: &Question) -> Result<Vec<MigrationSpec>, Re
         found.ok_or_else(|| refused("SecretMissing", format!("there is no Secret {secret}"), false))?;
     let folder = tempfile::tempdir().map_err(|error| refused("Internal", error.to_string(), true))?;
     let user = unpack(&found["data"], secret, folder.path())?;
-    let place = folder.path().display().to_string();
-    let text =
-        plan_text(&question.plan.name, &question.keys, &question.spec, &user, &place, &question.namespace)
-            .map_err(|why| refused("PlanForbidden", why, true))?;
+    let place = Place {
+        namespace: &question.namespace,
+        folder: &folder.path().display().to_string(),
+        images: &question.images,
+    };
+    let text = plan_text(&question.plan.name, &question.keys, &question.spec, &user, &place)
+        .map_err(|why| refused("PlanForbidden", why, true))?;
     let parsed = parse_quietly(text, folder.path().join("plan.yaml"), folder.path().to_path_buf());
     let file = parsed.map_err(|problems| refused("PlanHasErrors", told(&problems), true))?;
     let policy = PlanPolicy::default();

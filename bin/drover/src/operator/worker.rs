@@ -15,7 +15,9 @@ use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_mover::StopSignal;
 use drover_operator::decide::reason;
 use drover_operator::fence::{Fence, Taken, takes_provider, unwanted};
-use drover_operator::model::{MigrationSpec, Named, Pinned, ProviderSpec, Work, WorkerWord, plan_text};
+use drover_operator::model::{
+    MigrationSpec, Named, Pinned, Place, ProviderSpec, Work, WorkerWord, plan_text,
+};
 use drover_operator::objects::engine_plan;
 use drover_plan::{Others, Problem};
 use serde_json::{Value, json};
@@ -164,6 +166,8 @@ struct Desk<'a> {
     spec: MigrationSpec,
     /// Of that spec.
     generation: i64,
+    /// Whether an earlier worker touched source or target.
+    has_begun: bool,
     provider: ProviderSpec,
     stop: StopSignal,
     board: Board,
@@ -179,8 +183,9 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     let fence = Fence { uid: args.uid.clone(), epoch: args.epoch, pod: args.pod.clone() };
     let post = Arc::new(Post { cluster, path, fence });
     let found = post.take()?;
+    let has_begun = found["status"]["begun"] == true;
     let ready = check_mark(args).and_then(|()| spec_of(args, &found)).and_then(|spec| {
-        let provider = provider_of(&post, &namespace, &spec.provider, found["status"]["begun"] == true)?;
+        let provider = provider_of(&post, &namespace, &spec.provider, has_begun)?;
         Ok((spec, provider))
     });
     let (spec, provider) = match ready {
@@ -191,8 +196,17 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
         }
     };
     let (board, generation) = (Board::default(), Meta::of(&found).generation);
-    let desk =
-        Desk { args, post: post.clone(), namespace, spec, generation, provider, stop: stop.clone(), board };
+    let desk = Desk {
+        args,
+        post: post.clone(),
+        namespace,
+        spec,
+        generation,
+        has_begun,
+        provider,
+        stop: stop.clone(),
+        board,
+    };
     let is_over = Arc::new(AtomicBool::new(false));
     let watcher = watch(&desk, is_over.clone())?;
     let mut roots = Vec::new();
@@ -330,7 +344,11 @@ impl Desk<'_> {
         let folder = self.args.provider.display().to_string();
         let me = Named { name: self.args.migration.clone(), uid: self.args.uid.clone() };
         let (name, keys) = (&engine_plan(&me), &self.spec.plan);
-        let text = plan_text(name, keys, &self.provider, user.trim(), &folder, &self.namespace)
+        let mut images = self.args.target_image.clone();
+        // What an earlier worker ran is not refused because the operator has another image by now.
+        images.extend(keys["target"]["image"].as_str().filter(|_| self.has_begun).map(str::to_string));
+        let place = Place { namespace: &self.namespace, folder: &folder, images: &images };
+        let text = plan_text(name, keys, &self.provider, user.trim(), &place)
             .map_err(|why| End::new(Exit::Plan, reason::FORBIDDEN, why))?;
         let path = PathBuf::from(format!("/state/{name}.yaml"));
         let file = parse_quietly(text, path, PathBuf::from("/state"))
