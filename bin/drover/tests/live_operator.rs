@@ -20,6 +20,8 @@ const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/vms/deployments/drover-operat
 /// A cluster with the operator in it.
 struct Operated {
     landing: Landing,
+    /// The source's, for pods.
+    address: String,
 }
 
 impl Operated {
@@ -33,19 +35,31 @@ impl Operated {
                 .iter()
                 .all(|kind| landing.cluster.get(&format!("{OWN}/{kind}")).ok().flatten().is_some())
         });
-        let yaml = manifest("operator.yaml");
-        let more = format!("Never, --state-class, {CLASS}, --state-size, 16Mi");
+        let operated = Operated { landing, address };
+        operated.install(NAMESPACE, "16Mi");
+        Some(operated)
+    }
+
+    /// The operator, a login and a provider in a namespace.
+    fn install(&self, namespace: &str, state_size: &str) {
+        let cluster = &self.landing.cluster;
+        let yaml = std::fs::read_to_string(workspace().join("deploy/operator.yaml")).unwrap();
+        let more = format!("Never, --state-class, {CLASS}, --state-size, {state_size}");
         let yaml = yaml.replace("registry.example.org/drover:0.1.0", IMAGE);
         let yaml = yaml.replace("--image-pull, IfNotPresent", &format!("--image-pull, {more}"));
         let yaml = yaml.replace("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never");
-        landing.cluster.apply(&yaml, NAMESPACE).unwrap();
+        cluster.apply(&yaml, namespace).unwrap();
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
             "stringData": {"user": USER, "password": PASSWORD}});
-        landing.cluster.make(SECRETS, &secret).unwrap();
+        cluster.make(&SECRETS.replace("/vms/", &format!("/{namespace}/")), &secret).unwrap();
+        self.make_provider(namespace);
+    }
+
+    fn make_provider(&self, namespace: &str) {
         let provider = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Provider", "metadata": {"name": "vcenter"},
-            "spec": {"endpoint": address, "secretName": "vcenter", "thumbprint": landing.stage.sim.thumbprint}});
-        landing.cluster.make(&format!("{OWN}/providers"), &provider).unwrap();
-        Some(Operated { landing })
+            "spec": {"endpoint": self.address, "secretName": "vcenter", "thumbprint": self.landing.stage.sim.thumbprint}});
+        let all = format!("/apis/drover.dev/v1alpha1/namespaces/{namespace}/providers");
+        self.landing.cluster.make(&all, &provider).unwrap();
     }
 
     /// A plan, with keys of its `plan` changed.
@@ -259,17 +273,100 @@ fn a_cancel_leaves_nothing_and_a_removed_migration_is_undone() {
     assert!(rest(&operated).is_empty());
     operated.remove(&path);
     operated.wait("it goes", || operated.migration("web01").is_none());
-    let edited = json!({"spec": {"plan": {"target": {"rate_limit": ["2MiB"]}}}});
-    operated.landing.cluster.merge(&format!("{OWN}/plans/slow"), &edited).unwrap();
     operated.moves("web01", 0);
 
-    // Removed while it moves, it is undone first.
+    // Removed while it moves, it is undone first: also when its plan is gone, and its provider was made again.
     operated.remove(&format!("{OWN}/plans/slow"));
+    operated.remove(&format!("{OWN}/providers/vcenter"));
+    operated.make_provider(NAMESPACE);
     operated.remove(&path);
     operated.wait("it goes when it is undone", || operated.migration("web01").is_none());
     operated.wait("nothing is left", || rest(&operated).is_empty());
     assert_eq!(operated.landing.names(SECRETS), ["vcenter"]);
     assert_eq!(operated.landing.stage.source_state(), before);
+}
+
+#[test]
+fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
+    let operated = Operated::new(158, |folder| {
+        vec![
+            vm("web01", &[&disk_file(folder, "a", 64 * MIB)]),
+            vm("db01", &[&disk_file(folder, "b", 8 * MIB)]),
+        ]
+    });
+    let Some(mut operated) = operated else { return };
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, 64 * MIB).unwrap();
+    let b = operated.landing.cluster.volume("v-b", Volume::Block, 8 * MIB).unwrap();
+    for state in ["s-a", "s-b"] {
+        operated.landing.cluster.volume(state, Volume::Folder, 64 * MIB).unwrap();
+    }
+    operated.make(&operated.plan("first", json!([{"name": "web01"}]), "2MiB"));
+    operated.moves("web01", 0);
+    let cluster = &operated.landing.cluster;
+    let name = operated.migration("web01").unwrap()["metadata"]["name"].as_str().unwrap().to_string();
+    for edit in [json!({"plan": {"vms": [{"glob": "*"}]}}), json!({"targetName": "another"})] {
+        let refused = cluster.merge(&format!("{OWN}/migrations/{name}"), &json!({"spec": edit})).unwrap_err();
+        assert!(refused.to_string().contains("has begun"), "{refused}");
+    }
+
+    // The plan gets another VM, and the provider's spec changes.
+    let edited = json!({"spec": {"plan": {"vms": [{"name": "web01"}, {"name": "db01"}]}}});
+    cluster.merge(&format!("{OWN}/plans/first"), &edited).unwrap();
+    operated.wait("the other VM gets its turn", || operated.migration("db01").is_some());
+    let thumbprint = operated.landing.stage.sim.thumbprint.to_lowercase();
+    let edited = json!({"spec": {"thumbprint": thumbprint}});
+    cluster.merge(&format!("{OWN}/providers/vcenter"), &edited).unwrap();
+    let pod = operated.worker("web01").unwrap();
+    operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=1"));
+    let seen = operated.done_bytes("web01");
+    operated.wait("another worker", || operated.worker("web01").is_some_and(|it| it != pod));
+    operated.moves("web01", seen);
+    operated.wait("it is laid over both as they are", || {
+        let plan = cluster.get(&format!("{OWN}/plans/first")).unwrap().unwrap();
+        let provider = cluster.get(&format!("{OWN}/providers/vcenter")).unwrap().unwrap();
+        plan["status"]["provider"]["generation"] == provider["metadata"]["generation"]
+    });
+    for name in ["db01", "web01"] {
+        operated.wait("it arrives", || operated.phase(name) == "Done");
+    }
+    assert_holds(&a, &operated.landing.stage.path("a"));
+    assert_holds(&b, &operated.landing.stage.path("b"));
+    operated.wait("no state is kept", || {
+        operated.landing.names(CLAIMS).iter().all(|name| !name.ends_with("-state"))
+    });
+}
+
+#[test]
+fn a_vm_that_another_namespace_moves_is_left_alone() {
+    let operated = Operated::new(159, |folder| vec![vm("web01", &[&disk_file(folder, "a", 64 * MIB)])]);
+    let Some(mut operated) = operated else { return };
+    let other = "/apis/drover.dev/v1alpha1/namespaces/other";
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
+    operated.landing.cluster.make("/api/v1/namespaces", &namespace).unwrap();
+    // Its states fit the last volume alone.
+    operated.install("other", "200Mi");
+    let plan = operated.plan("slow", json!([{"name": "web01"}]), "2MiB");
+    operated.landing.cluster.make(&format!("{other}/plans"), &plan).unwrap();
+    let second = |operated: &Operated| operated.items(&format!("{other}/migrations")).into_iter().next();
+    operated.wait("it is laid out there, and waits for its claim", || {
+        second(&operated).is_some_and(|it| !it["status"]["job"].is_null())
+    });
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, 64 * MIB).unwrap();
+    operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
+    operated.make(&plan);
+    operated.moves("web01", 0);
+    operated.landing.cluster.volume("s-b", Volume::Folder, 256 * MIB).unwrap();
+    operated.wait("the second is refused", || {
+        let arrived = condition(&second(&operated).unwrap(), "Arrived");
+        arrived["message"].as_str().is_some_and(|message| message.contains("snapshot"))
+    });
+    let refused = second(&operated).unwrap();
+    assert_ne!(refused["status"]["begun"], true, "{:#}", refused["status"]);
+    assert_ne!(operated.phase("web01"), "Done", "the first one still copied then");
+    operated.remove(&format!("{other}/plans/slow"));
+    operated.wait("it goes with its plan", || second(&operated).is_none());
+    operated.wait("the first arrives", || operated.phase("web01") == "Done");
+    assert_holds(&a, &operated.landing.stage.path("a"));
 }
 
 #[test]
