@@ -364,6 +364,8 @@ impl Operator {
                 let provider = Provider::of(object);
                 if self.providers.get(&meta.name).map(Provider::pinned) != Some(provider.pinned()) {
                     self.due_where(|_| true);
+                    let of_it = self.plans.values_mut().filter(|plan| plan.provider() == meta.name);
+                    of_it.for_each(Plan::try_now);
                 }
                 self.providers.insert(meta.name, provider);
             }

@@ -141,6 +141,13 @@ pub enum Act {
     LetGo,
 }
 
+impl Act {
+    /// Whether it only asks for what is missing to decide.
+    pub fn is_question(&self) -> bool {
+        matches!(self, Act::AskClaim | Act::AskPods | Act::AskNamespace)
+    }
+}
+
 /// What was decided.
 #[derive(Clone, Debug)]
 pub struct Decision {
@@ -150,7 +157,7 @@ pub struct Decision {
     pub act: Act,
     /// When to decide again, if nothing changes before.
     pub wake: Option<Moment>,
-    /// Whether it wants a slot of the scheduler, or has one to keep.
+    /// Whether it wants a slot of the scheduler, or has one to keep; of questions it tells nothing.
     pub wants_slot: bool,
     /// What happened.
     pub notes: Vec<Note>,
@@ -305,7 +312,7 @@ impl Run<'_> {
             Phase::Cancelled => return self.remove_claim().unwrap_or(Act::Nothing),
             // Nothing is left that its state would tell.
             Phase::Done if self.is_clean() => return self.remove_claim().unwrap_or(Act::Nothing),
-            Phase::Done => return Act::Nothing,
+            Phase::Done if self.new_retry().is_none() => return Act::Nothing,
             _ => {}
         }
         if self.facts.is_going && (!has_begun || self.facts.is_abandoned) {
@@ -314,8 +321,7 @@ impl Run<'_> {
         if self.is_unwanted() {
             return self.undo(has_begun);
         }
-        if let Some(word) = self.facts.retry.clone().filter(|word| Some(word) != self.status.retried.as_ref())
-        {
+        if let Some(word) = self.new_retry() {
             self.status.retried = Some(word);
             if !self.has_lost_state() {
                 (self.status.failures, self.status.tries, self.status.next_try) = (0, 0, None);
@@ -341,6 +347,11 @@ impl Run<'_> {
         self.begin(Work::Move)
     }
 
+    /// What the annotation says that was not heeded yet.
+    fn new_retry(&self) -> Option<String> {
+        self.facts.retry.clone().filter(|word| Some(word) != self.status.retried.as_ref())
+    }
+
     fn undo(&mut self, has_begun: bool) -> Act {
         let now = self.facts.now;
         if !has_begun {
@@ -362,7 +373,7 @@ impl Run<'_> {
                 }
             }
         }
-        let retry = self.facts.retry.clone().filter(|word| Some(word) != self.status.retried.as_ref());
+        let retry = self.new_retry();
         if retry.is_some() || self.status.cancel_since.is_none() {
             self.status.cancel_since = Some(now);
             (self.status.failures, self.status.tries, self.status.next_try) = (0, 0, None);

@@ -130,12 +130,15 @@ impl Operator {
             let Some(migration) = self.migrations.get(name) else { return Ok(()) };
             let decision = decide(&migration.spec, &migration.status, &facts);
             let now_ms = self.now_ms();
-            if !decision.wants_slot {
-                self.admissions.leave(name, now_ms);
-            } else if !facts.is_admitted {
-                let goes_on = migration.status.epoch > 0;
+            match decision.wants_slot {
+                _ if decision.act.is_question() => {}
+                false => self.admissions.leave(name, now_ms),
+                true if facts.is_admitted => {}
                 // The scheduler is asked once for all, at the end of the round.
-                self.admissions.want(name, &migration.spec, goes_on, now_ms);
+                true => {
+                    let goes_on = migration.status.epoch > 0;
+                    self.admissions.want(name, &migration.spec, goes_on, now_ms);
+                }
             }
             if decision.status != migration.status {
                 self.write_status(name, &decision.status)?;

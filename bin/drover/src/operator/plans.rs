@@ -78,6 +78,11 @@ impl Plan {
         }
     }
 
+    /// Its Provider is another by now: what failed may not any more.
+    pub fn try_now(&mut self) {
+        self.next = None;
+    }
+
     /// When it is tried again after another failure.
     fn after(&self, at: Moment) -> (Moment, i64) {
         let pause = self.next.map_or(PAUSE_MIN, |(_, pause)| (pause * 2).min(PAUSE_MAX));

@@ -495,6 +495,16 @@ fn arrived_and_not_cleaned_up_is_said_as_it_is() {
     assert_eq!(world.status.condition("Arrived").unwrap().status, "True");
     assert_eq!(world.reason("CleanedUp"), "SourceNotCleanedUp");
     assert!(world.claim.is_some(), "what is left at the source is told by its state");
+    let made = world.made.len();
+    world.facts.retry = Some("mended".into());
+    world.settle();
+    assert_eq!(world.made.len(), made + 1, "its clean-up is tried again");
+    world.works();
+    world.says(0, "Success");
+    assert_eq!((world.status.phase, world.reason("CleanedUp").as_str()), (Phase::Done, "CleanedUp"));
+    world.facts.retry = Some("more".into());
+    world.later(1);
+    assert_eq!(world.made.len(), made + 1, "nothing is left to be done");
 }
 
 #[test]
