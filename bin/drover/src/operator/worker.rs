@@ -362,7 +362,7 @@ impl Desk<'_> {
     /// Refuses to begin what its plan has no more, as far as can be seen now.
     fn check_plan(&self) -> Result<(), End> {
         // What was begun goes on without its plan.
-        if self.args.begun {
+        if self.has_begun {
             return Ok(());
         }
         let wanted = &self.spec.plan_ref;
