@@ -237,7 +237,10 @@ impl Operator {
                 ready.and_then(|()| self.put_off(&name, &why))
             }
         };
-        if let Err(error) = answered {
+        // Who leads by now tells it.
+        if let Err(error) = answered
+            && self.lease.is_held()
+        {
             let why =
                 Refused { reason: "ClusterRefused".into(), message: error.what, provider_is_fine: true };
             // Then the next round tries it.
