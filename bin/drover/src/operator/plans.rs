@@ -318,6 +318,8 @@ impl Operator {
             if migration.has_begun() {
                 return Ok(());
             }
+            // A cancel that came meanwhile stays.
+            let spec = MigrationSpec { cancel: migration.spec.cancel, ..spec.clone() };
             // Whole, since a merge would keep keys of the plan that are gone.
             let body = json!([
                 {"op": "test", "path": "/metadata/uid", "value": migration.meta.uid},
