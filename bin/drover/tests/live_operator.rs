@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 const OWN: &str = "/apis/drover.dev/v1alpha1/namespaces/vms";
 const JOBS: &str = "/apis/batch/v1/namespaces/vms/jobs";
+const LOCKS: &str = "/apis/drover.dev/v1alpha1/vmlocks";
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/vms/deployments/drover-operator";
 
 /// A cluster with the operator in it.
@@ -31,9 +32,10 @@ impl Operated {
         let manifest = |name: &str| std::fs::read_to_string(workspace().join("deploy").join(name)).unwrap();
         landing.cluster.apply(&manifest("crds.yaml"), NAMESPACE).unwrap();
         wait_until("the resources are served", PATIENCE, || {
-            ["providers", "plans", "migrations"]
-                .iter()
-                .all(|kind| landing.cluster.get(&format!("{OWN}/{kind}")).ok().flatten().is_some())
+            let own = ["providers", "plans", "migrations"].map(|kind| format!("{OWN}/{kind}"));
+            own.iter()
+                .chain([&LOCKS.to_string()])
+                .all(|path| landing.cluster.get(path).ok().flatten().is_some())
         });
         let operated = Operated { landing, address };
         operated.install(NAMESPACE, "16Mi");
@@ -53,6 +55,13 @@ impl Operated {
             "stringData": {"user": USER, "password": PASSWORD}});
         cluster.make(&SECRETS.replace("/vms/", &format!("/{namespace}/")), &secret).unwrap();
         self.make_provider(namespace);
+        for part in ["operator", "worker"] {
+            let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+                "metadata": {"name": format!("drover-{part}-{namespace}")},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": format!("drover-{part}-vmlocks")},
+                "subjects": [{"kind": "ServiceAccount", "name": format!("drover-{part}"), "namespace": namespace}]});
+            cluster.make("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding).unwrap();
+        }
     }
 
     fn make_provider(&self, namespace: &str) {
@@ -251,11 +260,12 @@ fn a_cancel_leaves_nothing_and_a_removed_migration_is_undone() {
     operated.moves("web01", 0);
     let name = operated.migration("web01").unwrap()["metadata"]["name"].as_str().unwrap().to_string();
     let path = format!("{OWN}/migrations/{name}");
+    assert_eq!(operated.landing.names(LOCKS).len(), 1);
     operated.landing.cluster.merge(&path, &json!({"spec": {"cancel": true}})).unwrap();
     operated.wait("it is undone", || operated.phase("web01") == "Cancelled");
     assert_eq!(operated.condition("web01", "CleanedUp")["status"], "True");
     let rest = |operated: &Operated| {
-        let left = [CLAIMS, JOBS, MACHINES].iter().flat_map(|path| operated.landing.names(path));
+        let left = [CLAIMS, JOBS, MACHINES, LOCKS].iter().flat_map(|path| operated.landing.names(path));
         left.collect::<Vec<_>>()
     };
     operated.wait("nothing is left", || rest(&operated).is_empty());
@@ -367,10 +377,35 @@ fn a_vm_that_another_namespace_moves_is_left_alone() {
     let refused = second(&operated).unwrap();
     assert_ne!(refused["status"]["begun"], true, "{:#}", refused["status"]);
     assert_ne!(operated.phase("web01"), "Done", "the first one still copied then");
-    operated.remove(&format!("{other}/plans/slow"));
-    operated.wait("it goes with its plan", || second(&operated).is_none());
     operated.wait("the first arrives", || operated.phase("web01") == "Done");
     assert_holds(&a, &operated.landing.stage.path("a"));
+
+    // The source has no trace of it any more. What forbids the second one to begin stays also when the first one's Migration is gone.
+    let path = |it: &Value| format!("{other}/migrations/{}", it["metadata"]["name"].as_str().unwrap());
+    let epoch = second(&operated).unwrap()["status"]["epoch"].clone();
+    for word in ["arrived", "gone"] {
+        let it = second(&operated).unwrap();
+        let again = json!({"metadata": {"annotations": {"drover.dev/retry": word}}});
+        operated.landing.cluster.merge(&path(&it), &again).unwrap();
+        operated.wait("the second looks, and is refused", || {
+            let it = second(&operated).unwrap();
+            it["status"]["retried"] == word && condition(&it, "Arrived")["reason"] == "MovedElsewhere"
+        });
+        let it = second(&operated).unwrap();
+        let message = condition(&it, "Arrived")["message"].to_string();
+        assert!(message.contains("Migration vms/vm-"), "{message}");
+        assert!(it["status"]["begun"] != true && it["status"]["job"].is_null(), "{:#}", it["status"]);
+        assert_eq!(it["status"]["epoch"], epoch, "no worker was made");
+        if word == "arrived" {
+            operated.remove(&format!("{OWN}/plans/slow"));
+            operated.remove(&format!("{OWN}/migrations"));
+            operated.wait("the first goes", || operated.items(&format!("{OWN}/migrations")).is_empty());
+        }
+    }
+    operated.remove(&format!("{other}/plans/slow"));
+    operated.wait("it goes with its plan", || second(&operated).is_none());
+    assert_eq!(operated.landing.names(LOCKS).len(), 1, "it has arrived");
+    assert!(operated.items(&MACHINES.replace("/vms/", "/other/")).is_empty());
 }
 
 #[test]

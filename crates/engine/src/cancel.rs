@@ -55,8 +55,9 @@ pub fn cancel_by_leave(
         let problems = match (row.state, &row.phase) {
             (VmState::Done, _) => Vec::new(),
             // Not touched since it was begun anew, if ever.
-            (_, None) => match cancel_untouched(&context, &row, &mut given_up.notes) {
-                Ok(()) => continue,
+            (_, None) => match cancel_untouched(&context, &row, &mut given_up.notes, leave) {
+                Ok(problems) if problems.is_empty() => continue,
+                Ok(problems) => problems,
                 Err(error) => vec![unkept(&error)],
             },
             // State that cannot be kept hides no VM, and keeps no other from being undone.
@@ -75,12 +76,21 @@ pub fn cancel_by_leave(
 }
 
 /// Of a VM that was given up before, and begun anew since, only change tracking may be left to switch off.
-fn cancel_untouched(context: &Context<'_>, row: &VmRow, notes: &mut Vec<String>) -> Result<(), StoreError> {
+fn cancel_untouched(
+    context: &Context<'_>,
+    row: &VmRow,
+    notes: &mut Vec<String>,
+    leave: &Leave<'_>,
+) -> Result<Vec<String>, StoreError> {
+    if let Err(error) = leave() {
+        return Ok(vec![chain(&error)]);
+    }
     if let Ok(planned) = serde_json::from_str(&row.planned) {
         let told = untrack(context, &planned)?;
         notes.extend(told.map(|told| format!("{}: {told}", row.name)));
     }
-    context.store.end_vm(context.plan, &row.id, VmState::Cancelled, None)
+    context.store.end_vm(context.plan, &row.id, VmState::Cancelled, None)?;
+    Ok(Vec::new())
 }
 
 fn unkept(error: &StoreError) -> String {

@@ -152,15 +152,15 @@ impl Cluster {
             let plural = match kind {
                 "CustomResourceDefinition" => "customresourcedefinitions",
                 "ServiceAccount" => "serviceaccounts",
+                "ClusterRole" => "clusterroles",
                 "Role" => "roles",
                 "RoleBinding" => "rolebindings",
                 "Deployment" => "deployments",
                 _ => bail!("{kind} is not known here"),
             };
-            let below = if kind == "CustomResourceDefinition" {
-                String::new()
-            } else {
-                format!("/namespaces/{namespace}")
+            let below = match kind {
+                "CustomResourceDefinition" | "ClusterRole" => String::new(),
+                _ => format!("/namespaces/{namespace}"),
             };
             let group = if api == "v1" { "/api/v1".to_string() } else { format!("/apis/{api}") };
             let name = line("metadata: {name: ").map(|rest| rest.trim_end_matches('}'));

@@ -9,6 +9,7 @@
 //! A status is written before the act that it announces. Each act can be carried out twice, and each is decided anew from what is there:
 //! an operator that dies between the two loses nothing. A worker is made only when no pod of an earlier one is left.
 
+use crate::lock::{LockSeen, MOVED_ELSEWHERE};
 use crate::model::{JobRef, MigrationSpec, Named, Phase, Status, Work};
 use crate::objects::{Note, job_name, migration_name};
 use crate::time::Moment;
@@ -106,6 +107,8 @@ pub struct Facts {
     pub jobs: Vec<JobSeen>,
     /// Its state claim.
     pub claim: ClaimSeen,
+    /// The lock of its VM.
+    pub lock: LockSeen,
     /// Whether pods of its workers are left; absent: nobody asked.
     pub pods: Option<bool>,
     /// Whether its namespace is being removed; absent: nobody asked.
@@ -123,6 +126,8 @@ pub enum Act {
     Hold,
     /// To ask for the state claim, and decide again.
     AskClaim,
+    /// To ask for the lock of its VM, and decide again.
+    AskLock,
     /// To ask for pods, and decide again.
     AskPods,
     /// To ask for the namespace, and decide again.
@@ -135,6 +140,8 @@ pub enum Act {
     RemoveJob(Named),
     /// To remove the state claim of that UID.
     RemoveClaim(String),
+    /// To remove the lock of that UID: another may have the VM.
+    RemoveLock(String),
     /// To remove the Migration, if it has not changed.
     RemoveMigration,
     /// To let it be removed.
@@ -144,7 +151,7 @@ pub enum Act {
 impl Act {
     /// Whether it only asks for what is missing to decide.
     pub fn is_question(&self) -> bool {
-        matches!(self, Act::AskClaim | Act::AskPods | Act::AskNamespace)
+        matches!(self, Act::AskClaim | Act::AskLock | Act::AskPods | Act::AskNamespace)
     }
 }
 
@@ -418,7 +425,7 @@ impl Run<'_> {
             let phase = if work == Work::Move { Phase::Queued } else { Phase::Cancelling };
             return self.rest(phase, "WaitsForSlot", "host, datastore or budget are taken by others");
         }
-        if let Err(act) = self.claim_ready() {
+        if let Err(act) = self.vm_is_free(work).and_then(|()| self.claim_ready()) {
             return act;
         }
         match self.facts.pods {
@@ -474,6 +481,23 @@ impl Run<'_> {
         }
     }
 
+    /// Whether no other Migration has the VM. What has begun has it itself; its workers see to that.
+    fn vm_is_free(&mut self, work: Work) -> Result<(), Act> {
+        match &self.facts.lock {
+            _ if self.status.begun || work == Work::Undo => Ok(()),
+            LockSeen::NotAsked => Err(Act::AskLock),
+            LockSeen::Free | LockSeen::Mine(_) => Ok(()),
+            LockSeen::Others(why) => {
+                let act = self.rest(Phase::Pending, MOVED_ELSEWHERE, why);
+                let until = self.facts.now.plus(PAUSE_SECONDS_MAX);
+                self.status.next_try = Some(until);
+                self.wants_slot = false;
+                self.wake(until);
+                Err(act)
+            }
+        }
+    }
+
     fn lose(&mut self, what: &str) {
         self.status.phase = Phase::Failed;
         self.wants_slot = false;
@@ -497,8 +521,20 @@ impl Run<'_> {
         self.remove_claim().unwrap_or(Act::LetGo)
     }
 
-    /// The claim is not needed any more.
+    /// Whether nothing that it began is left, so that another may have the VM.
+    fn leaves_vm(&self) -> bool {
+        !self.has_arrived() && (!self.status.begun || self.status.phase == Phase::Cancelled)
+    }
+
+    /// The claim is not needed any more. No worker was without one: while it is there, the VM may have a lock.
     fn remove_claim(&mut self) -> Option<Act> {
+        if self.status.claim.is_some() && self.leaves_vm() {
+            match &self.facts.lock {
+                LockSeen::NotAsked => return Some(Act::AskLock),
+                LockSeen::Mine(uid) => return Some(Act::RemoveLock(uid.clone())),
+                LockSeen::Free | LockSeen::Others(_) => {}
+            }
+        }
         match (&self.facts.claim, &self.status.claim) {
             (_, None) => None,
             (ClaimSeen::NotAsked, Some(_)) => Some(Act::AskClaim),

@@ -7,6 +7,7 @@
 //! layout     a plan that was laid over its source -> Migrations to make and to change
 //! begun      VMs that are on their way, when a plan is laid over its source again
 //! decide     one Migration, what is there of its Job, claim and pods -> its status, and what is to be done next
+//! lock       which Migration has a VM, of all namespaces
 //! fence      what a worker writes to its Migration, held against its epoch and its pod
 //! admission  which of those that wait may go: the one scheduler, with names for its jobs
 //! jobs       the Jobs that are there
@@ -22,6 +23,7 @@ pub mod decide;
 pub mod fence;
 pub mod jobs;
 pub mod layout;
+pub mod lock;
 pub mod model;
 pub mod objects;
 pub mod time;

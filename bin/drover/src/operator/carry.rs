@@ -3,6 +3,7 @@
 use drover_kubevirt::{Change, KubeError, KubeErrorKind, objects::uid};
 use drover_operator::decide::{Act, ClaimSeen, Facts, JobSeen};
 use drover_operator::jobs::Known;
+use drover_operator::lock::{self, LockSeen};
 use drover_operator::model::Named;
 use drover_operator::objects::{self, Note};
 use drover_operator::{FINALIZER, MIGRATION, MIGRATION_UID};
@@ -47,6 +48,18 @@ impl Operator {
                 return Ok(Done::Whole);
             }
             Act::AskClaim => facts.claim = self.claim_of(name, &facts.me.uid)?,
+            Act::AskLock => match self.lock_of(name, &facts.me.uid) {
+                Ok(seen) => facts.lock = seen,
+                Err(error) => return self.refused(name, facts, "VmLockRefused", error),
+            },
+            Act::RemoveLock(uid) => {
+                if let Some(migration) = self.migrations.get(name)
+                    && let Err(error) = self.cluster.delete(&lock::path(&lock::name(&migration.spec)), uid)
+                {
+                    return self.refused(name, facts, "VmLockRefused", error);
+                }
+                facts.lock = LockSeen::Free;
+            }
             Act::AskNamespace => facts.namespace_ends = Some(self.namespace_ends()?),
             Act::AskPods => facts.pods = Some(self.has_pods(name)?),
             Act::MakeClaim => match self.make_claim(&facts.me) {
@@ -105,7 +118,9 @@ impl Operator {
         }
         let Some(migration) = self.migrations.get(name) else { return Ok(Done::Whole) };
         let mut status = migration.status.clone();
-        if status.set("Arrived", false, reason, &error.what, now()) {
+        let has_arrived = status.condition("Arrived").is_some_and(|it| it.status == "True");
+        let kind = if has_arrived { "CleanedUp" } else { "Arrived" };
+        if status.set(kind, false, reason, &error.what, now()) {
             let body = json!({
                 "metadata": {"resourceVersion": migration.meta.version}, "status": {"conditions": status.conditions},
             });
@@ -157,6 +172,12 @@ impl Operator {
                 ClaimSeen::There(uid(&claim).to_string(), is_mine)
             }
         })
+    }
+
+    fn lock_of(&self, name: &str, me: &str) -> Result<LockSeen, KubeError> {
+        let Some(migration) = self.migrations.get(name) else { return Ok(LockSeen::NotAsked) };
+        let found = self.cluster.get(&lock::path(&lock::name(&migration.spec)))?;
+        Ok(lock::seen(found.as_ref(), me))
     }
 
     fn make_claim(&self, me: &Named) -> Result<String, KubeError> {

@@ -3,6 +3,7 @@
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
 use drover_operator::decide::{ClaimSeen, Facts, PlanStanding, ProviderStanding, decide};
 use drover_operator::layout::standing;
+use drover_operator::lock::LockSeen;
 use drover_operator::model::{MigrationSpec, Named, Phase, Pinned, Status};
 use drover_operator::time::Moment;
 use drover_operator::{ABANDON, FINALIZER, RETRY};
@@ -98,6 +99,7 @@ impl Operator {
             provider: self.provider_standing(&migration.spec.provider),
             jobs: self.jobs.of(name),
             claim: ClaimSeen::NotAsked,
+            lock: LockSeen::NotAsked,
             pods: None,
             namespace_ends: None,
             is_admitted: self.admissions.has(name),

@@ -15,6 +15,7 @@ use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_mover::StopSignal;
 use drover_operator::decide::reason;
 use drover_operator::fence::{Fence, Taken, takes_provider, unwanted};
+use drover_operator::lock::{self, LockSeen, MOVED_ELSEWHERE};
 use drover_operator::model::{
     MigrationSpec, Named, Pinned, Place, ProviderSpec, Work, WorkerWord, plan_text,
 };
@@ -41,6 +42,8 @@ const UNSEEN_MAX: Duration = Duration::from_secs(30);
 const ANSWER_MAX: Duration = Duration::from_secs(8);
 /// How long the first and the last word are tried to be said.
 const WORD_MAX: Duration = Duration::from_secs(40);
+/// How often a lock that came and went is tried to be taken.
+const LOCK_TRIES: usize = 3;
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
 /// How it ended, and a word for it.
@@ -338,12 +341,36 @@ impl Desk<'_> {
         }
     }
 
+    fn me(&self) -> Named {
+        Named { name: self.args.migration.clone(), uid: self.args.uid.clone() }
+    }
+
+    /// Makes the VM this Migration's, in all namespaces: nothing is begun or undone beside another that has it.
+    fn take_vm(&self) -> Result<(), End> {
+        let place = lock::path(&lock::name(&self.spec));
+        let fresh = lock::lock(&self.spec, &self.me(), &self.namespace);
+        for _ in 0..LOCK_TRIES {
+            match self.post.cluster.create(&lock::path(""), &fresh, false) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind == KubeErrorKind::Conflict => {}
+                Err(error) => return Err(failure(error).into()),
+            }
+            let found = self.post.cluster.get(&place).map_err(failure)?;
+            match lock::seen(found.as_ref(), &self.args.uid) {
+                LockSeen::Mine(_) => return Ok(()),
+                LockSeen::Others(why) => return Err(End::new(Exit::Target, MOVED_ELSEWHERE, why)),
+                // It went meanwhile.
+                LockSeen::Free | LockSeen::NotAsked => {}
+            }
+        }
+        Err(End::new(Exit::Target, MOVED_ELSEWHERE, "others take the VM and leave it all the time"))
+    }
+
     fn file(&self) -> Result<PlanFile, End> {
         let user = read_text(&self.args.provider.join("user"), PASSWORD_BYTES_MAX)
             .map_err(|error| End::new(Exit::Access, "SecretIncomplete", format!("user: {error}")))?;
         let folder = self.args.provider.display().to_string();
-        let me = Named { name: self.args.migration.clone(), uid: self.args.uid.clone() };
-        let (name, keys) = (&engine_plan(&me), &self.spec.plan);
+        let (name, keys) = (&engine_plan(&self.me()), &self.spec.plan);
         let mut images = self.args.target_image.clone();
         // What an earlier worker ran is not refused because the operator has another image by now.
         images.extend(keys["target"]["image"].as_str().filter(|_| self.has_begun).map(str::to_string));
@@ -431,6 +458,7 @@ impl Desk<'_> {
         let prepared = Prepared::new(file, others, false, &setting).map_err(|failure| words.with(failure))?;
         self.check_plan()?;
         put_mark(self.args)?;
+        self.take_vm()?;
         self.begin()?;
         let outcome = prepared.run(&setting, &Quiet, &self.board)?;
         for disk in store.disks(&name).map_err(Failure::from)? {
@@ -458,6 +486,7 @@ impl Desk<'_> {
             PlanState::Done | PlanState::Running | PlanState::Incomplete => {}
         }
         self.begin()?;
+        self.take_vm()?;
         // Not over the text that it was begun with: address, certificate and login may be others by now.
         let (state, meant) = (Some(self.args.state.as_path()), self.meant());
         let given_up = give_up_by_leave(&file, &store, state, Some(&meant), &|| self.may_go_on())?;

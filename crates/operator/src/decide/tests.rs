@@ -1,6 +1,8 @@
 use super::*;
 use crate::model::{Pinned, Progress, SourceId, VmId, WorkerWord};
 
+mod locks;
+
 const SOURCE: &str = "0a1b2c3d-0000";
 const VM: &str = "5030a0e6-3d1c-0c4c-8b0e-9a6d1f1a2b3c";
 
@@ -16,6 +18,8 @@ struct World {
     is_gone: bool,
     claims: u32,
     namespace_ends: bool,
+    /// The UID of the Migration that has the VM.
+    lock: Option<String>,
 }
 
 impl World {
@@ -38,6 +42,7 @@ impl World {
             provider: ProviderStanding::Same,
             jobs: Vec::new(),
             claim: ClaimSeen::NotAsked,
+            lock: LockSeen::NotAsked,
             pods: None,
             namespace_ends: None,
             is_admitted: true,
@@ -53,6 +58,7 @@ impl World {
             is_gone: false,
             claims: 0,
             namespace_ends: false,
+            lock: None,
         }
     }
 
@@ -67,13 +73,14 @@ impl World {
             assert_eq!(self.status.worker, word, "that is the worker's");
             match decision.act {
                 Act::Nothing if is_same || self.wakes_later(&decision.wake) => {
-                    (self.facts.claim, self.facts.pods) = (ClaimSeen::NotAsked, None);
+                    self.forget();
                     self.facts.namespace_ends = None;
                     return;
                 }
                 Act::Nothing => {}
                 Act::Hold => self.facts.is_held = true,
                 Act::AskClaim => self.facts.claim = self.claim_seen(),
+                Act::AskLock => self.facts.lock = self.lock_seen(),
                 Act::AskNamespace => self.facts.namespace_ends = Some(self.namespace_ends),
                 Act::AskPods => self.facts.pods = Some(self.has_pods),
                 Act::MakeClaim => {
@@ -91,16 +98,21 @@ impl World {
                         ..JobSeen::default()
                     });
                     self.has_pods = true;
-                    (self.facts.claim, self.facts.pods) = (ClaimSeen::NotAsked, None);
+                    self.forget();
                 }
                 Act::RemoveJob(named) => {
                     assert_eq!(self.job.take().unwrap().uid, named.uid);
                     self.has_pods = false;
-                    (self.facts.claim, self.facts.pods) = (ClaimSeen::NotAsked, None);
+                    self.forget();
                 }
                 Act::RemoveClaim(uid) => {
                     assert_eq!(self.claim.take(), Some(uid));
                     self.facts.claim = ClaimSeen::Missing;
+                }
+                Act::RemoveLock(uid) => {
+                    assert_eq!(uid, "lock");
+                    assert_eq!(self.lock.take(), Some(self.facts.me.uid.clone()), "another's stays");
+                    self.facts.lock = LockSeen::Free;
                 }
                 Act::RemoveMigration | Act::LetGo => {
                     self.is_gone = true;
@@ -115,12 +127,26 @@ impl World {
         wake.is_some_and(|wake| wake > self.facts.now)
     }
 
+    fn forget(&mut self) {
+        (self.facts.claim, self.facts.pods) = (ClaimSeen::NotAsked, None);
+        self.facts.lock = LockSeen::NotAsked;
+    }
+
+    fn lock_seen(&self) -> LockSeen {
+        match self.lock.as_deref() {
+            None => LockSeen::Free,
+            Some(uid) if uid == self.facts.me.uid => LockSeen::Mine("lock".into()),
+            Some(_) => LockSeen::Others("moved elsewhere: other/vm".into()),
+        }
+    }
+
     fn claim_seen(&self) -> ClaimSeen {
         self.claim.clone().map_or(ClaimSeen::Missing, |uid| ClaimSeen::There(uid, true))
     }
 
     fn works(&mut self) {
         self.status.worker = Some(WorkerWord { epoch: self.status.epoch, ..WorkerWord::default() });
+        self.lock = Some(self.facts.me.uid.clone());
         self.status.begun = true;
         self.settle();
     }

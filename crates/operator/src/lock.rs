@@ -1,0 +1,100 @@
+//! Which Migration has a VM: an object of the cluster, the same for all namespaces, that the API server makes only once by its name.
+//!
+//! A worker makes it before it touches source or target. It stays with a VM that has arrived, also when the Migration is gone, and goes
+//! when what was begun is undone.
+
+use serde_json::{Value, json};
+
+use crate::API;
+use crate::model::{MigrationSpec, Named};
+
+/// The reason of a condition: another Migration has the VM.
+pub const MOVED_ELSEWHERE: &str = "MovedElsewhere";
+
+/// Where locks are, or the one of that name.
+pub fn path(name: &str) -> String {
+    let all = format!("/apis/{API}/vmlocks");
+    if name.is_empty() { all } else { format!("{all}/{name}") }
+}
+
+/// The name of a VM's lock, from what tells it from all others.
+pub fn name(spec: &MigrationSpec) -> String {
+    format!("vm-{}-{}", spec.vm.instance_uuid.to_lowercase(), spec.source.instance_uuid.to_lowercase())
+}
+
+/// The lock of a Migration.
+pub fn lock(spec: &MigrationSpec, me: &Named, namespace: &str) -> Value {
+    json!({
+        "apiVersion": API, "kind": "VmLock", "metadata": {"name": name(spec)},
+        "spec": {
+            "migration": {"namespace": namespace, "name": me.name, "uid": me.uid}, "vm": spec.vm.name,
+        },
+    })
+}
+
+/// A lock, as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LockSeen {
+    /// Nobody asked.
+    #[default]
+    NotAsked,
+    /// Nobody has the VM.
+    Free,
+    /// This Migration has it; the lock's UID.
+    Mine(String),
+    /// Another has it, in words for people.
+    Others(String),
+}
+
+/// What a lock that was read says to the Migration of a UID.
+pub fn seen(found: Option<&Value>, uid: &str) -> LockSeen {
+    let Some(found) = found else { return LockSeen::Free };
+    let (metadata, migration) = (&found["metadata"], &found["spec"]["migration"]);
+    if migration["uid"] == uid {
+        return LockSeen::Mine(metadata["uid"].as_str().unwrap_or_default().to_string());
+    }
+    let text = |value: &Value| value.as_str().unwrap_or("?").to_string();
+    let holder = format!("{}/{}", text(&migration["namespace"]), text(&migration["name"]));
+    let name = text(&metadata["name"]);
+    LockSeen::Others(format!(
+        "moved elsewhere: Migration {holder} moves this VM, or has moved it; cancel that one, or, if the VM is at the source alone, \
+         kubectl delete vmlock {name}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{SourceId, VmId};
+
+    fn spec(source: &str, vm: &str) -> MigrationSpec {
+        MigrationSpec {
+            source: SourceId { instance_uuid: source.into() },
+            vm: VmId { instance_uuid: vm.into(), id: "vm-1".into(), name: "web01".into() },
+            ..MigrationSpec::default()
+        }
+    }
+
+    #[test]
+    fn a_vm_has_one_name_in_all_namespaces_and_no_other_vm_has_it() {
+        assert_eq!(name(&spec("ABCD-1", "5030A0E6")), name(&spec("abcd-1", "5030a0e6")));
+        // Migrations are called by eight characters of the vCenter's; locks by all of them.
+        let (one, other) = (spec("0a1b2c3d-1", "v"), spec("0a1b2c3d-2", "v"));
+        assert_ne!(name(&one), name(&other));
+        assert_ne!(name(&one), name(&spec("0a1b2c3d-1", "w")));
+    }
+
+    #[test]
+    fn a_lock_is_its_makers_alone() {
+        let me = Named { name: "vm-v-s".into(), uid: "m1".into() };
+        let mut made = lock(&spec("s", "v"), &me, "vms");
+        made["metadata"]["uid"] = json!("l1");
+        assert_eq!(seen(Some(&made), "m1"), LockSeen::Mine("l1".into()));
+        assert_eq!(seen(None, "m1"), LockSeen::Free);
+        // Also of a Migration of that name and namespace that was made anew.
+        let LockSeen::Others(why) = seen(Some(&made), "m2") else { panic!() };
+        assert!(why.contains("vms/vm-v-s") && why.contains("delete vmlock vm-v-s"), "{why}");
+        // One that nobody can read is not free.
+        assert!(matches!(seen(Some(&json!({"metadata": {}})), "m1"), LockSeen::Others(_)));
+    }
+}
