@@ -1,4 +1,4 @@
-//! `drover operator` in a true Kubernetes whose pods run, installed from `deploy/` with the rights that it asks for there: VMs of the
+//! `drover operator` in a true Kubernetes whose pods run, installed from `deploy/` (by its chart) with the rights that it asks for there: VMs of the
 //! simulator become machines of the cluster by Jobs. KubeVirt's controllers are played by the lab.
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use common::kubernetes::{CLAIMS, Landing, MACHINES, NAMESPACE, PATIENCE, PODS, S
 use common::process::wait_until;
 use common::{MIB, disk_file, vm};
 use drover_lab::cluster::{CLASS, IMAGE, Volume};
-use drover_lab::{PASSWORD, USER, workspace};
+use drover_lab::{PASSWORD, USER, chart, workspace};
 use serde_json::{Value, json};
 
 const OWN: &str = "/apis/drover.dev/v1alpha1/namespaces/vms";
@@ -45,23 +45,19 @@ impl Operated {
     /// The operator, a login and a provider in a namespace.
     fn install(&self, namespace: &str, state_size: &str) {
         let cluster = &self.landing.cluster;
-        let yaml = std::fs::read_to_string(workspace().join("deploy/operator.yaml")).unwrap();
-        let more = format!("Never, --state-class, {CLASS}, --state-size, {state_size}");
-        let yaml = yaml.replace("registry.example.org/drover:0.1.0", IMAGE);
-        let yaml = yaml.replace("--image-pull, IfNotPresent", &format!("--image-pull, {more}"));
-        let yaml = yaml.replace("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never");
-        cluster.apply(&yaml, namespace).unwrap();
+        let options = json!(["--state-class", CLASS, "--state-size", state_size]).to_string();
+        let mut values = chart::values().unwrap();
+        values.extend(
+            [("image", IMAGE), ("imagePull", "Never"), ("options", &options)]
+                .map(|(name, value)| (name.to_string(), value.to_string())),
+        );
+        for template in ["operator.yaml", "vmlocks.yaml"] {
+            cluster.apply(&chart::render(template, &values, namespace).unwrap(), namespace).unwrap();
+        }
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
             "stringData": {"user": USER, "password": PASSWORD}});
         cluster.make(&SECRETS.replace("/vms/", &format!("/{namespace}/")), &secret).unwrap();
         self.make_provider(namespace);
-        for part in ["operator", "worker"] {
-            let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
-                "metadata": {"name": format!("drover-{part}-{namespace}")},
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": format!("drover-{part}-vmlocks")},
-                "subjects": [{"kind": "ServiceAccount", "name": format!("drover-{part}"), "namespace": namespace}]});
-            cluster.make("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding).unwrap();
-        }
     }
 
     fn make_provider(&self, namespace: &str) {

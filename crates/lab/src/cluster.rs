@@ -153,13 +153,14 @@ impl Cluster {
                 "CustomResourceDefinition" => "customresourcedefinitions",
                 "ServiceAccount" => "serviceaccounts",
                 "ClusterRole" => "clusterroles",
+                "ClusterRoleBinding" => "clusterrolebindings",
                 "Role" => "roles",
                 "RoleBinding" => "rolebindings",
                 "Deployment" => "deployments",
                 _ => bail!("{kind} is not known here"),
             };
             let below = match kind {
-                "CustomResourceDefinition" | "ClusterRole" => String::new(),
+                "CustomResourceDefinition" | "ClusterRole" | "ClusterRoleBinding" => String::new(),
                 _ => format!("/namespaces/{namespace}"),
             };
             let group = if api == "v1" { "/api/v1".to_string() } else { format!("/apis/{api}") };

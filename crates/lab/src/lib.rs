@@ -4,6 +4,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod bench;
+pub mod chart;
 pub mod cluster;
 mod guests;
 mod libvirt;

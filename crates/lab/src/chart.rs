@@ -1,0 +1,47 @@
+//! The Helm chart in `deploy/chart`. Helm cannot be had here, so its templates say nothing but what [`render`] knows.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
+
+use crate::program::workspace;
+
+/// Values by name, as JSON or plain words.
+pub type Values = BTreeMap<String, String>;
+
+/// The values that the chart comes with.
+///
+/// # Errors
+/// If they cannot be read.
+pub fn values() -> Result<Values> {
+    let text = std::fs::read_to_string(workspace().join("deploy/chart/values.yaml"))?;
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    let value = |line: &str| {
+        let (name, value) = line.split_once(": ").with_context(|| format!("values.yaml: {line}"))?;
+        Ok((name.to_string(), value.to_string()))
+    };
+    lines.map(value).collect()
+}
+
+/// A template of the chart, as Helm renders it in a namespace.
+///
+/// # Errors
+/// If it asks for what is not a value, the namespace, or a value as JSON.
+pub fn render(template: &str, values: &Values, namespace: &str) -> Result<String> {
+    let text = std::fs::read_to_string(workspace().join("deploy/chart/templates").join(template))?;
+    let (mut rendered, mut rest) = (String::new(), text.as_str());
+    while let Some((before, after)) = rest.split_once("{{") {
+        let (action, after) = after.split_once("}}").context("an action without an end")?;
+        let action = action.trim();
+        let value = action.strip_prefix("toJson ").unwrap_or(action).strip_prefix(".Values.");
+        let value = match (action, value) {
+            (".Release.Namespace", _) => namespace,
+            (_, Some(name)) => values.get(name).with_context(|| format!("no value {name}"))?,
+            _ => bail!("{template}: {{{{ {action} }}}} is not known here"),
+        };
+        rendered.push_str(before);
+        rendered.push_str(value);
+        rest = after;
+    }
+    Ok(rendered + rest)
+}

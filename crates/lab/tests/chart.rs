@@ -1,0 +1,59 @@
+//! The Helm chart makes what the plain manifests make.
+#![allow(clippy::unwrap_used)]
+
+use drover_lab::chart::{render, values};
+use drover_lab::workspace;
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(workspace().join("deploy").join(path)).unwrap()
+}
+
+#[test]
+fn the_operator_of_the_chart_is_that_of_the_plain_manifest() {
+    let plain = read("operator.yaml");
+    let (_, plain) = plain.split_once("\napiVersion").unwrap();
+    let rendered = render("operator.yaml", &values().unwrap(), "vms").unwrap();
+    assert_eq!(rendered, format!("apiVersion{plain}"));
+}
+
+#[test]
+fn each_value_is_rendered() {
+    for name in values().unwrap().into_keys() {
+        let mut changed = values().unwrap();
+        changed.insert(name.clone(), "something-else".into());
+        let of = |values| render("operator.yaml", values, "vms").unwrap();
+        assert_ne!(of(&changed), of(&values().unwrap()), "{name}");
+    }
+}
+
+#[test]
+fn the_bindings_are_of_roles_and_accounts_that_there_are() {
+    let rendered = render("vmlocks.yaml", &values().unwrap(), "my-vms").unwrap();
+    for part in ["operator", "worker"] {
+        assert!(rendered.contains(&format!("metadata: {{name: drover-{part}-my-vms}}")), "{rendered}");
+        let account = format!("name: drover-{part}, namespace: my-vms}}]");
+        assert!(rendered.contains(&account), "{rendered}");
+        let role = format!("name: drover-{part}-vmlocks}}");
+        assert!(rendered.contains(&role) && read("crds.yaml").contains(&format!("{{{role}")), "{role}");
+        assert!(
+            read("operator.yaml")
+                .contains(&format!("kind: ServiceAccount\nmetadata: {{name: drover-{part}}}"))
+        );
+        // The plain way says the same by a command.
+        let page = std::fs::read_to_string(workspace().join("docs/how-to/operator.md")).unwrap();
+        let command = format!(
+            "kubectl create clusterrolebinding drover-{part}-vms --clusterrole=drover-{part}-vmlocks --serviceaccount=vms:drover-{part}"
+        );
+        assert!(page.contains(&command), "{command}");
+    }
+}
+
+#[test]
+fn the_chart_has_the_version_of_the_program() {
+    let chart = read("chart/Chart.yaml");
+    let version = env!("CARGO_PKG_VERSION");
+    for key in ["version", "appVersion"] {
+        assert!(chart.contains(&format!("\n{key}: {version}\n")), "{key} is not {version}");
+    }
+    assert!(values().unwrap()["image"].ends_with(&format!(":{version}")));
+}
