@@ -7,10 +7,9 @@ mod common;
 use std::path::Path;
 
 use common::kubernetes::{CLAIMS, Landing, MACHINES, NAMESPACE, PATIENCE, PODS, SECRETS, assert_holds};
-use common::process::wait_until;
 use common::{MIB, disk_file, vm};
 use drover_lab::cluster::{CLASS, IMAGE, Volume};
-use drover_lab::{PASSWORD, USER, chart, workspace};
+use drover_lab::{PASSWORD, USER, chart};
 use serde_json::{Value, json};
 
 const OWN: &str = "/apis/drover.dev/v1alpha1/namespaces/vms";
@@ -29,14 +28,7 @@ impl Operated {
     fn new(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Operated> {
         let mut landing = Landing::new(number, true, vms)?;
         let address = landing.cluster.let_out(landing.stage.sim.port).unwrap();
-        let manifest = |name: &str| std::fs::read_to_string(workspace().join("deploy").join(name)).unwrap();
-        landing.cluster.apply(&manifest("crds.yaml"), NAMESPACE).unwrap();
-        wait_until("the resources are served", PATIENCE, || {
-            let own = ["providers", "plans", "migrations"].map(|kind| format!("{OWN}/{kind}"));
-            own.iter()
-                .chain([&LOCKS.to_string()])
-                .all(|path| landing.cluster.get(path).ok().flatten().is_some())
-        });
+        chart::install_resources(&landing.cluster, NAMESPACE).unwrap();
         let operated = Operated { landing, address };
         operated.install(NAMESPACE, "16Mi");
         Some(operated)
@@ -45,15 +37,7 @@ impl Operated {
     /// The operator, a login and a provider in a namespace.
     fn install(&self, namespace: &str, state_size: &str) {
         let cluster = &self.landing.cluster;
-        let options = json!(["--state-class", CLASS, "--state-size", state_size]).to_string();
-        let mut values = chart::values().unwrap();
-        values.extend(
-            [("image", IMAGE), ("imagePull", "Never"), ("options", &options)]
-                .map(|(name, value)| (name.to_string(), value.to_string())),
-        );
-        for template in ["operator.yaml", "vmlocks.yaml"] {
-            cluster.apply(&chart::render(template, &values, namespace).unwrap(), namespace).unwrap();
-        }
+        chart::install(cluster, namespace, state_size).unwrap();
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
             "stringData": {"user": USER, "password": PASSWORD}});
         cluster.make(&SECRETS.replace("/vms/", &format!("/{namespace}/")), &secret).unwrap();

@@ -2,9 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail};
+use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+
+use crate::cluster::{CLASS, Cluster, IMAGE};
 use crate::program::workspace;
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Values by name, as JSON or plain words.
 pub type Values = BTreeMap<String, String>;
@@ -44,4 +50,37 @@ pub fn render(template: &str, values: &Values, namespace: &str) -> Result<String
         rest = after;
     }
     Ok(rendered + rest)
+}
+
+/// Makes the resources of the operator known to a cluster.
+///
+/// # Errors
+/// If they are not served.
+pub fn install_resources(cluster: &Cluster, namespace: &str) -> Result<()> {
+    let text = std::fs::read_to_string(workspace().join("deploy/crds.yaml"))?;
+    cluster.apply(&text, namespace)?;
+    let until = Instant::now() + PATIENCE;
+    for kind in ["providers", "plans", "migrations", "vmlocks"] {
+        while cluster.get(&format!("/apis/drover.dev/v1alpha1/{kind}")).ok().flatten().is_none() {
+            ensure!(Instant::now() < until, "{kind} are not served");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    Ok(())
+}
+
+/// Installs the chart in a namespace, with the image of the cluster's lab, and states of that size.
+///
+/// # Errors
+/// If the server refuses something.
+pub fn install(cluster: &Cluster, namespace: &str, state_size: &str) -> Result<()> {
+    let options = json!(["--state-class", CLASS, "--state-size", state_size]).to_string();
+    let mut values = values()?;
+    for (name, value) in [("image", IMAGE), ("imagePull", "Never"), ("options", &options)] {
+        values.insert(name.to_string(), value.to_string());
+    }
+    for template in ["operator.yaml", "vmlocks.yaml"] {
+        cluster.apply(&render(template, &values, namespace)?, namespace)?;
+    }
+    Ok(())
 }
