@@ -46,6 +46,28 @@ fn what_cannot_be_undone_is_told_and_the_next_run_sees_to_it() {
 }
 
 #[test]
+fn a_shutdown_counts_where_a_guest_ran_and_once() {
+    let world = one();
+    let count = || world.store.shutdowns(PLAN, "vm-on").unwrap();
+    assert_eq!(count(), 0);
+    for times in 1..=2 {
+        world.set_trouble("define", Trouble::Fails);
+        world.run(&NoObserver);
+        assert_eq!((count(), world.power("vm-on")), (times, PowerState::On));
+    }
+    world.run(&Watch(|event: &Event| assert!(!enters(event, "on", Phase::Define), "the process dies")));
+    world.as_if_killed();
+    assert_eq!((count(), world.power("vm-on")), (3, PowerState::Off));
+    // It is off already, and switched on again.
+    world.set_trouble("define", Trouble::Fails);
+    world.run(&NoObserver);
+    assert_eq!((count(), world.power("vm-on")), (3, PowerState::On));
+    world.run(&NoObserver);
+    world.assert_arrived("at last");
+    assert_eq!(count(), 4);
+}
+
+#[test]
 fn who_undoes_and_is_replaced_does_no_further_step() {
     let steps = ["undo define", "remove images", "remove snapshot", "power on"];
     let mut done_at_last = Vec::new();

@@ -27,6 +27,7 @@ use self::schema::{SCHEMA_VERSION, open_database};
 pub use self::served::{CountRow, OrderRow, ServedRow};
 use self::sync::LogSync;
 pub use self::warm::{Downtime, PassKind, PassRow, PassState, TrackedRow, WarmRow};
+use crate::phase::Phase;
 
 mod attached;
 mod hooks;
@@ -452,6 +453,14 @@ impl Store {
     /// Events of a VM of a plan in order.
     pub fn events_of(&self, plan: &str, vm: &str) -> Outcome<Vec<EventRow>> {
         self.rows(EVENTS_OF, [plan, vm], event_row)
+    }
+
+    /// How often runs shut down a VM that ran.
+    pub fn shutdowns(&self, plan: &str, vm: &str) -> Outcome<usize> {
+        let off = Phase::PowerOff.name();
+        let is_one =
+            |it: &&EventRow| it.phase.as_deref() == Some(off) && it.kind == "ended" && it.text.is_empty();
+        Ok(self.events_of(plan, vm)?.iter().filter(is_one).count())
     }
 
     /// What a phase took in seconds the latest times that it ended with such a text, with any VM of any plan, the latest
