@@ -28,6 +28,8 @@ const LINGER_SECONDS: i64 = 3;
 pub const PAUSE_SECONDS_MIN: i64 = 10;
 /// The longest pause.
 pub const PAUSE_SECONDS_MAX: i64 = 600;
+/// Tries that shut the guest down and failed, after which it is not shut down again by itself.
+pub const OUTAGES_MAX: u32 = 3;
 /// Failures in a row, without progress, after which a Migration is not tried again by itself.
 pub const FAILURES_MAX: u32 = 8;
 /// Seconds for which undoing is tried by itself.
@@ -331,12 +333,12 @@ impl Run<'_> {
         if let Some(word) = self.new_retry() {
             self.status.retried = Some(word);
             if !self.has_lost_state() {
-                (self.status.failures, self.status.tries, self.status.next_try) = (0, 0, None);
+                self.count_anew();
                 self.status.phase = Phase::Pending;
             }
         }
         if self.status.phase == Phase::Failed && self.is_edited && !has_begun && !self.has_lost_state() {
-            (self.status.failures, self.status.tries, self.status.next_try) = (0, 0, None);
+            self.count_anew();
             self.status.phase = Phase::Pending;
         }
         if !has_begun && self.facts.plan == PlanStanding::LeftOut {
@@ -357,6 +359,11 @@ impl Run<'_> {
     /// What the annotation says that was not heeded yet.
     fn new_retry(&self) -> Option<String> {
         self.facts.retry.clone().filter(|word| Some(word) != self.status.retried.as_ref())
+    }
+
+    fn count_anew(&mut self) {
+        (self.status.failures, self.status.tries, self.status.outages) = (0, 0, 0);
+        self.status.next_try = None;
     }
 
     fn undo(&mut self, has_begun: bool) -> Act {
@@ -383,7 +390,7 @@ impl Run<'_> {
         let retry = self.new_retry();
         if retry.is_some() || self.status.cancel_since.is_none() {
             self.status.cancel_since = Some(now);
-            (self.status.failures, self.status.tries, self.status.next_try) = (0, 0, None);
+            self.count_anew();
             self.status.retried = retry.or(self.status.retried.take());
         }
         if self.has_lost_state() {

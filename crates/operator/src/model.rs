@@ -153,6 +153,9 @@ pub struct WorkerWord {
     /// Words for people.
     #[serde(default)]
     pub message: Option<String>,
+    /// Whether the guest was shut down for its try, or an earlier one that was cut off.
+    #[serde(default)]
+    pub outage: bool,
 }
 
 /// How far the copy is.
@@ -209,6 +212,8 @@ pub struct Status {
     pub failures: u32,
     /// Tries of all kinds that failed, without progress between them: pauses grow with them.
     pub tries: u32,
+    /// Tries that shut the guest down and failed: too many of them end it, whatever they failed of.
+    pub outages: u32,
     /// The most bytes at the target when it failed.
     pub failed_at_bytes: u64,
     /// Before then nothing is tried.

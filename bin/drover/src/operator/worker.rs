@@ -51,11 +51,13 @@ struct End {
     exit: Exit,
     reason: String,
     message: String,
+    /// Whether the guest was down for it.
+    outage: bool,
 }
 
 impl End {
     fn new(exit: Exit, reason: impl Into<String>, message: impl Into<String>) -> End {
-        End { exit, reason: reason.into(), message: message.into() }
+        End { exit, reason: reason.into(), message: message.into(), outage: false }
     }
 }
 
@@ -128,6 +130,7 @@ impl Post {
             exit: Some(end.exit as u8),
             reason: Some(end.reason.clone()),
             message: Some(end.message.chars().take(2000).collect()),
+            outage: end.outage,
         };
         let mut fields = vec![("worker", json!(word))];
         if !roots.is_empty() {
@@ -460,14 +463,18 @@ impl Desk<'_> {
         put_mark(self.args)?;
         self.take_vm()?;
         self.begin()?;
-        let outcome = prepared.run(&setting, &Quiet, &self.board)?;
+        let before = Power::of(&store, &name, &self.spec.vm.id)?;
+        let outcome = prepared.run(&setting, &Quiet, &self.board).map_err(End::from);
+        // What cannot be read now may well be one.
+        let outage = Power::of(&store, &name, &self.spec.vm.id).map_or(true, |now| now.is_outage(&before));
+        let outcome = outcome.map_err(|end| End { outage, ..end })?;
         for disk in store.disks(&name).map_err(Failure::from)? {
             if let Some(root) = disk.root {
                 let is_equal = disk.target_root.as_ref() == Some(&root);
                 roots.push(json!({"disk": disk.label, "root": root, "verified": is_equal}));
             }
         }
-        Ok(end_of(&outcome, self.stop.is_set()))
+        Ok(End { outage, ..end_of(&outcome, self.stop.is_set()) })
     }
 
     fn undo(&self) -> Result<End, End> {
@@ -519,7 +526,28 @@ fn end_of(outcome: &RunOutcome, was_stopped: bool) -> End {
     let errors: Vec<&str> = outcome.ends.iter().filter_map(|end| end.error.as_deref()).collect();
     let message = if errors.is_empty() { "it arrived".into() } else { errors.join("; ") };
     let reason = word(exit, &message);
-    End { exit, reason, message }
+    End::new(exit, reason, message)
+}
+
+/// What drover did to a guest's power.
+struct Power {
+    /// How often it was shut down.
+    shutdowns: usize,
+    /// Whether it is off by that.
+    is_off: bool,
+}
+
+impl Power {
+    fn of(store: &Store, plan: &str, vm: &str) -> Result<Power, End> {
+        let row = store.vm(plan, vm).map_err(Failure::from)?;
+        let shutdowns = store.shutdowns(plan, vm).map_err(Failure::from)?;
+        Ok(Power { shutdowns, is_off: row.is_some_and(|row| row.switched_off) })
+    }
+
+    /// Whether the guest was down for a try that began so.
+    fn is_outage(&self, before: &Power) -> bool {
+        before.is_off || self.shutdowns > before.shutdowns
+    }
 }
 
 /// Keeps what is wrong with the plan, for the status.

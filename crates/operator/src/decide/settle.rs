@@ -1,6 +1,6 @@
 //! A worker came to its end.
 
-use super::{Act, FAILURES_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Run};
+use super::{Act, FAILURES_MAX, OUTAGES_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Run};
 use crate::model::{JobRef, Phase, Work, WorkerWord};
 
 /// Exits of workers, as drover's commands end. See `docs/reference/exit-codes.md`.
@@ -33,6 +33,7 @@ impl Run<'_> {
     /// Takes in how a worker ended, of which nothing runs any more.
     pub(super) fn settle(&mut self, job: &JobRef, was_disrupted: bool) -> Act {
         let word = self.status.word().cloned();
+        let has_begun = word.is_some();
         self.end_epoch();
         let ended = word.filter(|word| word.exit.is_some());
         match (&ended, job.work) {
@@ -54,14 +55,18 @@ impl Run<'_> {
             // It was stopped so that what it began can be undone.
             (None, Work::Move) if (self.is_unwanted() || self.has_lost_plan()) && !job.overdue => {}
             (None, work) => {
-                let (reason, message) = match job.overdue {
-                    true => {
+                let (reason, message) = match (job.overdue, has_begun) {
+                    (true, _) => {
                         ("WorkerDidNotStart", "its worker did not start in time: see the events of its pods")
                     }
-                    false => ("WorkerDied", "its worker ended without a word; another goes on"),
+                    (_, false) => (
+                        "WorkerSaidNothing",
+                        "its worker ended before it could write to this status: see its log, and whether its node reaches the API server",
+                    ),
+                    (_, true) => ("WorkerDied", "its worker ended without a word; another goes on"),
                 };
-                // A cluster without room is mended elsewhere.
-                self.count(work, reason, message, !job.overdue);
+                // A cluster without room, or a network that lets no worker out, is mended elsewhere.
+                self.count(work, reason, message, !job.overdue && has_begun);
             }
         }
         // What is next is decided with the status that is written now; the Job is of an epoch that is over then.
@@ -72,7 +77,17 @@ impl Run<'_> {
         let message = word.message.clone().unwrap_or_default();
         let said = word.reason.clone().unwrap_or_else(|| "Failed".into());
         let had_arrived = self.has_arrived();
-        match word.exit.unwrap_or_default() {
+        let code = word.exit.unwrap_or_default();
+        if word.outage && ![exit::SUCCESS, exit::NOT_CLEANED_UP].contains(&code) && self.was_last_outage() {
+            let what = format!(
+                "{message}; {OUTAGES_MAX} tries shut its guest down and failed, so it is not shut down again by itself: mend the cause and \
+                 set the annotation drover.dev/retry, or cancel this Migration"
+            );
+            self.status.phase = Phase::Failed;
+            self.tell("Arrived", false, "TooManyOutages", &what);
+            return;
+        }
+        match code {
             exit::SUCCESS => {
                 self.status.phase = Phase::Done;
                 self.status.next_try = None;
@@ -153,6 +168,12 @@ impl Run<'_> {
         let said = word.reason.clone().unwrap_or_else(|| "UndoFailed".into());
         self.count(Work::Undo, &said, &message, false);
         self.tell("CleanedUp", false, &said, &message);
+    }
+
+    /// Counts a try for which the guest was down. Whatever it failed of, and wherever that is mended: the next one would stop the guest again.
+    fn was_last_outage(&mut self) -> bool {
+        self.status.outages = self.status.outages.saturating_add(1);
+        self.status.outages >= OUTAGES_MAX
     }
 
     /// Counts a failure; progress since the last one begins anew. `ends` if too many of them end it.

@@ -2,6 +2,7 @@ use super::*;
 use crate::model::{Pinned, Progress, SourceId, VmId, WorkerWord};
 
 mod locks;
+mod outages;
 
 const SOURCE: &str = "0a1b2c3d-0000";
 const VM: &str = "5030a0e6-3d1c-0c4c-8b0e-9a6d1f1a2b3c";
