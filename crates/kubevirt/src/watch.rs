@@ -95,6 +95,21 @@ impl Cluster {
         }
     }
 
+    /// All objects at `path`, in pages.
+    ///
+    /// # Errors
+    /// As all requests; `NotServed` if there are no such objects.
+    pub fn all(&self, path: &str) -> Result<Vec<Value>, KubeError> {
+        let mut all = Vec::new();
+        self.list(path, "", &mut |seen| {
+            if let Seen::There(object) = seen {
+                all.push(object);
+            }
+            true
+        })?;
+        Ok(all)
+    }
+
     /// The version of the list, or nothing if nobody listens.
     fn list(
         &self,
