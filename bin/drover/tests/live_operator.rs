@@ -339,7 +339,7 @@ fn a_vm_that_another_namespace_moves_is_left_alone() {
     operated.landing.cluster.make("/api/v1/namespaces", &namespace).unwrap();
     // Its states fit the last volume alone.
     operated.install("other", "200Mi");
-    let plan = operated.plan("slow", json!([{"name": "web01"}]), "2MiB");
+    let plan = operated.plan("slow", json!([{"name": "web01"}]), "1MiB");
     operated.landing.cluster.make(&format!("{other}/plans"), &plan).unwrap();
     let second = |operated: &Operated| operated.items(&format!("{other}/migrations")).into_iter().next();
     operated.wait("it is laid out there, and waits for its claim", || {
@@ -349,6 +349,13 @@ fn a_vm_that_another_namespace_moves_is_left_alone() {
     operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
     operated.make(&plan);
     operated.moves("web01", 0);
+    // A plan with other VMs besides is not refused because of it.
+    let all = operated.plan("all", json!([{"glob": "*"}]), "1MiB");
+    operated.landing.cluster.make(&format!("{other}/plans"), &all).unwrap();
+    let all = || operated.landing.cluster.get(&format!("{other}/plans/all")).unwrap().unwrap();
+    operated.wait("it is laid over the source there", || !condition(&all(), "Resolved").is_null());
+    assert_eq!(condition(&all(), "Resolved")["status"], "True", "{:#}", all()["status"]);
+    assert_eq!(operated.phase("web01"), "Running");
     operated.landing.cluster.volume("s-b", Volume::Folder, 256 * MIB).unwrap();
     operated.wait("the second is refused", || {
         let arrived = condition(&second(&operated).unwrap(), "Arrived");
@@ -382,10 +389,48 @@ fn a_vm_that_another_namespace_moves_is_left_alone() {
             operated.wait("the first goes", || operated.items(&format!("{OWN}/migrations")).is_empty());
         }
     }
-    operated.remove(&format!("{other}/plans/slow"));
+    operated.remove(&format!("{other}/plans"));
     operated.wait("it goes with its plan", || second(&operated).is_none());
     assert_eq!(operated.landing.names(LOCKS).len(), 1, "it has arrived");
     assert!(operated.items(&MACHINES.replace("/vms/", "/other/")).is_empty());
+}
+
+#[test]
+fn a_worker_whose_lock_is_removed_stops_and_leaves_the_vm_to_whom_it_is() {
+    let operated = Operated::new(162, |folder| vec![vm("web01", &[&disk_file(folder, "a", 96 * MIB)])]);
+    let Some(mut operated) = operated else { return };
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, 96 * MIB).unwrap();
+    operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
+    let before = operated.landing.stage.source_state();
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1MiB"));
+    operated.moves("web01", 0);
+    let name = operated.landing.names(LOCKS).remove(0);
+    let lock = format!("{LOCKS}/{name}");
+    operated.remove(&lock);
+    let others = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "VmLock", "metadata": {"name": name},
+        "spec": {"migration": {"namespace": "other", "name": "vm", "uid": "u"}, "vm": "web01"}});
+    operated.landing.cluster.make(LOCKS, &others).unwrap();
+    let mut has_stopped = false;
+    operated.wait("its worker stops, and the next one begins nothing", || {
+        let arrived = operated.condition("web01", "Arrived");
+        has_stopped |= arrived["reason"] == "VmLockLost";
+        has_stopped && arrived["reason"] == "MovedElsewhere"
+    });
+    assert_eq!(operated.landing.stage.source_state(), before, "the guest runs at the source");
+    let message = operated.condition("web01", "Arrived")["message"].to_string();
+    assert!(message.contains("Migration other/vm"), "{message}");
+    let it = operated.migration("web01").unwrap();
+    assert_eq!(it["status"]["outages"], 1, "{:#}", it["status"]);
+
+    // The other one gives it back.
+    operated.remove(&lock);
+    let again = json!({"metadata": {"annotations": {"drover.dev/retry": "free"}}});
+    let path = format!("{OWN}/migrations/{}", it["metadata"]["name"].as_str().unwrap());
+    operated.landing.cluster.merge(&path, &again).unwrap();
+    operated.wait("it arrives", || operated.phase("web01") == "Done");
+    assert_holds(&a, &operated.landing.stage.path("a"));
+    let lock = operated.landing.cluster.get(&lock).unwrap().unwrap();
+    assert_eq!(lock["spec"]["migration"]["uid"], it["metadata"]["uid"]);
 }
 
 #[test]
@@ -440,6 +485,22 @@ fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
     operated
         .wait("the taken name is told", || operated.condition("web01", "Arrived")["reason"] == "NameTaken");
     assert_eq!(operated.phase("web01"), "Retrying");
+
+    // Locks are not served any more, as when deploy/crds.yaml is older than the operator.
+    let migration = operated.migration("web01").unwrap();
+    cluster.remove("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/vmlocks.drover.dev").unwrap();
+    operated.wait("they are not served", || cluster.get(LOCKS).ok().flatten().is_none());
+    let path = format!("{OWN}/migrations/{}", migration["metadata"]["name"].as_str().unwrap());
+    operated.remove(&path);
+    operated.wait("it goes, and the next one waits for locks", || {
+        operated.migration("web01").is_some_and(|it| {
+            it["metadata"]["uid"] != migration["metadata"]["uid"]
+                && condition(&it, "Arrived")["reason"] == "VmLockRefused"
+        })
+    });
+    let message = operated.condition("web01", "Arrived")["message"].to_string();
+    assert!(message.contains("deploy/crds.yaml"), "{message}");
+    chart::install_resources(cluster, NAMESPACE).unwrap();
     cluster.remove(&format!("{CLAIMS}/web01-0")).unwrap();
     operated.wait("it arrives", || operated.phase("web01") == "Done");
     assert_holds(&a, &operated.landing.stage.path("a"));

@@ -9,7 +9,7 @@
 //! A status is written before the act that it announces. Each act can be carried out twice, and each is decided anew from what is there:
 //! an operator that dies between the two loses nothing. A worker is made only when no pod of an earlier one is left.
 
-use crate::lock::{LockSeen, MOVED_ELSEWHERE};
+use crate::lock::{self, LockSeen, MOVED_ELSEWHERE};
 use crate::model::{JobRef, MigrationSpec, Named, Phase, Status, Work};
 use crate::objects::{Note, job_name, migration_name};
 use crate::time::Moment;
@@ -30,6 +30,8 @@ pub const PAUSE_SECONDS_MIN: i64 = 10;
 pub const PAUSE_SECONDS_MAX: i64 = 600;
 /// Tries that shut the guest down and failed, after which it is not shut down again by itself.
 pub const OUTAGES_MAX: u32 = 3;
+/// Seconds before a lock that cannot be read or removed is asked for again.
+const LOCK_REFUSED_SECONDS: i64 = 30;
 /// Failures in a row, without progress, after which a Migration is not tried again by itself.
 pub const FAILURES_MAX: u32 = 8;
 /// Seconds for which undoing is tried by itself.
@@ -318,7 +320,7 @@ impl Run<'_> {
         let has_begun = self.status.begun;
         match self.status.phase {
             Phase::Done | Phase::Cancelled if self.facts.is_going => return self.let_go(),
-            Phase::Cancelled => return self.remove_claim().unwrap_or(Act::Nothing),
+            Phase::Cancelled => return self.stay_cancelled(),
             // Nothing is left that its state would tell.
             Phase::Done if self.is_clean() => return self.remove_claim().unwrap_or(Act::Nothing),
             Phase::Done if self.new_retry().is_none() => return Act::Nothing,
@@ -371,8 +373,7 @@ impl Run<'_> {
         if !has_begun {
             self.status.phase = Phase::Cancelled;
             self.tell("Cancelled", true, "NothingBegun", "nothing had begun");
-            self.tell("Arrived", false, "Cancelled", "it was cancelled");
-            return self.remove_claim().unwrap_or(Act::Nothing);
+            return self.stay_cancelled();
         }
         // No worker can be made in it, and what an undo needs goes away with it.
         if self.facts.is_going {
@@ -494,15 +495,20 @@ impl Run<'_> {
             _ if self.status.begun || work == Work::Undo => Ok(()),
             LockSeen::NotAsked => Err(Act::AskLock),
             LockSeen::Free | LockSeen::Mine(_) => Ok(()),
-            LockSeen::Others(why) => {
-                let act = self.rest(Phase::Pending, MOVED_ELSEWHERE, why);
-                let until = self.facts.now.plus(PAUSE_SECONDS_MAX);
-                self.status.next_try = Some(until);
-                self.wants_slot = false;
-                self.wake(until);
-                Err(act)
+            LockSeen::Others(why) => Err(self.wait_for_lock(MOVED_ELSEWHERE, why, PAUSE_SECONDS_MAX)),
+            LockSeen::NotServed(why) | LockSeen::Denied(why) => {
+                Err(self.wait_for_lock(lock::REFUSED, why, LOCK_REFUSED_SECONDS))
             }
         }
+    }
+
+    fn wait_for_lock(&mut self, reason: &str, why: &str, seconds: i64) -> Act {
+        let act = self.rest(Phase::Pending, reason, why);
+        let until = self.facts.now.plus(seconds);
+        self.status.next_try = Some(until);
+        self.wants_slot = false;
+        self.wake(until);
+        act
     }
 
     fn lose(&mut self, what: &str) {
@@ -525,7 +531,22 @@ impl Run<'_> {
     }
 
     fn let_go(&mut self) -> Act {
-        self.remove_claim().unwrap_or(Act::LetGo)
+        if let Some(act) = self.remove_claim() {
+            return act;
+        }
+        if let LockSeen::Denied(why) = &self.facts.lock {
+            let message = format!("the lock of its VM may be left: {why}");
+            self.notes.push(Note { is_warning: true, reason: "VmLockLeft".into(), message });
+        }
+        Act::LetGo
+    }
+
+    fn stay_cancelled(&mut self) -> Act {
+        if let Some(act) = self.remove_claim() {
+            return act;
+        }
+        self.tell("Arrived", false, "Cancelled", "it was cancelled");
+        Act::Nothing
     }
 
     /// Whether nothing that it began is left, so that another may have the VM.
@@ -539,7 +560,17 @@ impl Run<'_> {
             match &self.facts.lock {
                 LockSeen::NotAsked => return Some(Act::AskLock),
                 LockSeen::Mine(uid) => return Some(Act::RemoveLock(uid.clone())),
-                LockSeen::Free | LockSeen::Others(_) => {}
+                // Without the kind there is none of it.
+                LockSeen::Free | LockSeen::Others(_) | LockSeen::NotServed(_) => {}
+                LockSeen::Denied(_) if self.facts.is_abandoned => {}
+                LockSeen::Denied(why) => {
+                    let what = format!(
+                        "the lock of its VM is to be removed: {why}; give that right back, or set drover.dev/abandon to let this \
+                         Migration go with its lock"
+                    );
+                    self.tell("Arrived", false, lock::REFUSED, &what);
+                    return Some(self.wait(LOCK_REFUSED_SECONDS));
+                }
             }
         }
         match (&self.facts.claim, &self.status.claim) {

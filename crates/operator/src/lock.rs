@@ -3,13 +3,19 @@
 //! A worker makes it before it touches source or target. It stays with a VM that has arrived, also when the Migration is gone, and goes
 //! when what was begun is undone.
 
+use std::collections::BTreeSet;
+
+use drover_types::inventory::Inventory;
 use serde_json::{Value, json};
 
 use crate::API;
-use crate::model::{MigrationSpec, Named};
+use crate::begun::Begun;
+use crate::model::{MigrationSpec, Named, Size, VmId};
 
 /// The reason of a condition: another Migration has the VM.
 pub const MOVED_ELSEWHERE: &str = "MovedElsewhere";
+/// The reason of a condition: locks are not served, or may not be read or removed.
+pub const REFUSED: &str = "VmLockRefused";
 
 /// Where locks are, or the one of that name.
 pub fn path(name: &str) -> String {
@@ -19,7 +25,27 @@ pub fn path(name: &str) -> String {
 
 /// The name of a VM's lock, from what tells it from all others.
 pub fn name(spec: &MigrationSpec) -> String {
-    format!("vm-{}-{}", spec.vm.instance_uuid.to_lowercase(), spec.source.instance_uuid.to_lowercase())
+    name_of(&spec.source.instance_uuid, &spec.vm.instance_uuid)
+}
+
+/// The name of the lock of a VM of a source, by their instance UUIDs.
+pub fn name_of(source: &str, vm: &str) -> String {
+    format!("vm-{}-{}", vm.to_lowercase(), source.to_lowercase())
+}
+
+/// VMs of a source that other namespaces have locks of, for a plan of this one: they bear drover's snapshots, or have arrived.
+pub fn elsewhere(locks: &[Value], namespace: &str, inventory: &Inventory) -> Vec<Begun> {
+    let others = locks.iter().filter(|lock| lock["spec"]["migration"]["namespace"] != namespace);
+    let names: BTreeSet<&str> = others.filter_map(|lock| lock["metadata"]["name"].as_str()).collect();
+    let source = &inventory.about.instance_uuid;
+    let vms = inventory.vms.iter().filter(|vm| names.contains(name_of(source, &vm.instance_uuid).as_str()));
+    let begun = vms.map(|vm| Begun {
+        source: source.clone(),
+        vm: VmId { instance_uuid: vm.instance_uuid.clone(), id: vm.id.clone(), name: vm.name.clone() },
+        size: Size::default(),
+        is_own: false,
+    });
+    begun.collect()
 }
 
 /// The lock of a Migration.
@@ -44,6 +70,10 @@ pub enum LockSeen {
     Mine(String),
     /// Another has it, in words for people.
     Others(String),
+    /// The cluster has no such objects, so nobody has one; in words for people.
+    NotServed(String),
+    /// It may not be read, or not be removed; in words for people.
+    Denied(String),
 }
 
 /// What a lock that was read says to the Migration of a UID.
@@ -56,16 +86,18 @@ pub fn seen(found: Option<&Value>, uid: &str) -> LockSeen {
     let text = |value: &Value| value.as_str().unwrap_or("?").to_string();
     let holder = format!("{}/{}", text(&migration["namespace"]), text(&migration["name"]));
     let name = text(&metadata["name"]);
+    // No word of how it is removed: while its holder works, that would let two move the VM.
     LockSeen::Others(format!(
-        "moved elsewhere: Migration {holder} moves this VM, or has moved it; cancel that one, or, if the VM is at the source alone, \
-         kubectl delete vmlock {name}"
+        "moved elsewhere: Migration {holder} moves this VM, or has moved it (VmLock {name}); to move it from here, cancel that one first"
     ))
 }
 
 #[cfg(test)]
 mod tests {
+    use drover_types::inventory::{About, Vm};
+
     use super::*;
-    use crate::model::{SourceId, VmId};
+    use crate::model::SourceId;
 
     fn spec(source: &str, vm: &str) -> MigrationSpec {
         MigrationSpec {
@@ -93,8 +125,27 @@ mod tests {
         assert_eq!(seen(None, "m1"), LockSeen::Free);
         // Also of a Migration of that name and namespace that was made anew.
         let LockSeen::Others(why) = seen(Some(&made), "m2") else { panic!() };
-        assert!(why.contains("vms/vm-v-s") && why.contains("delete vmlock vm-v-s"), "{why}");
+        assert!(why.contains("vms/vm-v-s") && why.contains("VmLock vm-v-s"), "{why}");
+        assert!(!why.contains("delete") && !why.contains("remove"), "its holder may be at work: {why}");
         // One that nobody can read is not free.
         assert!(matches!(seen(Some(&json!({"metadata": {}})), "m1"), LockSeen::Others(_)));
+    }
+
+    #[test]
+    fn vms_that_other_namespaces_have_are_known_by_their_locks() {
+        let lock_of = |vm: &str, namespace: &str| {
+            lock(&spec("S", vm), &Named { name: "m".into(), uid: "u".into() }, namespace)
+        };
+        let vm = |uuid: &str| Vm { instance_uuid: uuid.into(), id: format!("vm-{uuid}"), ..Vm::default() };
+        let inventory = Inventory {
+            about: About { instance_uuid: "s".into(), ..About::default() },
+            vms: vec![vm("A"), vm("b"), vm("c")],
+            ..Inventory::default()
+        };
+        let locks = [lock_of("a", "other"), lock_of("b", "vms"), lock_of("gone", "other")];
+        let found = elsewhere(&locks, "vms", &inventory);
+        let names: Vec<&str> = found.iter().map(|it| it.vm.id.as_str()).collect();
+        assert_eq!(names, ["vm-A"]);
+        assert!(!found[0].is_own && found[0].source == "s");
     }
 }

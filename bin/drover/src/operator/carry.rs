@@ -38,6 +38,18 @@ pub fn job_seen(object: &Value) -> JobSeen {
     JobSeen { name: meta.name, uid: meta.uid, is_going: meta.is_going, has_ended, was_disrupted }
 }
 
+/// What a refused request says of a lock; an error where that may pass.
+fn unseen(error: KubeError) -> Result<LockSeen, KubeError> {
+    match error.kind {
+        KubeErrorKind::NotServed => {
+            let what = format!("{} (apply deploy/crds.yaml of this version of drover)", error.what);
+            Ok(LockSeen::NotServed(what))
+        }
+        KubeErrorKind::Denied | KubeErrorKind::Refused => Ok(LockSeen::Denied(error.what)),
+        _ => Err(error),
+    }
+}
+
 impl Operator {
     pub(super) fn carry_out(&mut self, name: &str, act: &Act, facts: &mut Facts) -> Result<Done, KubeError> {
         match act {
@@ -48,18 +60,8 @@ impl Operator {
                 return Ok(Done::Whole);
             }
             Act::AskClaim => facts.claim = self.claim_of(name, &facts.me.uid)?,
-            Act::AskLock => match self.lock_of(name, &facts.me.uid) {
-                Ok(seen) => facts.lock = seen,
-                Err(error) => return self.refused(name, facts, "VmLockRefused", error),
-            },
-            Act::RemoveLock(uid) => {
-                if let Some(migration) = self.migrations.get(name)
-                    && let Err(error) = self.cluster.delete(&lock::path(&lock::name(&migration.spec)), uid)
-                {
-                    return self.refused(name, facts, "VmLockRefused", error);
-                }
-                facts.lock = LockSeen::Free;
-            }
+            Act::AskLock => facts.lock = self.lock_of(name, &facts.me.uid).or_else(unseen)?,
+            Act::RemoveLock(uid) => facts.lock = self.remove_lock(name, uid).or_else(unseen)?,
             Act::AskNamespace => facts.namespace_ends = Some(self.namespace_ends()?),
             Act::AskPods => facts.pods = Some(self.has_pods(name)?),
             Act::MakeClaim => match self.make_claim(&facts.me) {
@@ -180,6 +182,12 @@ impl Operator {
         Ok(lock::seen(found.as_ref(), me))
     }
 
+    fn remove_lock(&self, name: &str, uid: &str) -> Result<LockSeen, KubeError> {
+        let Some(migration) = self.migrations.get(name) else { return Ok(LockSeen::NotAsked) };
+        self.cluster.delete(&lock::path(&lock::name(&migration.spec)), uid)?;
+        Ok(LockSeen::Free)
+    }
+
     fn make_claim(&self, me: &Named) -> Result<String, KubeError> {
         let all = format!("/api/v1/namespaces/{}/persistentvolumeclaims", self.namespace);
         let made = self.cluster.create(&all, &objects::claim(me, &self.shape), false)?;
@@ -260,5 +268,18 @@ mod tests {
         let aimed =
             job(json!({"conditions": [{"type": "FailureTarget", "status": "True"}], "terminating": 1}));
         assert!(!aimed.has_ended && !aimed.was_disrupted);
+    }
+
+    #[test]
+    fn only_what_the_server_says_of_locks_decides() {
+        let seen = |kind: KubeErrorKind| unseen(KubeError { kind, what: "words".into() });
+        let Ok(LockSeen::NotServed(why)) = seen(KubeErrorKind::NotServed) else { panic!() };
+        assert!(why.contains("words") && why.contains("deploy/crds.yaml"), "{why}");
+        for kind in [KubeErrorKind::Denied, KubeErrorKind::Refused] {
+            assert_eq!(seen(kind).unwrap(), LockSeen::Denied("words".into()));
+        }
+        for kind in [KubeErrorKind::Unreachable, KubeErrorKind::Server, KubeErrorKind::Conflict] {
+            assert_eq!(seen(kind).unwrap_err().kind, kind, "that may pass");
+        }
     }
 }

@@ -4,8 +4,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use drover_kubevirt::{Cluster, objects};
+use drover_kubevirt::{Cluster, KubeErrorKind, objects};
 use drover_operator::begun::{self, Begun};
+use drover_operator::lock;
 use drover_operator::model::{
     DiskSize, MigrationSpec, Pinned, Place, ProviderSpec, Size, SourceId, VmId, plan_text,
 };
@@ -20,6 +21,9 @@ use crate::provider::Provider;
 
 /// Problems of a plan that a condition names; the rest is counted.
 const PROBLEMS_MAX: usize = 10;
+/// To merge the snapshot of a copy under way would end that copy.
+const WHOSE_SNAPSHOT: &str = "a snapshot called drover-... is that of a copy, here or from another cluster: do not remove it while that \
+                              copy is under way, but leave the VM out";
 /// Keys of a selection that choose.
 const SELECTORS: [&str; 6] = ["name", "glob", "folder", "tag", "id", "host"];
 /// Files of a Secret that are used.
@@ -90,7 +94,10 @@ fn laid(cluster: &Cluster, question: &Question) -> Result<Vec<MigrationSpec>, Re
     let at_source = |why: Failure| refused(&format!("Source{:?}", why.exit), why.message, false);
     let provider = Provider::open(&file, None).map_err(at_source)?;
     let asked = provider.inventory().map_err(at_source);
-    let laid = asked.and_then(|inventory| over(question, &file, &provider, inventory));
+    let laid = asked.and_then(|inventory| {
+        let elsewhere = elsewhere(cluster, &question.namespace, &inventory)?;
+        over(question, &elsewhere, &file, &provider, inventory)
+    });
     // A session that cannot be ended changes nothing in what was found.
     if let Err(failure) = provider.close() {
         crate::out::say(format_args!("note: {}", failure.message));
@@ -98,13 +105,28 @@ fn laid(cluster: &Cluster, question: &Question) -> Result<Vec<MigrationSpec>, Re
     laid
 }
 
+/// VMs that other namespaces move, or have moved.
+fn elsewhere(cluster: &Cluster, namespace: &str, inventory: &Inventory) -> Result<Vec<Begun>, Refused> {
+    match cluster.all(&lock::path("")) {
+        Ok(locks) => Ok(lock::elsewhere(&locks, namespace, inventory)),
+        // Nothing begins without them: Migrations tell that themselves.
+        Err(error) if matches!(error.kind, KubeErrorKind::Denied | KubeErrorKind::NotServed) => {
+            crate::out::say(format_args!("which VMs other namespaces move is not known: {error}"));
+            Ok(Vec::new())
+        }
+        Err(error) => Err(refused("VmLocksNotRead", error.what, true)),
+    }
+}
+
 fn over(
     question: &Question,
+    elsewhere: &[Begun],
     file: &PlanFile,
     provider: &Provider,
     mut inventory: Inventory,
 ) -> Result<Vec<MigrationSpec>, Refused> {
     begun::settle(&mut inventory, &question.begun);
+    begun::settle(&mut inventory, elsewhere);
     let resolution = resolve_here(file, provider, &mut inventory);
     if !resolution.is_ok() {
         let errors: Vec<Problem> = resolution.problems.iter().filter(|it| it.is_error()).cloned().collect();
@@ -206,6 +228,9 @@ pub fn told(problems: &[Problem]) -> String {
     if problems.len() > PROBLEMS_MAX {
         lines.push(format!("and {} more", problems.len() - PROBLEMS_MAX));
     }
+    if problems.iter().any(|it| it.message.contains(" snapshots ")) {
+        lines.push(WHOSE_SNAPSHOT.into());
+    }
     lines.join("; ")
 }
 
@@ -226,5 +251,13 @@ mod tests {
             assert_eq!(decoded(text).as_deref(), Some(plain.as_bytes()), "{text}");
         }
         assert_eq!(decoded("a b"), None);
+    }
+
+    #[test]
+    fn nobody_is_advised_to_remove_the_snapshot_of_a_copy() {
+        let problem = |text: &str| Problem::error("vms[0]", format!("web01 {text}"));
+        let text = told(&[problem("has 1 snapshots (drover-vm-1): its base disks lack later changes")]);
+        assert!(text.contains("do not remove it while that copy is under way"), "{text}");
+        assert!(!told(&[problem("is encrypted")]).contains("snapshot"));
     }
 }

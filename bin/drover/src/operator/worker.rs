@@ -3,6 +3,8 @@
 //! All that it writes there is held against the Migration's UID, the epoch and its own pod: a worker whose time is over changes
 //! nothing, and it stops as soon as it sees that, or when it cannot see it for a while. An undo asks before each of its steps.
 
+mod held;
+
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,12 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use drover_engine::{Board, Cause, Event, Observer, PlanState, ProviderError, RunOutcome, Store, VmState};
+use drover_engine::{Board, Cause, PlanState, ProviderError, RunOutcome, Store, VmState};
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_mover::StopSignal;
 use drover_operator::decide::reason;
 use drover_operator::fence::{Fence, Taken, takes_provider, unwanted};
-use drover_operator::lock::{self, LockSeen, MOVED_ELSEWHERE};
 use drover_operator::model::{
     MigrationSpec, Named, Pinned, Place, ProviderSpec, Work, WorkerWord, plan_text,
 };
@@ -23,6 +24,7 @@ use drover_operator::objects::engine_plan;
 use drover_plan::{Others, Problem};
 use serde_json::{Value, json};
 
+use self::held::{Held, Look, Steps};
 use super::resolve::{told, word_of};
 use super::{Kind, Meta, failure, namespace, path_of};
 use crate::cli::OperatorWorkerArgs;
@@ -42,8 +44,6 @@ const UNSEEN_MAX: Duration = Duration::from_secs(30);
 const ANSWER_MAX: Duration = Duration::from_secs(8);
 /// How long the first and the last word are tried to be said.
 const WORD_MAX: Duration = Duration::from_secs(40);
-/// How often a lock that came and went is tried to be taken.
-const LOCK_TRIES: usize = 3;
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
 /// How it ended, and a word for it.
@@ -175,6 +175,7 @@ struct Desk<'a> {
     /// Whether an earlier worker touched source or target.
     has_begun: bool,
     provider: ProviderSpec,
+    held: Arc<Held>,
     stop: StopSignal,
     board: Board,
 }
@@ -202,6 +203,8 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
         }
     };
     let (board, generation) = (Board::default(), Meta::of(&found).generation);
+    let me = Named { name: args.migration.clone(), uid: args.uid.clone() };
+    let held = Arc::new(Held::new(post.cluster.clone(), &spec, &me, &namespace));
     let desk = Desk {
         args,
         post: post.clone(),
@@ -210,14 +213,16 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
         generation,
         has_begun,
         provider,
+        held,
         stop: stop.clone(),
         board,
     };
     let is_over = Arc::new(AtomicBool::new(false));
-    let watcher = watch(&desk, is_over.clone())?;
+    let told = found["status"]["progress"]["doneBytes"].as_u64().unwrap_or_default();
+    let watcher = watch(&desk, told, is_over.clone())?;
     let mut roots = Vec::new();
     let end = if args.undo { desk.undo() } else { desk.go(&mut roots) };
-    let end = end.unwrap_or_else(|end| end);
+    let end = desk.held.end(end.unwrap_or_else(|end| end));
     is_over.store(true, Ordering::SeqCst);
     // A panic there was printed.
     let _ = watcher.join();
@@ -279,12 +284,16 @@ fn provider_of(post: &Post, namespace: &str, wanted: &Pinned, has_begun: bool) -
         .map_err(|error| End::new(Exit::Plan, reason::UNPARSABLE, format!("the Provider: {error}")))
 }
 
-/// Looks after the epoch, and tells how far the copy is.
-fn watch(desk: &Desk<'_>, is_over: Arc<AtomicBool>) -> Result<std::thread::JoinHandle<()>, Failure> {
+/// Looks after epoch and lock, and tells how far the copy is; so far it was told.
+fn watch(
+    desk: &Desk<'_>,
+    mut told: u64,
+    is_over: Arc<AtomicBool>,
+) -> Result<std::thread::JoinHandle<()>, Failure> {
     let (post, stop, board) = (desk.post.clone(), desk.stop.clone(), desk.board.clone());
+    let (held, mut look) = (desk.held.clone(), Look::new());
     let total = total_bytes(&desk.spec);
     let mut seen = Instant::now();
-    let mut told = 0;
     let thread = std::thread::Builder::new().name("watch".into());
     let run = move || {
         while !is_over.load(Ordering::SeqCst) {
@@ -304,6 +313,11 @@ fn watch(desk: &Desk<'_>, is_over: Arc<AtomicBool>) -> Result<std::thread::JoinH
                     return;
                 }
                 Err(_) => {}
+            }
+            if let Some(why) = look.why_to_stop(&held) {
+                crate::out::say(format_args!("{why}: stopping"));
+                stop.stop();
+                return;
             }
             let done = done_bytes(&board, total);
             // It is only ever told when it is more, and unsaid it is told the next time.
@@ -346,27 +360,6 @@ impl Desk<'_> {
 
     fn me(&self) -> Named {
         Named { name: self.args.migration.clone(), uid: self.args.uid.clone() }
-    }
-
-    /// Makes the VM this Migration's, in all namespaces: nothing is begun or undone beside another that has it.
-    fn take_vm(&self) -> Result<(), End> {
-        let place = lock::path(&lock::name(&self.spec));
-        let fresh = lock::lock(&self.spec, &self.me(), &self.namespace);
-        for _ in 0..LOCK_TRIES {
-            match self.post.cluster.create(&lock::path(""), &fresh, false) {
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind == KubeErrorKind::Conflict => {}
-                Err(error) => return Err(failure(error).into()),
-            }
-            let found = self.post.cluster.get(&place).map_err(failure)?;
-            match lock::seen(found.as_ref(), &self.args.uid) {
-                LockSeen::Mine(_) => return Ok(()),
-                LockSeen::Others(why) => return Err(End::new(Exit::Target, MOVED_ELSEWHERE, why)),
-                // It went meanwhile.
-                LockSeen::Free | LockSeen::NotAsked => {}
-            }
-        }
-        Err(End::new(Exit::Target, MOVED_ELSEWHERE, "others take the VM and leave it all the time"))
     }
 
     fn file(&self) -> Result<PlanFile, End> {
@@ -425,9 +418,14 @@ impl Desk<'_> {
             return refused("it was asked to stop".into());
         }
         match self.post.is_mine() {
+            Ok(true) => {}
+            Ok(false) => return refused("the Migration has another worker, or is gone".into()),
+            Err(error) => return refused(format!("whether it is still meant is not known: {error}")),
+        }
+        match self.held.is_kept() {
             Ok(true) => Ok(()),
-            Ok(false) => refused("the Migration has another worker, or is gone".into()),
-            Err(error) => refused(format!("whether it is still meant is not known: {error}")),
+            Ok(false) => refused("the VmLock was removed, or is another's".into()),
+            Err(error) => refused(format!("whose the VmLock is is not known: {error}")),
         }
     }
 
@@ -461,10 +459,11 @@ impl Desk<'_> {
         let prepared = Prepared::new(file, others, false, &setting).map_err(|failure| words.with(failure))?;
         self.check_plan()?;
         put_mark(self.args)?;
-        self.take_vm()?;
+        self.held.take()?;
         self.begin()?;
+        let steps = Steps { held: &self.held, stop: &self.stop };
         let before = Power::of(&store, &name, &self.spec.vm.id)?;
-        let outcome = prepared.run(&setting, &Quiet, &self.board).map_err(End::from);
+        let outcome = prepared.run(&setting, &steps, &self.board).map_err(End::from);
         // What cannot be read now may well be one.
         let outage = Power::of(&store, &name, &self.spec.vm.id).map_or(true, |now| now.is_outage(&before));
         let outcome = outcome.map_err(|end| End { outage, ..end })?;
@@ -493,7 +492,7 @@ impl Desk<'_> {
             PlanState::Done | PlanState::Running | PlanState::Incomplete => {}
         }
         self.begin()?;
-        self.take_vm()?;
+        self.held.take()?;
         // Not over the text that it was begun with: address, certificate and login may be others by now.
         let (state, meant) = (Some(self.args.state.as_path()), self.meant());
         let given_up = give_up_by_leave(&file, &store, state, Some(&meant), &|| self.may_go_on())?;
@@ -576,16 +575,5 @@ impl Words for Collected {
 
     fn site(&self, summary: &str) {
         crate::out::say(summary);
-    }
-}
-
-/// Tells events on standard error, as a pod's log.
-struct Quiet;
-
-impl Observer for Quiet {
-    fn event(&self, event: &Event) {
-        if let Ok(text) = serde_json::to_string(event) {
-            crate::out::say(text);
-        }
     }
 }

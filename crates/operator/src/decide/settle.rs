@@ -25,6 +25,8 @@ pub mod reason {
     pub const ARRIVED: &str = "ArrivedAlready";
     /// The state that it was to go on with is not there.
     pub const STATE_LOST: &str = "StateLost";
+    /// The lock of its VM was removed, or is another's.
+    pub const LOCK_LOST: &str = "VmLockLost";
 }
 
 const BEGUN_KEEPS_ITS_PLAN: &str = "it is tried again; an edit of the Plan changes nothing in what has begun: if the plan is wrong, cancel and remove this Migration";
@@ -112,7 +114,9 @@ impl Run<'_> {
             exit::INTERRUPTED => {
                 // A drain, or whoever stopped the pod: nothing failed.
                 self.pause(PAUSE_SECONDS_MIN, Work::Move);
-                if !self.is_unwanted() {
+                if said == reason::LOCK_LOST {
+                    self.tell("Arrived", false, &said, &message);
+                } else if !self.is_unwanted() {
                     self.tell(
                         "Arrived",
                         false,

@@ -21,6 +21,9 @@ struct World {
     namespace_ends: bool,
     /// The UID of the Migration that has the VM.
     lock: Option<String>,
+    /// What the server says of all locks instead.
+    lock_trouble: Option<LockSeen>,
+    notes: Vec<Note>,
 }
 
 impl World {
@@ -60,6 +63,8 @@ impl World {
             claims: 0,
             namespace_ends: false,
             lock: None,
+            lock_trouble: None,
+            notes: Vec::new(),
         }
     }
 
@@ -72,6 +77,7 @@ impl World {
             let is_same = self.status == decision.status;
             self.status = decision.status;
             assert_eq!(self.status.worker, word, "that is the worker's");
+            self.notes.extend(decision.notes);
             match decision.act {
                 Act::Nothing if is_same || self.wakes_later(&decision.wake) => {
                     self.forget();
@@ -134,6 +140,9 @@ impl World {
     }
 
     fn lock_seen(&self) -> LockSeen {
+        if let Some(trouble) = &self.lock_trouble {
+            return trouble.clone();
+        }
         match self.lock.as_deref() {
             None => LockSeen::Free,
             Some(uid) if uid == self.facts.me.uid => LockSeen::Mine("lock".into()),

@@ -95,3 +95,81 @@ fn a_vm_that_arrived_or_is_not_undone_stays_locked_without_its_migration() {
     world.settle();
     assert!(world.is_gone && world.lock.is_some());
 }
+
+#[test]
+fn nothing_begins_while_locks_cannot_be_read_and_that_is_told() {
+    for trouble in [LockSeen::NotServed("apply them".into()), LockSeen::Denied("no right".into())] {
+        let mut world = World::new();
+        world.lock_trouble = Some(trouble);
+        world.settle();
+        assert_eq!((world.reason("Arrived").as_str(), world.status.phase), (lock::REFUSED, Phase::Pending));
+        let told = world.status.condition("Arrived").unwrap().message.clone();
+        assert!(["apply them", "no right"].contains(&told.as_str()), "{told}");
+        world.later(100_000);
+        assert!(world.made.is_empty());
+        world.lock_trouble = None;
+        world.later(LOCK_REFUSED_SECONDS);
+        assert_eq!(world.made, [(1, Work::Move)]);
+    }
+}
+
+/// One whose worker made the lock and began nothing, and that is removed while locks cannot be read.
+fn removed(trouble: LockSeen, is_abandoned: bool) -> World {
+    let mut world = World::new();
+    world.settle();
+    world.lock = Some("m1".into());
+    world.says(130, "Changed");
+    (world.lock_trouble, world.facts.is_going, world.facts.is_abandoned) =
+        (Some(trouble), true, is_abandoned);
+    world.settle();
+    world
+}
+
+#[test]
+fn a_migration_goes_where_there_are_no_locks() {
+    let world = removed(LockSeen::NotServed("none".into()), false);
+    assert!(world.is_gone && world.claim.is_none(), "without the kind nobody has a lock");
+}
+
+#[test]
+fn a_migration_waits_for_the_right_to_remove_its_lock_or_is_let_go_by_hand() {
+    let denied = || LockSeen::Denied("no right".into());
+    let mut world = removed(denied(), false);
+    assert!(!world.is_gone && world.claim.is_some());
+    assert_eq!(world.reason("Arrived"), lock::REFUSED);
+    let told = world.status.condition("Arrived").unwrap().message.clone();
+    assert!(told.contains("no right") && told.contains("drover.dev/abandon"), "{told}");
+    // Either is given.
+    world.lock_trouble = None;
+    world.later(LOCK_REFUSED_SECONDS);
+    assert!(world.is_gone && world.lock.is_none());
+    let world = removed(denied(), true);
+    assert!(world.is_gone && world.claim.is_none() && world.lock.is_some());
+    let left: Vec<&Note> = world.notes.iter().filter(|note| note.reason == "VmLockLeft").collect();
+    assert!(left.len() == 1 && left[0].is_warning && left[0].message.contains("no right"), "{left:?}");
+}
+
+#[test]
+fn one_that_is_cancelled_says_so_again_when_its_lock_is_removed() {
+    let mut world = World::new();
+    world.settle();
+    world.lock = Some("m1".into());
+    world.says(130, "Changed");
+    (world.lock_trouble, world.spec.cancel) = (Some(LockSeen::Denied("no right".into())), true);
+    world.settle();
+    assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Cancelled, lock::REFUSED));
+    world.lock_trouble = None;
+    world.later(LOCK_REFUSED_SECONDS);
+    assert_eq!((world.lock.clone(), world.reason("Arrived").as_str()), (None, "Cancelled"));
+}
+
+#[test]
+fn a_worker_whose_lock_was_removed_says_so_and_another_goes_on() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.says(130, reason::LOCK_LOST);
+    assert_eq!(world.reason("Arrived"), reason::LOCK_LOST);
+    world.later(PAUSE_SECONDS_MAX);
+    assert_eq!(world.made.len(), 2, "which takes it anew, or rests beside another's");
+}
