@@ -39,6 +39,8 @@ use resolve::Resolved;
 const QUEUE: usize = 1024;
 /// How often it looks whether it is to end, and whether it still leads.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long one answer is waited for.
+const ANSWER_MAX: Duration = Duration::from_secs(8);
 /// The namespace of a pod.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
@@ -72,6 +74,8 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     let namespace = namespace(args.namespace.as_deref())?;
     let access = Access { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
     let cluster = Cluster::connect(&access).map_err(failure)?;
+    // What was asked for under the lease lands not long after it.
+    cluster.wait_at_most(ANSWER_MAX);
     crate::out::say(format_args!("drover operator: namespace {namespace} of {}", cluster.server()));
     let lease = Lease::new(cluster.clone(), &namespace);
     if !lease.take(&|| stop.is_set()) {

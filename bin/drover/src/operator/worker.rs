@@ -483,13 +483,15 @@ impl Desk<'_> {
         let undone = |words: &str| Ok(End::new(Exit::Success, "Undone", words));
         let Some(row) = row else { return undone("nothing was begun") };
         let name = row.name.clone();
-        // Before what the plan says of itself: a plan that was given up may have a VM that had arrived.
-        if let Some(end) = arrived(&store, &name)? {
-            return Ok(end);
-        }
+        // Before what the plan says of itself: a plan that was given up may have a VM that had arrived. What is left of that one at its
+        // source is cleaned up.
+        let is_to_clean_up = match arrived(&store, &name)? {
+            Some(end) if end.exit == Exit::Success => return Ok(end),
+            end => end.is_some(),
+        };
         match row.state {
-            PlanState::Cancelled => return undone("what it had begun is undone"),
-            PlanState::Done | PlanState::Running | PlanState::Incomplete => {}
+            PlanState::Cancelled if !is_to_clean_up => return undone("what it had begun is undone"),
+            _ => {}
         }
         self.begin()?;
         self.held.take()?;
