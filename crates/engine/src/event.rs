@@ -276,7 +276,7 @@ struct Shown {
     live: Vec<LiveDisk>,
     /// Of disks that are done with copying in this run: bytes read and written.
     finished: (u64, u64),
-    /// Capacity of all disks of this run, and of those that are done.
+    /// Capacity of all disks of this run, and how much of it the copies that ended need not do again.
     capacity: (u64, u64),
 }
 
@@ -295,7 +295,7 @@ impl Board {
             .fold(shown.finished, |(read, written), now: Snapshot| (read + now.read, written + now.written))
     }
 
-    /// Capacity of all disks of this run, and of those that are done.
+    /// Capacity of all disks of this run, and how much of it the copies that ended, well or not, need not do again.
     pub fn capacity(&self) -> (u64, u64) {
         self.lock().capacity
     }
@@ -318,11 +318,32 @@ impl Board {
             let end = progress.snapshot();
             shown.finished.0 += end.read;
             shown.finished.1 += end.written;
-            shown.capacity.1 += end.size;
+            shown.capacity.1 += end.done();
         }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shown> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_was_stopped_counts_as_far_as_it_came() {
+        let (board, progress) = (Board::default(), Arc::new(Progress::default()));
+        board.add_capacity(100);
+        board.enter(LiveDisk {
+            vm: "vm".into(),
+            disk: "disk".into(),
+            activity: DiskActivity::Copy,
+            progress: progress.clone(),
+            since: Instant::now(),
+        });
+        progress.tell(40, 100);
+        board.leave(&progress);
+        assert_eq!(board.capacity(), (100, 40));
     }
 }
