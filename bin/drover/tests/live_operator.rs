@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 
 use common::kubernetes::{CLAIMS, Landing, MACHINES, NAMESPACE, PATIENCE, PODS, SECRETS, assert_holds};
-use common::{MIB, disk_file, vm};
+use common::{MIB, disk_file, vm, with};
 use drover_lab::cluster::{CLASS, IMAGE, Volume};
 use drover_lab::{PASSWORD, USER, chart};
 use serde_json::{Value, json};
@@ -261,8 +261,13 @@ fn a_cancel_leaves_nothing_and_a_removed_migration_is_undone() {
     });
     assert_eq!(operated.phase("web01"), "Cancelled");
     assert!(rest(&operated).is_empty());
+    let uid = |it: &Value| it["metadata"]["uid"].clone();
+    let cancelled = operated.migration("web01").as_ref().map(uid);
     operated.remove(&path);
-    operated.wait("it goes", || operated.migration("web01").is_none());
+    operated.wait("it is made anew", || {
+        let now = operated.migration("web01").as_ref().map(uid);
+        now.is_some() && now != cancelled
+    });
     operated.moves("web01", 0);
 
     // Removed while it moves, it is undone first: also when its plan is gone, and its provider was made again.
@@ -397,11 +402,13 @@ fn a_vm_that_another_namespace_moves_is_left_alone() {
 
 #[test]
 fn a_worker_whose_lock_is_removed_stops_and_leaves_the_vm_to_whom_it_is() {
-    let operated = Operated::new(162, |folder| vec![vm("web01", &[&disk_file(folder, "a", 96 * MIB)])]);
+    let operated = Operated::new(162, |folder| {
+        let web = vm("web01", &[&disk_file(folder, "a", 96 * MIB)]);
+        vec![with(web, json!({"power": "on"}))]
+    });
     let Some(mut operated) = operated else { return };
     let a = operated.landing.cluster.volume("v-a", Volume::Block, 96 * MIB).unwrap();
     operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
-    let before = operated.landing.stage.source_state();
     operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1MiB"));
     operated.moves("web01", 0);
     let name = operated.landing.names(LOCKS).remove(0);
@@ -416,11 +423,13 @@ fn a_worker_whose_lock_is_removed_stops_and_leaves_the_vm_to_whom_it_is() {
         has_stopped |= arrived["reason"] == "VmLockLost";
         has_stopped && arrived["reason"] == "MovedElsewhere"
     });
-    assert_eq!(operated.landing.stage.source_state(), before, "the guest runs at the source");
+    let source = |operated: &Operated| operated.landing.stage.sim.vm("web01").unwrap();
+    assert_eq!(source(&operated)["power"], "poweredOn", "the guest runs at the source");
     let message = operated.condition("web01", "Arrived")["message"].to_string();
     assert!(message.contains("Migration other/vm"), "{message}");
     let it = operated.migration("web01").unwrap();
     assert_eq!(it["status"]["outages"], 1, "{:#}", it["status"]);
+    assert!(operated.done_bytes("web01") < 96 * MIB, "{}", operated.told());
 
     // The other one gives it back.
     operated.remove(&lock);
