@@ -5,6 +5,7 @@
 mod common;
 
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::kubernetes::{CLAIMS, Landing, MACHINES, NAMESPACE, PATIENCE, PODS, SECRETS, assert_holds};
 use common::{MIB, disk_file, vm, with};
@@ -136,6 +137,17 @@ impl Operated {
         let pods = self.items(&format!("{PODS}?labelSelector=batch.kubernetes.io%2Fjob-name%3D{epoch}"));
         let running = pods.iter().find(|pod| pod["status"]["phase"] == "Running")?;
         running["metadata"]["name"].as_str().map(str::to_string)
+    }
+
+    /// The node of that pod.
+    fn node(&self, vm: &str) -> String {
+        let pod = self.worker(vm).and_then(|pod| self.landing.cluster.get(&format!("{PODS}/{pod}")).unwrap());
+        pod.and_then(|pod| pod["spec"]["nodeName"].as_str().map(str::to_string)).unwrap_or_default()
+    }
+
+    fn cordon(&self, node: &str, is_cordoned: bool) {
+        let spec = json!({"spec": {"unschedulable": is_cordoned}});
+        self.landing.cluster.merge(&format!("/api/v1/nodes/{node}"), &spec).unwrap();
     }
 
     fn condition(&self, vm: &str, kind: &str) -> Value {
@@ -333,6 +345,126 @@ fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
             |it: &&Value| it["metadata"]["name"].as_str().is_some_and(|name| name.ends_with("-state"));
         claims.iter().filter(is_state).all(|it| !it["metadata"]["deletionTimestamp"].is_null())
     });
+}
+
+#[test]
+fn a_drain_and_an_api_server_that_is_away_lose_nothing() {
+    let operated = Operated::new(160, |folder| vec![vm("web01", &[&disk_file(folder, "a", 64 * MIB)])]);
+    let Some(mut operated) = operated else { return };
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, 64 * MIB).unwrap();
+    operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "2MiB"));
+    operated.moves("web01", 0);
+    let cluster = &operated.landing.cluster;
+    cluster.without_api(Duration::from_secs(30)).unwrap();
+    let seen = operated.done_bytes("web01");
+    operated.moves("web01", seen);
+
+    // A drain: the node takes no pods any more, and the worker's is evicted.
+    let failures = operated.migration("web01").unwrap()["status"]["failures"].clone();
+    operated.cordon("node-1", true);
+    let pod = operated.worker("web01").unwrap();
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}});
+    cluster.make(&format!("{PODS}/{pod}/eviction"), &eviction).unwrap();
+    operated.wait("its worker waits for a node", || {
+        let job = operated.migration("web01").unwrap()["status"]["job"]["name"].clone();
+        let pods = operated.items(PODS);
+        pods.iter().any(|it| {
+            it["metadata"]["labels"]["batch.kubernetes.io/job-name"] == job
+                && it["metadata"]["name"] != pod.as_str()
+                && it["status"]["phase"] == "Pending"
+        })
+    });
+    assert_eq!(operated.migration("web01").unwrap()["status"]["failures"], failures, "a drain is none");
+    let seen = operated.done_bytes("web01");
+    operated.cordon("node-1", false);
+    operated.moves("web01", seen);
+    operated.wait("it arrives", || operated.phase("web01") == "Done");
+    assert_holds(&a, &operated.landing.stage.path("a"));
+    assert_eq!(operated.migration("web01").unwrap()["status"]["roots"][0]["verified"], true);
+}
+
+/// Moments of faults: others in each run, told, and the same with `DROVER_SEED`.
+struct Moments(u64);
+
+impl Moments {
+    fn new() -> Moments {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let seed =
+            std::env::var("DROVER_SEED").ok().map_or(since.as_millis() as u64, |it| it.parse().unwrap());
+        println!("DROVER_SEED={seed}");
+        Moments(seed | 1)
+    }
+
+    fn pass(&mut self, milliseconds_max: u64) {
+        // xorshift64
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        std::thread::sleep(Duration::from_millis(self.0 % milliseconds_max));
+    }
+}
+
+#[test]
+fn a_worker_that_is_cut_off_has_no_successor_beside_it() {
+    let rounds = std::env::var("DROVER_PARTITIONS").map_or(2, |it| it.parse().unwrap());
+    let operated =
+        Operated::new(161, |folder| vec![vm("web01", &[&disk_file(folder, "a", (rounds + 1) * 32 * MIB)])]);
+    let Some(mut operated) = operated else { return };
+    operated.landing.cluster.second_node().unwrap();
+    // What writes the volume is on the first node, the worker on the second.
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, (rounds + 1) * 32 * MIB).unwrap();
+    operated.landing.cluster.volume("s-a", Volume::Shared, 64 * MIB).unwrap();
+    let cordon = |is_cordoned: bool| operated.cordon("node-1", is_cordoned);
+    let mut moments = Moments::new();
+    cordon(true);
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1MiB"));
+    for round in 0..rounds {
+        operated.wait("a worker on the second node", || operated.node("web01") == "node-2");
+        cordon(false);
+        let seen = operated.done_bytes("web01");
+        operated.moves("web01", seen);
+        let pod = operated.worker("web01").unwrap();
+        let epoch = |operated: &Operated| operated.migration("web01").unwrap()["status"]["epoch"].clone();
+        let before = epoch(&operated);
+        operated.landing.cluster.cut(true).unwrap();
+        moments.pass(15_000);
+        operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=1"));
+        moments.pass(20_000);
+        operated.assert_alone();
+        assert_eq!(epoch(&operated), before, "nobody knows that the first one ended: {}", operated.told());
+        if round % 2 == 1 {
+            // By force, which the Job's finalizer outlives: only without that one its name is gone, and a successor comes on the first
+            // node while the other still runs.
+            operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=0"));
+            moments.pass(5_000);
+            operated.assert_alone();
+            assert_eq!(epoch(&operated), before, "{}", operated.told());
+            let freed = json!({"metadata": {"finalizers": null}});
+            operated.landing.cluster.merge(&format!("{PODS}/{pod}"), &freed).unwrap();
+            operated.wait("a successor", || operated.node("web01") == "node-1");
+            moments.pass(20_000);
+            operated.landing.cluster.cut(false).unwrap();
+            let seen = operated.done_bytes("web01");
+            operated.moves("web01", seen);
+            // Back, for the next round.
+            cordon(true);
+            let pod = operated.worker("web01").unwrap();
+            operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=1"));
+        } else {
+            cordon(true);
+            operated.landing.cluster.cut(false).unwrap();
+            operated.wait("a successor", || epoch(&operated) != before);
+        }
+    }
+    cordon(false);
+    while operated.phase("web01") != "Done" {
+        let seen = operated.done_bytes("web01");
+        let is_farther = || operated.phase("web01") == "Done" || operated.done_bytes("web01") > seen;
+        operated.wait("the copy goes on", is_farther);
+    }
+    assert_holds(&a, &operated.landing.stage.path("a"));
+    assert_eq!(operated.migration("web01").unwrap()["status"]["roots"][0]["verified"], true);
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! A Kubernetes of one node whose pods really run. `lab/cluster/up` says what it is.
+//! A Kubernetes of one node or two whose pods really run. `lab/cluster/up` says what it is.
 //!
 //! KubeVirt's own controllers cannot be had here: its true schemas are installed (where `shared/kubevirt` has them), and
 //! [`Cluster::play`] makes instances of machines that are to run, as virt-controller would.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -47,6 +47,8 @@ pub enum Volume {
     Block,
     /// A folder.
     Folder,
+    /// A folder that both nodes have.
+    Shared,
 }
 
 impl Cluster {
@@ -190,6 +192,10 @@ impl Cluster {
         self.api().get(path)
     }
 
+    fn items_of(&self, path: &str) -> Result<Vec<Value>> {
+        self.api().items(path)
+    }
+
     /// What is at a path, as text, such as a pod's log.
     ///
     /// # Errors
@@ -220,6 +226,73 @@ impl Cluster {
     /// If the server refuses.
     pub fn merge(&self, path: &str, fields: &Value) -> Result<Value> {
         self.api().succeeds("PATCH", path, "application/merge-patch+json", fields.to_string().as_bytes())
+    }
+
+    /// Takes the API server away for so long, as if it were killed and begun anew.
+    ///
+    /// # Errors
+    /// If it does not come back.
+    pub fn without_api(&self, pause: Duration) -> Result<()> {
+        let sign = self.folder.join("no-api");
+        std::fs::File::create(&sign)?;
+        let until = Instant::now() + PATIENCE;
+        while self.is_served() {
+            ensure!(Instant::now() < until, "the API server does not go");
+            thread::sleep(POLL);
+        }
+        thread::sleep(pause);
+        std::fs::remove_file(&sign)?;
+        while !self.is_served() {
+            ensure!(Instant::now() < until + pause, "the API server does not come back");
+            thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Adds another node, `node-2`.
+    ///
+    /// # Errors
+    /// If it does not come.
+    pub fn second_node(&self) -> Result<()> {
+        std::fs::File::create(self.folder.join("second"))?;
+        let until = Instant::now() + PATIENCE;
+        while !self.folder.join("second-ready").exists() {
+            let log = |name: &str| std::fs::read_to_string(self.folder.join(name)).unwrap_or_default();
+            ensure!(Instant::now() < until, "no second node: {} {}", log("second.log"), log("node-2.log"));
+            thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Takes down the line to the second node, or up again.
+    ///
+    /// # Errors
+    /// If its sign cannot be set.
+    pub fn cut(&self, is_cut: bool) -> Result<()> {
+        let sign = self.folder.join("cut");
+        match is_cut {
+            true => drop(std::fs::File::create(sign)?),
+            false => std::fs::remove_file(sign)?,
+        }
+        Ok(())
+    }
+
+    fn is_served(&self) -> bool {
+        // It says that it is ready before it serves resources of others.
+        let resources =
+            self.items_of("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").unwrap_or_default();
+        let is_served = |it: &Value| {
+            let spec = &it["spec"];
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+            let path = format!(
+                "/apis/{}/{}/{}",
+                text(&spec["group"]),
+                text(&spec["versions"][0]["name"]),
+                text(&spec["names"]["plural"])
+            );
+            self.get(&path).ok().flatten().is_some()
+        };
+        self.text("/readyz").is_ok_and(|answer| answer.starts_with("ok")) && resources.iter().all(is_served)
     }
 
     /// Installs KubeVirt's schemas; `false`, after a printed line, where they are not there.
@@ -261,8 +334,12 @@ impl Cluster {
         let place = self.folder.join("volumes").join(name);
         std::fs::create_dir_all(place.parent().context("a folder")?)?;
         let (path, mode) = match kind {
-            Volume::Folder => {
+            Volume::Folder | Volume::Shared => {
                 std::fs::create_dir(&place)?;
+                if kind == Volume::Shared {
+                    // Kubernetes gives the group of a pod to local volumes, and not to these.
+                    std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o777))?;
+                }
                 (place.display().to_string(), "Filesystem")
             }
             Volume::Block => {
@@ -275,6 +352,10 @@ impl Cluster {
         };
         let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
             {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]}]}]}});
+        let (source, affinity) = match kind {
+            Volume::Shared => ("hostPath", Value::Null),
+            _ => ("local", affinity),
+        };
         self.make(
             "/api/v1/persistentvolumes",
             &json!({
@@ -282,7 +363,7 @@ impl Cluster {
                 "spec": {
                     "capacity": {"storage": bytes.to_string()}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
                     "persistentVolumeReclaimPolicy": "Retain", "storageClassName": CLASS,
-                    "local": {"path": path}, "nodeAffinity": affinity,
+                    source: {"path": path}, "nodeAffinity": affinity,
                 },
             }),
         )?;
@@ -423,7 +504,8 @@ impl Api {
 
 /// Takes away what a volume holds.
 fn wipe(spec: &Value) -> Result<()> {
-    let path = Path::new(spec["local"]["path"].as_str().context("a local volume")?);
+    let path = spec["local"]["path"].as_str().or(spec["hostPath"]["path"].as_str());
+    let path = Path::new(path.context("a volume of the node")?);
     if spec["volumeMode"] == "Block" {
         let bytes: u64 =
             spec["capacity"]["storage"].as_str().and_then(bytes_of).context("a size in whole bytes")?;
