@@ -220,7 +220,7 @@ impl Run<'_> {
         // Of an epoch that is over, or of nobody's.
         // The last one of what is over stays, so that its log can be read.
         let is_over = matches!(self.status.phase, Phase::Done | Phase::Failed) && !self.is_unwanted();
-        let stray = |job: &&JobSeen| !is_current(job) && !(is_over && job.has_ended);
+        let stray = |job: &&JobSeen| !(is_current(job) || is_over && job.has_ended);
         let stray = self.facts.jobs.iter().find(stray);
         if let Some(job) = stray {
             self.wants_slot = current.is_some() || !job.has_ended;
