@@ -1,5 +1,6 @@
 //! A host that keeps failing is left alone for a while.
 
+use crate::job::JobId;
 use crate::random::Random;
 
 /// Failures in a row that open it.
@@ -46,9 +47,10 @@ enum State {
         opened: u32,
         until_ms: u64,
     },
-    /// One VM is being tried.
+    /// One VM is being tried: only what becomes of that one tells how it stands with the host.
     Trying {
         opened: u32,
+        by: JobId,
     },
     GivenUp,
 }
@@ -78,11 +80,11 @@ impl Breaker {
     }
 
     /// A VM of the host starts.
-    pub fn started(&mut self, now_ms: u64) {
+    pub fn started(&mut self, by: JobId, now_ms: u64) {
         if let State::Open { opened, until_ms } = self.state
             && now_ms >= until_ms
         {
-            self.state = State::Trying { opened };
+            self.state = State::Trying { opened, by };
         }
     }
 
@@ -91,15 +93,17 @@ impl Breaker {
         self.state = State::Closed { in_a_row: 0 };
     }
 
-    /// A VM ended that tells nothing of the host; the next one is tried.
-    pub fn told_nothing(&mut self, now_ms: u64) {
-        if let State::Trying { opened } = self.state {
+    /// A VM ended that tells nothing of the host; if it was the one that is tried, the next one is.
+    pub fn told_nothing(&mut self, by: JobId, now_ms: u64) {
+        if let State::Trying { opened, by: tried } = self.state
+            && by == tried
+        {
             self.state = State::Open { opened, until_ms: now_ms };
         }
     }
 
     /// A VM failed because of the host.
-    pub fn failed(&mut self, now_ms: u64) {
+    pub fn failed(&mut self, by: JobId, now_ms: u64) {
         self.failures = self.failures.saturating_add(1);
         let opened = match self.state {
             State::Closed { in_a_row } if in_a_row + 1 < FAILURES_MAX => {
@@ -109,11 +113,12 @@ impl Breaker {
             State::Closed { .. } => 0,
             // VMs that ran when it opened fail one after the other: that is one failure of the host.
             State::Open { .. } | State::GivenUp => return,
-            State::Trying { opened } if opened + 1 >= TRIES_MAX => {
+            State::Trying { by: tried, .. } if by != tried => return,
+            State::Trying { opened, .. } if opened + 1 >= TRIES_MAX => {
                 self.state = State::GivenUp;
                 return;
             }
-            State::Trying { opened } => opened + 1,
+            State::Trying { opened, .. } => opened + 1,
         };
         let until_ms = now_ms.saturating_add(backoff_ms(opened, &mut self.random));
         self.state = State::Open { opened, until_ms };
@@ -140,9 +145,11 @@ pub(crate) fn backoff_ms(number: u32, random: &mut Random) -> u64 {
 mod tests {
     use super::*;
 
+    const VM: JobId = JobId(1);
+
     fn open() -> Breaker {
         let mut breaker = Breaker::new(Random::new(7));
-        (0..FAILURES_MAX).for_each(|_| breaker.failed(1000));
+        (0..FAILURES_MAX).for_each(|_| breaker.failed(VM, 1000));
         breaker
     }
 
@@ -155,8 +162,8 @@ mod tests {
     fn three_failures_in_a_row_open_it_and_fewer_do_not() {
         let mut breaker = Breaker::new(Random::new(7));
         for _ in 0..9 {
-            breaker.failed(0);
-            breaker.failed(0);
+            breaker.failed(VM, 0);
+            breaker.failed(VM, 0);
             breaker.succeeded();
         }
         assert_eq!((breaker.permit(0), breaker.failures()), (Permit::Yes, 18));
@@ -173,12 +180,12 @@ mod tests {
             assert!((longest / 2..=longest).contains(&(until - now)), "wait {number}: {}", until - now);
             now = until;
             assert_eq!(breaker.permit(now), Permit::One);
-            breaker.started(now);
+            breaker.started(VM, now);
             assert_eq!(breaker.permit(now), Permit::Not(u64::MAX), "a second one waits for the first");
-            breaker.failed(now);
+            breaker.failed(VM, now);
         }
         now = until(&breaker, now);
-        breaker.started(now);
+        breaker.started(VM, now);
         breaker.succeeded();
         assert_eq!(breaker.permit(now), Permit::Yes);
     }
@@ -188,8 +195,8 @@ mod tests {
         let mut breaker = open();
         for _ in 0..TRIES_MAX {
             let now = until(&breaker, 1000);
-            breaker.started(now);
-            breaker.failed(now);
+            breaker.started(VM, now);
+            breaker.failed(VM, now);
         }
         assert_eq!((breaker.permit(u64::MAX), breaker.is_open()), (Permit::Never, true));
     }
@@ -198,8 +205,8 @@ mod tests {
     fn a_try_that_tells_nothing_is_followed_by_another() {
         let mut breaker = open();
         let now = until(&breaker, 1000);
-        breaker.started(now);
-        breaker.told_nothing(now + 5);
+        breaker.started(VM, now);
+        breaker.told_nothing(VM, now + 5);
         assert_eq!(breaker.permit(now + 5), Permit::One);
     }
 

@@ -201,7 +201,7 @@ impl Scheduler {
             return Room::NotInAll(slots);
         }
         let done = vec![false; entry.job.disks.len()];
-        Room::Yes(Held { slots, at_host: slots, left: entry.disks(), datastores, done, has_told: false })
+        Room::Yes(Held { slots, at_host: slots, left: entry.disks(), datastores, done })
     }
 
     fn admit(&mut self, id: JobId, held: Held, now_ms: u64) -> Admission {
@@ -221,7 +221,7 @@ impl Scheduler {
         let host = &mut self.hosts[entry.host];
         host.vms += 1;
         host.disks += slots;
-        host.breaker.started(now_ms);
+        host.breaker.started(id, now_ms);
         if let Some(share) = self.shares.get_mut(&entry.tenant) {
             share.disks += slots;
             *share.vms.entry(entry.host).or_default() += 1;

@@ -151,9 +151,7 @@ impl Scheduler {
         let host = &mut self.hosts[entry.host];
         host.vms -= 1;
         host.disks -= held.at_host;
-        if !held.has_told {
-            host.breaker.told_nothing(now_ms);
-        }
+        host.breaker.told_nothing(id, now_ms);
         self.release_affinity(id, now_ms);
     }
 
@@ -208,11 +206,8 @@ impl Scheduler {
         let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
         entry.retries += 1;
         let (host, retries) = (entry.host, entry.retries);
-        if let State::Running(held) = &mut entry.state {
-            held.has_told = true;
-        }
         let breaker = &mut self.hosts[host].breaker;
-        breaker.failed(now_ms);
+        breaker.failed(id, now_ms);
         let is_given_up = breaker.permit(now_ms) == Permit::Never;
         let is_open = breaker.is_open();
         if is_given_up {
@@ -282,6 +277,16 @@ impl Scheduler {
         assert!(entry.state == State::Parked, "job {} is woken but is not parked", id.0);
         (entry.first, entry.due) = (first, due);
         self.wait_again(id, now_ms);
+        self.check_invariants();
+    }
+
+    /// A job that was woken to move over may not any more: it gives back what it got, and wants nothing until it is woken again.
+    pub fn stand_back(&mut self, id: JobId, now_ms: u64) {
+        let was_admitted = self.is_running(id);
+        self.leave(id, now_ms);
+        let entry = self.jobs.get_mut(&id).expect("a job that stands back is known");
+        entry.turns -= u64::from(was_admitted);
+        entry.first = false;
         self.check_invariants();
     }
 

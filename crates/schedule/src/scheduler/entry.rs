@@ -84,8 +84,6 @@ pub(super) struct Held {
     /// The same for each datastore: which, slots, disks.
     pub(super) datastores: Vec<(usize, u32, u32)>,
     pub(super) done: Vec<bool>,
-    /// It failed because of its host, which is counted: its end tells nothing more of the host.
-    pub(super) has_told: bool,
 }
 
 /// What orders jobs of a lane; the least goes first.

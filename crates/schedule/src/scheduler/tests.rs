@@ -342,6 +342,35 @@ fn the_end_of_one_that_failed_before_lets_no_second_one_be_tried() {
 }
 
 #[test]
+fn what_becomes_of_one_that_ran_before_says_nothing_of_the_one_that_is_tried() {
+    for fails in [true, false] {
+        let mut scheduler = of(&vec![job("a", 1, 9, 0); 8], 5, 20);
+        let first = admitted(&mut scheduler);
+        for id in &first[..3] {
+            scheduler.host_failed(JobId(*id), 0);
+            scheduler.finished(JobId(*id), Ended::Failed, 0);
+        }
+        let now = BACKOFF_MS_MAX;
+        let tried = admitted_at(&mut scheduler, now);
+        assert_eq!(tried.len(), 1, "one shows whether the host works again");
+        // It ran before the host was left alone, and has not told anything of it.
+        if fails {
+            scheduler.host_failed(JobId(first[3]), now);
+        }
+        scheduler.finished(JobId(first[3]), Ended::Failed, now);
+        assert_eq!(admitted_at(&mut scheduler, now), [0; 0], "another is tried beside the first");
+        scheduler.host_failed(JobId(tried[0]), now);
+        let Some(again) = scheduler.next_event_ms(now) else { panic!("the host is tried again") };
+        assert!(again <= now + 2 * crate::breaker::BACKOFF_MS, "two failures count as two tries: {again}");
+        // One that is tried and tells nothing is followed by another.
+        let next = admitted_at(&mut scheduler, again);
+        assert_eq!(next.len(), 1);
+        scheduler.finished(JobId(next[0]), Ended::Failed, again);
+        assert_eq!(admitted_at(&mut scheduler, again).len(), 1);
+    }
+}
+
+#[test]
 fn slots_that_other_processes_hold_are_not_given() {
     let mut scheduler = of(&[job("a", 1, 9, 0), job("a", 1, 8, 0)], 2, 8);
     scheduler.set_elsewhere("a", 1);
