@@ -93,7 +93,7 @@ impl From<Cause> for Exit {
         match cause {
             Cause::Plan => Exit::Plan,
             Cause::Access => Exit::Access,
-            Cause::Connection => Exit::Connection,
+            Cause::Connection | Cause::HostFailed => Exit::Connection,
             Cause::Source => Exit::Source,
             Cause::Target => Exit::Target,
             Cause::TargetFull => Exit::TargetFull,
@@ -102,7 +102,7 @@ impl From<Cause> for Exit {
             Cause::Hook => Exit::Hook,
             Cause::Check => Exit::Check,
             Cause::Skipped => Exit::Skipped,
-            Cause::Cancelled => Exit::Interrupted,
+            Cause::Cancelled | Cause::NotItsTurn => Exit::Interrupted,
             Cause::State => Exit::State,
             Cause::Internal => Exit::Internal,
         }

@@ -334,7 +334,9 @@ pub fn exit_of(outcome: &RunOutcome, stopped: bool) -> Exit {
     if outcome.is_complete() {
         return Exit::Success;
     }
-    let mut causes: Vec<Cause> = outcome.failed.iter().map(|(_, cause)| *cause).collect();
+    let causes = || outcome.failed.iter().map(|(_, cause)| *cause);
+    let nearest = causes().map(Cause::distance).min();
+    let mut causes: Vec<Cause> = causes().filter(|cause| Some(cause.distance()) == nearest).collect();
     causes.dedup();
     match causes.as_slice() {
         _ if outcome.has_arrived() => Exit::NotCleanedUp,
@@ -436,6 +438,14 @@ mod tests {
         assert_eq!(exit(), Exit::TargetFull);
         fails("b", Cause::Source);
         assert_eq!(exit(), Exit::Mixed);
+        fails("b", Cause::NotItsTurn);
+        assert_eq!(exit(), Exit::TargetFull, "a wave that is given up hides no cause");
+        fails("a", Cause::HostFailed);
+        assert_eq!(exit(), Exit::Connection);
+        fails("a", Cause::NotItsTurn);
+        assert_eq!(exit(), Exit::Interrupted, "a window was over");
+        fails("a", Cause::TargetFull);
+        fails("b", Cause::Source);
         assert_eq!(exit_in(PlanState::Done), Exit::Success, "the plan does not name them any more");
         assert_eq!(exit_in(PlanState::Running), Exit::Interrupted, "killed");
         store.end_vm("p", "a", VmState::Stopped, None).unwrap();

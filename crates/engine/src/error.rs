@@ -32,6 +32,10 @@ pub enum Cause {
     Check,
     /// A hook said that the VM is to be left out.
     Skipped,
+    /// Its host failed with others so often that it was given up.
+    HostFailed,
+    /// Its wave was over, or others that come before it failed, so it did not begin or does not move over.
+    NotItsTurn,
     /// The user stopped it.
     Cancelled,
     /// drover's own state cannot be read or kept.
@@ -41,7 +45,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    const ALL: [Cause; 14] = [
+    const ALL: [Cause; 16] = [
         Cause::Plan,
         Cause::Access,
         Cause::Connection,
@@ -53,6 +57,8 @@ impl Cause {
         Cause::Hook,
         Cause::Check,
         Cause::Skipped,
+        Cause::HostFailed,
+        Cause::NotItsTurn,
         Cause::Cancelled,
         Cause::State,
         Cause::Internal,
@@ -61,6 +67,15 @@ impl Cause {
     /// The word that the state has for it.
     pub fn word(self) -> String {
         format!("{self:?}").to_lowercase()
+    }
+
+    /// How far it is from what failed first: what follows from others' failures counts for a run only where nothing nearer does.
+    pub fn distance(self) -> u8 {
+        match self {
+            Cause::NotItsTurn => 2,
+            Cause::HostFailed => 1,
+            _ => 0,
+        }
     }
 
     /// The cause of a word.
