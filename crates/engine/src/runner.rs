@@ -399,7 +399,7 @@ fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, tenant: Tenan
             if let Some(end) = journey.run() {
                 return end;
             }
-            let again = slots.take(false, context.stop);
+            let again = slots.take(context.stop);
             journey = Journey::new(context, vm, slots);
             if let Err(error) = again {
                 return journey.end_unbegun(error);

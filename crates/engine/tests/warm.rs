@@ -409,3 +409,20 @@ fn an_interval_that_its_passes_outlast_is_told_once_and_kept_for_the_next_check(
     assert_eq!(world.notes().matches(told).count(), 1, "{}", world.notes());
     assert!(world.warm_row().hint.is_some_and(|hint| hint.contains(told)));
 }
+
+/// What a host did before it served a pass well is not what ends a VM.
+#[test]
+fn a_pass_that_goes_well_makes_up_for_one_that_did_not() {
+    let world = World::warm_auto();
+    world.set_trouble("open source", Trouble::Fails);
+    world.set_trouble("shut down", Trouble::Fails);
+    let outcome = world.run(&NoObserver);
+    assert_eq!((outcome.done, outcome.failed.len()), (0, 1), "{outcome:?}");
+    let events = world.store.events(PLAN).unwrap();
+    let told: Vec<&str> = events
+        .iter()
+        .filter(|it| it.text.contains("failed because of it"))
+        .map(|it| it.text.as_str())
+        .collect();
+    assert!(told.is_empty() && world.passes().len() > 1, "{told:?}");
+}

@@ -155,7 +155,9 @@ fn after_a_failure_the_next_wave_goes_on_or_stops_as_the_plan_says() {
     ended.sort();
     assert_eq!(ended, ["a2", "b1", "b2"]);
     let row = world.row("vm-b1");
-    assert_eq!((row.state, row.phase, row.cause.as_deref()), (VmState::Failed, None, Some("plan")));
+    assert_eq!((row.state, row.phase, row.cause.as_deref()), (VmState::Failed, None, Some("notitsturn")));
+    let own = outcome.failed.iter().filter(|(_, cause)| cause.distance() == 0);
+    assert_eq!(own.map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a2"], "{outcome:?}");
     assert!(row.error.is_some_and(|it| it.starts_with("it was not begun: VMs of wave a failed")));
     assert!(row.advice.is_some_and(|it| it.contains("drover resume")));
     assert_eq!(states(&world)[0], state("b", WaveState::Failed, 0, 2));
@@ -233,7 +235,7 @@ fn a_wave_waits_for_its_window_and_what_comes_too_late_does_not_begin() {
     assert_eq!(at("late"), None);
     let row = world.row("vm-late");
     assert!(
-        row.error.as_ref().is_some_and(|it| it.contains("its window closed before its turn came")),
+        row.error.as_ref().is_some_and(|it| it.contains("was not begun: the window of its wave is over")),
         "{row:?}"
     );
 }

@@ -296,9 +296,8 @@ impl State {
         }
         for (id, ended) in self.scheduler.take_given_up() {
             changed = true;
-            let Some(one) = self.vms.get(&id) else { continue };
-            let why = self.never_begins(one, ended, self.scheduler.stopped_by(id));
-            let tenant = one.tenant;
+            let why = self.why(id, ended, Stays::NotBegun);
+            let Some(tenant) = self.vms.get(&id).map(|one| one.tenant) else { continue };
             let (Some(one), Some(run)) = (self.vms.get_mut(&id), self.runs.get_mut(&tenant)) else {
                 continue;
             };
@@ -312,21 +311,28 @@ impl State {
         changed
     }
 
-    /// Why a VM does not begin in this run.
-    fn never_begins(&self, one: &One, ended: Ended, by: Option<&str>) -> EngineError {
-        let (why, advice) = match ended {
-            Ended::TooLate => ("its window closed before its turn came".into(), LATER),
-            Ended::WaveFailed => (stopped(by), TRY_WAVES),
-            Ended::GroupFailed => ("a VM of an earlier stage of its group failed".into(), TRY_GROUP),
+    /// Why a VM does not begin in this run, or does not go on.
+    fn why(&self, id: JobId, ended: Ended, stays: Stays) -> EngineError {
+        let (cause, why, advice) = match ended {
+            Ended::TooLate => (Cause::NotItsTurn, "the window of its wave is over".into(), LATER),
+            Ended::WaveFailed => {
+                let by = self.scheduler.stopped_by(id).unwrap_or("before its own");
+                (Cause::NotItsTurn, format!("VMs of wave {by} failed, after which none goes on"), TRY_WAVES)
+            }
+            Ended::GroupFailed => {
+                (Cause::NotItsTurn, "a VM of an earlier stage of its group failed".into(), TRY_GROUP)
+            }
             Ended::HostFailed | Ended::Arrived | Ended::Failed | Ended::LeftOut => {
-                return host_failed(&format!("it was not begun: {}", self.host_words(one)));
+                let host = self.vms.get(&id).map(|one| self.scheduler.label(&one.host)).unwrap_or_default();
+                let why = format!("host {host} failed again and again, and is left alone");
+                (Cause::HostFailed, why, TRY_HOST)
             }
         };
-        ProviderError::new(Cause::Plan, format!("it was not begun: {why}")).advise(advice).into()
-    }
-
-    fn host_words(&self, one: &One) -> String {
-        format!("host {} failed again and again, and is left alone", self.scheduler.label(&one.host))
+        let what = match stays {
+            Stays::NotBegun => format!("it was not begun: {why}"),
+            Stays::AtItsSource => format!("{why}, so it does not move over"),
+        };
+        ProviderError::new(cause, what).advise(advice).into()
     }
 
     /// False if another process has the slot of its host.
@@ -356,6 +362,16 @@ impl State {
         let Some(one) = self.vms.get_mut(&id) else { return false };
         one.claim = None;
         one.admitted.take().is_some()
+    }
+
+    fn is_held(&self, id: JobId) -> bool {
+        self.vms.get(&id).is_some_and(|one| one.admitted.is_some())
+    }
+
+    /// It may not move over any more, and waits for no slots.
+    fn stand_back(&mut self, id: JobId, now_ms: u64) {
+        self.let_out(id);
+        self.scheduler.stand_back(id, now_ms);
     }
 
     fn end(&mut self, id: JobId, ended: Ended, now_ms: u64) {
@@ -399,6 +415,25 @@ impl State {
             self.learned.begin(&host, u32::try_from(start).unwrap_or(u32::MAX), max);
         }
     }
+}
+
+/// How far a VM was that does not go on.
+#[derive(Clone, Copy)]
+enum Stays {
+    NotBegun,
+    /// It had begun.
+    AtItsSource,
+}
+
+/// What came of waiting for a VM's turn to move over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It moves over now, with its slots.
+    Now,
+    /// It waited for as long as it was to.
+    NotYet,
+    /// What its wave waits for, or its window, came in between while it waited for slots.
+    WaveShut,
 }
 
 /// The slots of one VM.
@@ -494,58 +529,38 @@ impl Slots<'_> {
         }
         drop(state);
         self.schedule.changed.notify_all();
-        self.take(false, stop)
+        self.take(stop)
     }
 
-    /// Waits until they are there again, before all others if `first`.
+    /// Waits until they are there again.
     ///
     /// # Errors
     /// If the run is to stop, the host was given up, or its wave is over and its guest is not down.
-    pub(crate) fn take(&self, first: bool, stop: &StopSignal) -> Result<(), EngineError> {
+    pub(crate) fn take(&self, stop: &StopSignal) -> Result<(), EngineError> {
         let mut state = self.schedule.lock();
-        let is_held = |state: &State| state.vms.get(&self.id).is_some_and(|one| one.admitted.is_some());
-        if is_held(&state) {
+        if state.is_held(self.id) {
             return Ok(());
         }
         if state.scheduler.is_parked(self.id) {
-            state.scheduler.wake(self.id, first, now(self.clock));
+            state.scheduler.wake(self.id, false, now(self.clock));
         }
         loop {
             if state.admit(now(self.clock)) {
                 self.schedule.changed.notify_all();
             }
-            if is_held(&state) {
+            if state.is_held(self.id) {
                 return Ok(());
             }
             if stop.is_set() {
                 return Err(EngineError::Cancelled);
             }
             if let Some(ended) = state.scheduler.ended(self.id) {
-                return Err(self.given_up(&state, ended));
+                return Err(state.why(self.id, ended, Stays::AtItsSource));
             }
             let wait = state.scheduler.wave_wait(self.id, now(self.clock));
-            wait.map_err(|ended| self.stays(&state, ended))?;
+            wait.map_err(|ended| state.why(self.id, ended, Stays::AtItsSource))?;
             state = self.schedule.wait(state);
         }
-    }
-
-    fn given_up(&self, state: &State, ended: Ended) -> EngineError {
-        if matches!(ended, Ended::TooLate | Ended::WaveFailed | Ended::GroupFailed) {
-            return self.stays(state, ended);
-        }
-        host_failed(&state.vms.get(&self.id).map(|one| state.host_words(one)).unwrap_or_default())
-    }
-
-    /// Why a VM that had begun does not move over in this run.
-    fn stays(&self, state: &State, ended: Ended) -> EngineError {
-        let (why, advice) = match ended {
-            Ended::TooLate => ("the window of its wave is over".into(), LATER),
-            Ended::WaveFailed => (stopped(state.scheduler.stopped_by(self.id)), TRY_WAVES),
-            Ended::GroupFailed | Ended::HostFailed | Ended::Failed | Ended::LeftOut | Ended::Arrived => {
-                ("a VM of an earlier stage of its group failed".into(), TRY_GROUP)
-            }
-        };
-        ProviderError::new(Cause::Plan, format!("{why}, so it does not move over")).advise(advice).into()
     }
 
     /// Whether it would move over if its wave let it: what that waits for is told.
@@ -559,31 +574,62 @@ impl Slots<'_> {
     /// If it never may.
     pub(crate) fn wave_wait(&self) -> Result<Option<Wait>, EngineError> {
         let state = self.schedule.lock();
-        state.scheduler.wave_wait(self.id, now(self.clock)).map_err(|ended| self.stays(&state, ended))
+        let wait = state.scheduler.wave_wait(self.id, now(self.clock));
+        wait.map_err(|ended| state.why(self.id, ended, Stays::AtItsSource))
     }
 
-    /// Waits until the VM may move over: for those of its group and wave, and until fewer guests are down at once. False when that
-    /// was not so until a moment, in milliseconds since 1970: it keeps its place among those that wait.
+    /// Waits until the VM moves over: for those of its group and wave, until fewer guests are down at once, and for its slots, which
+    /// it holds from before the shutdown on. Until it has both, it keeps no other from moving over. A moment is in milliseconds
+    /// since 1970; a VM that was let wait until then keeps its place among those that wait.
     ///
     /// # Errors
     /// If the run is to stop, or it never may.
-    pub(crate) fn take_cutover(&self, until_ms: i64, stop: &StopSignal) -> Result<bool, EngineError> {
-        let mut state = self.schedule.lock();
-        while state.scheduler.ask_cutover(self.id, now(self.clock)).is_err() {
+    pub(crate) fn take_turn(&self, until_ms: i64, stop: &StopSignal) -> Result<Turn, EngineError> {
+        let (id, mut state) = (self.id, self.schedule.lock());
+        loop {
+            if state.admit(now(self.clock)) {
+                self.schedule.changed.notify_all();
+            }
             if stop.is_set() {
-                state.scheduler.cutover_over(self.id);
+                state.scheduler.cutover_over(id);
                 return Err(EngineError::Cancelled);
             }
-            if let Some(ended) = state.scheduler.never_moves_over(self.id, now(self.clock)) {
-                return Err(self.stays(&state, ended));
+            let now_ms = now(self.clock);
+            let never = state.scheduler.ended(id).or_else(|| state.scheduler.never_moves_over(id, now_ms));
+            if let Some(ended) = never {
+                return Err(state.why(id, ended, Stays::AtItsSource));
             }
-            if self.clock.now_ms() >= until_ms {
-                state.scheduler.pause_cutover(self.id);
-                return Ok(false);
+            match (state.scheduler.may_move_over(id, now_ms), state.is_held(id)) {
+                (Ok(()), true) => {
+                    // What it may was asked under the same lock.
+                    let _ = state.scheduler.ask_cutover(id, now_ms);
+                    return Ok(Turn::Now);
+                }
+                (Ok(()), false) => {
+                    state.scheduler.pause_cutover(id);
+                    if state.scheduler.is_parked(id) {
+                        state.scheduler.wake(id, true, now_ms);
+                        continue;
+                    }
+                }
+                (Err(_), _) if !state.scheduler.is_parked(id) => {
+                    state.stand_back(id, now_ms);
+                    self.schedule.changed.notify_all();
+                    let wait = state.scheduler.wave_wait(id, now_ms);
+                    if wait.is_ok_and(|wait| wait.is_some()) {
+                        state.scheduler.cutover_over(id);
+                        return Ok(Turn::WaveShut);
+                    }
+                    continue;
+                }
+                (Err(_), _) if self.clock.now_ms() >= until_ms => {
+                    state.scheduler.pause_cutover(id);
+                    return Ok(Turn::NotYet);
+                }
+                (Err(_), _) => {}
             }
             state = self.schedule.wait(state);
         }
-        Ok(true)
     }
 
     /// It was let move over, and does not: it asks anew.
@@ -594,14 +640,6 @@ impl Slots<'_> {
 }
 
 const LATER: &str = "give the wave a later `until` in the plan, then run it again: what was copied is kept";
+const TRY_HOST: &str = "see whether the host is well, then `drover resume` goes on with its VMs";
 const TRY_WAVES: &str = "`drover resume` tries what failed again, and goes on in the order of the waves";
 const TRY_GROUP: &str = "`drover resume` goes on with the group, in its order";
-
-fn stopped(by: Option<&str>) -> String {
-    format!("VMs of wave {} failed, after which none goes on", by.unwrap_or("before its own"))
-}
-
-fn host_failed(what: &str) -> EngineError {
-    let advice = "see whether the host is well, then `drover resume` goes on with its VMs";
-    ProviderError::new(Cause::Connection, what).advise(advice).into()
-}

@@ -150,12 +150,23 @@ fn stage_of(entry: &Entry) -> u32 {
 }
 
 impl Scheduler {
-    /// Asks whether a job may move over now: its guest is shut down for the last pass. Asked again until it may. One whose guest
-    /// is down already may at once, whatever the budget is.
+    /// Lets a job move over, if it may now: its guest is shut down for the last pass. Asked again until it may.
     ///
     /// # Errors
     /// What it waits for. A job that never may is told so by [`Scheduler::never_moves_over`].
     pub fn ask_cutover(&mut self, id: JobId, now_ms: u64) -> Result<(), Wait> {
+        self.may_move_over(id, now_ms)?;
+        self.groups.asked.forget(id, &self.jobs[&id]);
+        self.groups.moving.insert(id);
+        Ok(())
+    }
+
+    /// Asks whether a job may move over now, and takes nothing yet: it stands among those that ask from now on. One whose guest
+    /// is down already may at once, whatever the budget is.
+    ///
+    /// # Errors
+    /// What it waits for.
+    pub fn may_move_over(&mut self, id: JobId, now_ms: u64) -> Result<(), Wait> {
         if self.groups.moving.contains(&id) {
             return Ok(());
         }
@@ -167,18 +178,17 @@ impl Scheduler {
                 stage.not_ready.remove(&id);
             }
         }
-        if !entry.job.goes_on {
-            if let Some(wait) = self.order_wait(id, now_ms) {
-                return Err(wait);
-            }
-            let (held, of) = (self.groups.moving.len() as u32, self.budgets.cutovers);
-            let room = of.saturating_sub(held) as usize;
-            if self.ahead(ticket, room, now_ms) >= room {
-                return Err(Wait::Cutovers { held, of });
-            }
+        if entry.job.goes_on {
+            return Ok(());
         }
-        self.groups.asked.forget(id, &self.jobs[&id]);
-        self.groups.moving.insert(id);
+        if let Some(wait) = self.order_wait(id, now_ms) {
+            return Err(wait);
+        }
+        let (held, of) = (self.groups.moving.len() as u32, self.budgets.cutovers);
+        let room = of.saturating_sub(held) as usize;
+        if self.ahead(ticket, room, now_ms) >= room {
+            return Err(Wait::Cutovers { held, of });
+        }
         Ok(())
     }
 
@@ -194,7 +204,8 @@ impl Scheduler {
         ahead
     }
 
-    /// A job that asks to move over makes another pass first. It keeps its place among those that ask.
+    /// A job that asks to move over makes another pass first, or waits for its slots: it keeps its place among those that ask, and
+    /// nobody back.
     pub fn pause_cutover(&mut self, id: JobId) {
         if let Some(entry) = self.jobs.get(&id) {
             self.groups.asked.pause(id, entry);

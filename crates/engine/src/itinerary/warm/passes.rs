@@ -1,5 +1,6 @@
 //! Pass after pass, until the VM moves over.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use drover_copy::converge::{Decision, Reason, Trend};
@@ -10,6 +11,7 @@ use crate::error::{Cause, EngineError};
 use crate::event::Event;
 use crate::itinerary::ending::Held;
 use crate::itinerary::{Journey, Outcome};
+use crate::slots::Turn;
 use crate::store::{Downtime, PassRow};
 
 /// A pass that fails so often in a row ends the migration; what passes by itself is waited out before.
@@ -66,7 +68,11 @@ impl Journey<'_> {
 
     fn pass_or_wait(&mut self, failures: &mut u32) -> Outcome<()> {
         match self.pass() {
-            Ok(()) => *failures = 0,
+            Ok(()) => {
+                *failures = 0;
+                // It serves well again.
+                self.host_fails.store(false, Relaxed);
+            }
             Err(error) => {
                 *failures += 1;
                 self.after_failure(error, *failures)?;
@@ -161,7 +167,7 @@ impl Journey<'_> {
 
     /// A pass of a VM that runs.
     fn pass(&mut self) -> Outcome<()> {
-        self.take_slots(false)?;
+        self.slots.take(self.context.stop)?;
         self.begin_pass(false)?;
         let result = self.copy_pass();
         self.forget_proof();
@@ -243,10 +249,6 @@ impl Journey<'_> {
         }
     }
 
-    fn take_slots(&self, first: bool) -> Outcome<()> {
-        self.slots.take(first, self.context.stop)
-    }
-
     /// Does all that can be done before the guest is shut down, and waits for its turn.
     fn is_ready(&mut self, reason: Reason, passes: &[PassRow], looked_again: &mut bool) -> Outcome<Ready> {
         let cut_short = self.is_cut_short()?;
@@ -265,15 +267,14 @@ impl Journey<'_> {
             // Its guest runs: it may wait, and others get its slots meanwhile.
             self.slots.park();
         }
-        if !self.slots.take_cutover(self.stands_until_ms(passes)?, self.context.stop)? {
-            return Ok(Ready::AfterPass);
-        }
-        // Held from before the shutdown on: a guest that is down waits for nobody.
-        self.take_slots(true)?;
-        if self.slots.wave_wait()?.is_some() {
-            self.note("its window closed while it waited for slots, so it does not move over yet".into());
-            self.slots.drop_cutover();
-            return Ok(Ready::Anew);
+        // With its slots from before the shutdown on: a guest that is down waits for nobody.
+        match self.slots.take_turn(self.stands_until_ms(passes)?, self.context.stop)? {
+            Turn::Now => {}
+            Turn::NotYet => return Ok(Ready::AfterPass),
+            Turn::WaveShut => {
+                self.note("its window closed while it waited for slots, so it does not move over yet".into());
+                return Ok(Ready::Anew);
+            }
         }
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         let forecast: Option<Downtime> = match cut_short {
