@@ -29,7 +29,7 @@ pub fn begun(store: &Store, plan: &str, others: Others) -> Result<Vec<Begun>, St
 }
 
 fn is_on_its_way(store: &Store, plan: &str, row: &VmRow) -> Result<bool, StoreError> {
-    let events = store.events_of(plan, &row.id)?;
+    let events = store.events_since_begun(plan, &row.id)?;
     let is_later = |phase: &str| phase != Phase::Check.name();
     Ok(events.iter().any(|event| event.kind == "started" && event.phase.as_deref().is_some_and(is_later)))
 }

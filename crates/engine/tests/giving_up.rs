@@ -534,3 +534,39 @@ fn a_vm_is_moved_by_one_plan_at_a_time() {
     let error = world.store.vm("q", "vm-on").unwrap().unwrap().error.unwrap();
     assert!(error.contains("is on its way with plan p"), "{error}");
 }
+
+/// A plan that was cancelled after its machine was defined, and is begun anew.
+fn begun_anew() -> World {
+    let world = World::with(&[vm("on", PowerState::On, 1)], "start: true");
+    world.set_trouble("start", Trouble::Fails);
+    world.run(&NoObserver);
+    let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+    assert!(given_up.left.is_empty(), "{given_up:?}");
+    world
+}
+
+/// Nobody can tell whether it runs at the target, where this time nothing was defined.
+#[test]
+fn what_was_before_it_was_given_up_keeps_no_source_off() {
+    let world = begun_anew();
+    let watch = Watch(|event: &Event| {
+        if enters(event, "on", Phase::Copy) {
+            world.set_trouble("open source", Trouble::Fails);
+            (0..4).for_each(|_| world.set_trouble("is running", Trouble::Fails));
+        }
+    });
+    assert_eq!(world.run(&watch).failed.len(), 1);
+    let error = world.row("vm-on").error.unwrap();
+    assert!(world.power("vm-on") == PowerState::On && !error.contains("still off"), "{error}");
+}
+
+/// Another plan may have images at its place by now.
+#[test]
+fn what_was_copied_before_it_was_given_up_removes_no_images_of_others() {
+    let world = begun_anew();
+    let removed = world.calls("remove images");
+    world.run(&Watch(|event: &Event| assert!(!leaves(event, "on", Phase::Check), "the process dies")));
+    world.as_if_killed();
+    assert!(cancel(PLAN, &world.store, &world, &world).unwrap().left.is_empty());
+    assert_eq!(world.calls("remove images"), removed, "no copy was begun since");
+}

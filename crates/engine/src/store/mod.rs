@@ -152,6 +152,8 @@ const EVENTS_OF: &str =
 
 /// The kind of an event that says what a VM waits for.
 const WAITS: &str = "waits";
+/// The kind of an event that says that a VM that was given up is begun anew.
+const ANEW: &str = "anew";
 
 impl Store {
     /// Whether there is a store in a folder.
@@ -463,6 +465,13 @@ impl Store {
         Ok(self.events_of(plan, vm)?.iter().filter(is_one).count())
     }
 
+    /// The same since it was begun anew last: of what was before, nothing is left.
+    pub(crate) fn events_since_begun(&self, plan: &str, vm: &str) -> Outcome<Vec<EventRow>> {
+        let mut events = self.events_of(plan, vm)?;
+        let before = events.iter().rposition(|event| event.kind == ANEW);
+        Ok(events.split_off(before.unwrap_or(0)))
+    }
+
     /// What a phase took in seconds the latest times that it ended with such a text, with any VM of any plan, the latest
     /// last.
     pub fn phase_seconds(&self, phase: &str, ended: &str, most: usize) -> Outcome<Vec<f64>> {
@@ -569,7 +578,8 @@ fn forget_vm(db: &Connection, plan: &str, id: &str, name: &str) -> rusqlite::Res
     let sql =
         "UPDATE vm SET phase = NULL, touched = 0, started = NULL, error = NULL, cause = NULL, advice = NULL,
                started_ms = NULL, ended_ms = NULL WHERE plan = ?1 AND id = ?2";
-    db.execute(sql, [plan, id]).map(drop)
+    db.execute(sql, [plan, id])?;
+    add_event(db, plan, Some(id), None, ANEW, "begun anew")
 }
 
 fn file_at(path: &Path) -> Option<(u64, u64)> {

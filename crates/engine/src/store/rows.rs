@@ -169,7 +169,7 @@ pub struct EventRow {
     pub vm: Option<String>,
     /// Phase.
     pub phase: Option<String>,
-    /// `started`, `ended`, `note`, `hook`, `error`.
+    /// `started`, `ended`, `note`, `hook`, `error`, `waits`, `wave`, `anew`.
     pub kind: String,
     /// Text.
     pub text: String,
