@@ -3,13 +3,14 @@
 
 mod fakes;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drover_engine::{Clock, Event, Phase};
+use drover_engine::{Clock, Event, Phase, Schedule, VmState};
 use drover_mover::StopSignal;
-use drover_types::inventory::PowerState;
+use drover_schedule::Budgets;
+use drover_types::inventory::{PowerState, Vm};
 use fakes::{PLAN, Trouble, Watch, World, becomes, enters, vm};
 
 const HOUR_MS: i64 = 3_600_000;
@@ -44,6 +45,10 @@ fn a_warm_vm_that_waits_for_slots_until_its_window_is_over_does_not_move_over() 
                 copies.store(true, Ordering::SeqCst);
                 assert!(becomes(&world, waits_for_slots), "the warm one does not ask to move over");
                 world.clock.sleep(Duration::from_millis(2 * HOUR_MS as u64));
+                assert!(
+                    becomes(&world, || !waits_for_slots()),
+                    "{line}: it stands among those that move over"
+                );
             }
             if enters(event, "on", Phase::PowerOff) {
                 *down.lock().unwrap() = Some(world.clock.now_ms());
@@ -58,6 +63,94 @@ fn a_warm_vm_that_waits_for_slots_until_its_window_is_over_does_not_move_over() 
         let told = world.notes().contains("its window closed while it waited for slots");
         assert_eq!(told, moves, "{line}: {}", world.notes());
     }
+}
+
+/// One cutover at a time, and a host that is full of a first copy.
+#[test]
+fn a_vm_that_waits_for_slots_keeps_none_of_another_host_from_moving_over() {
+    let far = Vm { host_id: "host-2".into(), ..vm("far", PowerState::On, 1) };
+    let lines = "start: true\nmode: warm\nwarm: {interval: 30m, cutover: manual}\nlimits: {vms_per_host: 1}";
+    let mut world =
+        World::with(&[vm("on", PowerState::On, 1), vm("off", PowerState::Off, 1), far.clone()], lines);
+    let budgets = Budgets { vms_per_host: 1, cutovers: 1, ..Budgets::default() };
+    world.schedule = Some(Arc::new(Schedule::new(budgets)));
+    let mut planned = world.planned();
+    let cold = planned.iter_mut().filter(|vm| vm.vm.name == "off");
+    cold.for_each(|vm| (vm.warm, vm.priority) = (None, -1));
+    let [passed, asked, full] = [(); 3].map(|()| AtomicBool::new(false));
+    let waits_for_slots = || {
+        let waits = world.store.waits(PLAN).unwrap();
+        waits.iter().any(|(vm, text)| vm == "vm-on" && text.contains("VMs at once"))
+    };
+    let watch = Watch(|event: &Event| {
+        passed.fetch_or(
+            matches!(event, Event::PassWaits { vm, number: 2.., .. } if vm == "far"),
+            Ordering::SeqCst,
+        );
+        if enters(event, "off", Phase::Copy) {
+            assert!(becomes(&world, || passed.load(Ordering::SeqCst)), "the far one makes no pass");
+            world.store.ask_cutover(PLAN, Some("on")).unwrap();
+            full.store(becomes(&world, waits_for_slots), Ordering::SeqCst);
+            world.store.ask_cutover(PLAN, Some("far")).unwrap();
+            let has_arrived = becomes(&world, || world.row("vm-far").state == VmState::Done);
+            asked.store(has_arrived, Ordering::SeqCst);
+        }
+    });
+    let outcome = world.run_plan(PLAN, &planned, &watch, &StopSignal::default()).unwrap();
+    assert!(outcome.is_complete(), "{outcome:?}");
+    assert!(full.load(Ordering::SeqCst), "the first one did not wait for slots");
+    assert!(asked.load(Ordering::SeqCst), "it waited for one that only waits for slots");
+}
+
+/// What is called before a shutdown may take as long as it likes: then the guest stays up until its window opens again.
+#[test]
+fn a_window_that_closes_while_hooks_run_keeps_the_guest_up() {
+    for mode in ["mode: cold", "mode: warm\nwarm: {interval: 30m, cutover: auto}"] {
+        let lines = format!(
+            "start: true\n{mode}\nhooks: {{before_shutdown: [{{shell: a}}]}}\n\
+             waves: [{{name: night, window: 00:00-01:00, vms: [{{glob: '*'}}]}}]"
+        );
+        let world = World::with(&[vm("on", PowerState::On, 1)], &lines);
+        let (calls, down) = (AtomicUsize::new(0), Mutex::new(None));
+        let watch = Watch(|event: &Event| {
+            if matches!(event, Event::HookStarted { .. }) && calls.fetch_add(1, Ordering::SeqCst) == 0 {
+                world.clock.sleep(Duration::from_millis(2 * HOUR_MS as u64));
+            }
+            if matches!(event, Event::Note { text, .. } if text.contains("its window closed while")) {
+                world.clock.sleep(Duration::from_millis(22 * HOUR_MS as u64));
+            }
+            if enters(event, "on", Phase::PowerOff) {
+                *down.lock().unwrap() = Some(world.clock.now_ms());
+            }
+        });
+        let outcome = world.run_plan(PLAN, &world.planned(), &watch, &StopSignal::default()).unwrap();
+        assert!(outcome.is_complete(), "{mode}: {outcome:?}");
+        world.assert_arrived(mode);
+        let down = down.into_inner().unwrap().unwrap();
+        assert!(down >= 24 * HOUR_MS, "{mode}: it went down at {down}");
+        assert!(
+            calls.load(Ordering::SeqCst) >= 2,
+            "{mode}: what is called before a shutdown is called again"
+        );
+        assert_eq!(world.calls("shut down"), 1, "{mode}");
+        assert!(world.notes().contains("its window closed while"), "{mode}: {}", world.notes());
+    }
+}
+
+/// A window that is over for good keeps the source.
+#[test]
+fn a_wave_that_is_over_while_hooks_run_ends_the_vm() {
+    let lines = "start: true\nhooks: {before_shutdown: [{shell: a}]}\n\
+                 waves: [{name: night, until: 1970-01-01T01:00:00Z, vms: [{glob: '*'}]}]";
+    let world = World::with(&[vm("on", PowerState::On, 1)], lines);
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::HookStarted { .. }) {
+            world.clock.sleep(Duration::from_millis(2 * HOUR_MS as u64));
+        }
+    });
+    let outcome = world.run(&watch);
+    assert_eq!((outcome.done, outcome.failed.len()), (0, 1), "{outcome:?}");
+    assert_eq!((world.power("vm-on"), world.calls("shut down")), (PowerState::On, 0));
 }
 
 #[test]

@@ -56,28 +56,48 @@ impl Journey<'_> {
         }
     }
 
-    /// While the guest still runs: whatever fails here costs no downtime.
+    /// While the guest still runs: whatever fails here costs no downtime. What is called may take long, so the window is asked again
+    /// after it: one that has closed meanwhile keeps the guest up, and all is called again when it opens.
     fn before_shutdown(&mut self) -> Outcome<()> {
         let has_any = !self.planned.checks.pre_cutover.is_empty()
             || self.planned.hooks.get(&HookPoint::BeforeShutdown).is_some_and(|hooks| !hooks.is_empty());
-        if !has_any {
-            return Ok(());
+        while has_any {
+            if self.look()?.power == PowerState::Off {
+                self.note("its guest is off already, so nothing is asked or called before a shutdown".into());
+                return Ok(());
+            }
+            if self.was_down {
+                // Somebody switched on again what an earlier run had shut down.
+                self.forget_hooks()?;
+            }
+            let called = self
+                .ask_checks(PRE_CUTOVER, &self.planned.checks.pre_cutover)
+                .and_then(|()| self.call_hooks(HookPoint::BeforeShutdown));
+            if called.is_err() {
+                self.take_cutover()?;
+                return called;
+            }
+            if self.slots.wave_wait()?.is_none() {
+                return Ok(());
+            }
+            self.stay_until_window()?;
         }
-        if self.look()?.power == PowerState::Off {
-            self.note("its guest is off already, so nothing is asked or called before a shutdown".into());
-            return Ok(());
+        Ok(())
+    }
+
+    /// Waits until the window is open again, as if its turn had not come.
+    fn stay_until_window(&mut self) -> Outcome<()> {
+        self.note(
+            "its window closed while what is called before a shutdown ran, so its guest stays up until it opens again; all \
+             of that is called again then"
+                .into(),
+        );
+        self.forget_hooks()?;
+        if self.is_warm() {
+            self.slots.drop_cutover();
+            return self.run_phase(Phase::Passes);
         }
-        if self.was_down {
-            // Somebody switched on again what an earlier run had shut down.
-            self.forget_hooks()?;
-        }
-        let called = self
-            .ask_checks(PRE_CUTOVER, &self.planned.checks.pre_cutover)
-            .and_then(|()| self.call_hooks(HookPoint::BeforeShutdown));
-        if called.is_err() {
-            self.take_cutover()?;
-        }
-        called
+        self.slots.begin_anew(self.context.stop)
     }
 
     fn tell_not_started(&self) {
