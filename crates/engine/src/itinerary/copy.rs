@@ -80,7 +80,7 @@ impl Journey<'_> {
         if stop.is_set() {
             return Err(EngineError::Cancelled);
         }
-        let snapshot = self.snapshot.as_deref().unwrap_or_default();
+        let snapshot = self.memory.snapshot.id().unwrap_or_default();
         let record = |attachment: &Attachment| {
             let added = self.context.store.add_attachment(self.context.plan, &from.vm.id, attachment);
             added.map_err(|error| {

@@ -41,6 +41,14 @@ pub(super) enum Held {
 }
 
 impl Held {
+    /// Its id, once it was made.
+    pub(super) fn id(&self) -> Option<&str> {
+        match self {
+            Held::Made(id) => Some(id),
+            Held::No | Held::Asked | Held::Unanswered => None,
+        }
+    }
+
     /// A source that refuses answers. One that breaks off, or talks nonsense, may have made it.
     pub(super) fn was_refused(&mut self, error: &ProviderError) {
         if error.cause == Cause::Connection {

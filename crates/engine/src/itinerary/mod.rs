@@ -88,12 +88,13 @@ pub(crate) struct Journey<'a> {
     context: &'a Context<'a>,
     planned: &'a PlannedVm,
     slots: Slots<'a>,
-    snapshot: Option<String>,
     copies: Vec<Option<Copied>>,
     /// An earlier run tried to convert the guest or to start it, so its images may have changed since.
     touched_before: bool,
     /// The guest was asked to shut down and had not by the time it was given; it may do so yet.
     may_go_down: bool,
+    /// Until when a guest that an earlier run asked to shut down may still take.
+    down_by_ms: i64,
     /// What it did, for its end: told also where the state cannot be read any more.
     memory: Memory,
     /// A disk could not be opened at the source, or not be read: that is of the host rather than of the VM.
@@ -139,10 +140,10 @@ impl<'a> Journey<'a> {
             context,
             planned,
             slots,
-            snapshot: None,
             copies: planned.disks.iter().map(|_| None).collect(),
             touched_before: false,
             may_go_down: false,
+            down_by_ms: 0,
             memory: Memory::default(),
             host_fails: AtomicBool::new(false),
             reached: Phase::Check,
@@ -246,7 +247,9 @@ impl<'a> Journey<'a> {
         };
         self.touched_before = row.touched;
         self.memory = Memory::of(&row);
-        self.may_go_down = !self.time_to_go_down()?.is_zero();
+        let time = self.time_to_go_down()?;
+        (self.may_go_down, self.down_by_ms) =
+            (!time.is_zero(), self.context.clock.now_ms() + time.as_millis() as i64);
         let was_in = |phase: Phase| row.phase.as_deref() == Some(phase.name());
         let later = Phase::COLD.into_iter().filter(|phase| *phase > Phase::PowerOff);
         self.was_down = row.switched_off && later.into_iter().any(was_in);
@@ -359,9 +362,10 @@ impl<'a> Journey<'a> {
     }
 }
 
-/// What was decided about a VM, and is not its host's fault.
+/// What was decided about a VM, and is not its host's fault, or no more than its host is tried.
 fn is_told(cause: Cause) -> bool {
-    matches!(cause, Cause::Cancelled | Cause::Hook | Cause::Check | Cause::Skipped)
+    let is_said = matches!(cause, Cause::Cancelled | Cause::Hook | Cause::Check | Cause::Skipped);
+    is_said || matches!(cause, Cause::HostFailed | Cause::NotItsTurn)
 }
 
 /// Said of a phase that ended without anything to do.

@@ -31,10 +31,9 @@ impl Journey<'_> {
     /// long as that run would have waited.
     pub(super) fn stays_on(&mut self) -> Outcome<bool> {
         let clock = self.context.clock;
-        let until_ms = clock.now_ms() + self.time_to_go_down()?.as_millis() as i64;
         loop {
             let now = self.look();
-            let is_over = clock.now_ms() >= until_ms;
+            let is_over = clock.now_ms() >= self.down_by_ms;
             match now {
                 Ok(now) if now.power == PowerState::On && !is_over => {}
                 Ok(now) => {
@@ -127,7 +126,6 @@ impl Journey<'_> {
         let frozen = frozen.inspect_err(|error| self.memory.snapshot.was_refused(error))?;
         self.memory.snapshot = Held::Made(frozen.snapshot.clone());
         self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&frozen.snapshot))?;
-        self.snapshot = Some(frozen.snapshot);
         self.keep_live_disks(&frozen.change_ids)
     }
 
@@ -135,7 +133,6 @@ impl Journey<'_> {
     pub(super) fn thaw(&mut self) -> Outcome<()> {
         let now = self.look()?;
         self.remove_own_snapshots(&now)?;
-        self.snapshot = None;
         let is_found = now.snapshots.iter().any(|it| is_own_snapshot(&it.description, self.context.plan));
         self.memory.snapshot = match self.memory.snapshot {
             Held::Unanswered if !is_found => Held::Unanswered,
@@ -330,6 +327,15 @@ pub(crate) struct AskedDown {
 }
 
 impl AskedDown {
+    /// What the events of a VM tell of it.
+    fn of(events: &[EventRow], now_ms: i64) -> Option<AskedDown> {
+        let of_phase = |event: &&EventRow| event.phase.as_deref() == Some(Phase::PowerOff.name());
+        let latest =
+            events.iter().filter(of_phase).rfind(|it| matches!(it.kind.as_str(), "started" | "ended"));
+        let asked = latest.filter(|event| event.kind == "started");
+        asked.map(|asked| AskedDown { age_ms: now_ms - asked.at_ms })
+    }
+
     /// Whether it is so long ago at most.
     pub(crate) fn is_within(&self, time: Duration) -> bool {
         u128::try_from(self.age_ms).is_ok_and(|age_ms| age_ms < time.as_millis())
@@ -350,21 +356,17 @@ pub(crate) fn asked_down(
     if !store.vm(plan, id)?.is_some_and(|row| row.switched_off) {
         return Ok(None);
     }
-    let events = store.events_of(plan, id)?;
-    let of_phase = |event: &&EventRow| event.phase.as_deref() == Some(Phase::PowerOff.name());
-    let latest = events.iter().filter(of_phase).rfind(|it| matches!(it.kind.as_str(), "started" | "ended"));
-    let asked = latest.filter(|event| event.kind == "started");
     // By the clock that the store keeps events by.
-    Ok(asked.map(|asked| AskedDown { age_ms: now_ms() - asked.at_ms }))
+    Ok(AskedDown::of(&store.events_of(plan, id)?, now_ms()))
 }
 
-/// Whether any run of the plan entered a phase with this VM.
+/// Whether any run entered a phase with this VM since the plan was begun, or begun anew.
 pub(crate) fn has_begun(
     context: &Context<'_>,
     planned: &PlannedVm,
     phase: Phase,
 ) -> Result<bool, StoreError> {
-    let events = context.store.events_of(context.plan, &planned.vm.id)?;
+    let events = context.store.events_since_begun(context.plan, &planned.vm.id)?;
     Ok(events.iter().any(|event| event.kind == "started" && event.phase.as_deref() == Some(phase.name())))
 }
 
@@ -382,4 +384,48 @@ pub(crate) fn look(source: &dyn SourceProvider, planned: &PlannedVm) -> Result<V
         return Err(ProviderError::new(Cause::Source, what).advise(LOOK_AND_RUN_AGAIN));
     }
     Ok(now)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn event(kind: &str, phase: Phase, at_ms: i64) -> EventRow {
+        let (kind, phase) = (kind.into(), Some(phase.name().into()));
+        EventRow { at_ms, vm: Some("vm-1".into()), phase, kind, text: String::new() }
+    }
+
+    #[test]
+    fn of_a_time_to_go_down_what_has_passed_since_it_was_asked_is_gone() {
+        let asked_ms = 1_000_000;
+        let events = [event("started", Phase::PowerOff, asked_ms)];
+        let time = Duration::from_secs(300);
+        for (age_ms, left_ms, is_within) in [
+            (-1, 300_000, false),
+            (0, 300_000, true),
+            (150_000, 150_000, true),
+            (299_999, 1, true),
+            (300_000, 0, false),
+            (7_200_000, 0, false),
+        ] {
+            let asked = AskedDown::of(&events, asked_ms + age_ms).unwrap();
+            assert_eq!(asked.left_of(time), Duration::from_millis(left_ms), "after {age_ms} ms");
+            assert_eq!(asked.is_within(time), is_within, "after {age_ms} ms");
+        }
+    }
+
+    #[test]
+    fn only_the_latest_shutdown_counts_and_only_while_it_has_not_ended() {
+        let events = [
+            event("started", Phase::PowerOff, 1000),
+            event("ended", Phase::PowerOff, 2000),
+            event("started", Phase::PowerOff, 5000),
+            event("error", Phase::PowerOff, 6000),
+            event("started", Phase::Copy, 7000),
+        ];
+        assert_eq!(AskedDown::of(&events, 9000).map(|asked| asked.age_ms), Some(4000));
+        assert!(AskedDown::of(&events[..2], 9000).is_none(), "it was seen off");
+        assert!(AskedDown::of(&events[4..], 9000).is_none());
+    }
 }

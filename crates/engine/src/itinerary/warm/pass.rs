@@ -64,7 +64,6 @@ impl Journey<'_> {
         let frozen = self.freeze_vm(&now, is_last)?;
         self.memory.snapshot = Held::Made(frozen.snapshot.clone());
         store.set_snapshot(plan, &id, Some(&frozen.snapshot))?;
-        self.snapshot = Some(frozen.snapshot.clone());
         row.snapshot = Some(frozen.snapshot);
         row.frozen_ms = Some(self.context.clock.now_ms());
         let vm = self.planned_as(&now);
