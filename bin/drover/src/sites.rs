@@ -190,21 +190,32 @@ impl OpenDisks {
 
 /// Once a stop was asked for, nobody waits long for a link that is down.
 pub fn give_up_on_stop(stop: &StopSignal, site: &Arc<Site>, open: &OpenDisks) -> io::Result<()> {
-    let (stop, site, open) = (stop.clone(), Arc::downgrade(site), open.clone());
-    let watcher = move || {
-        let mut down = Duration::ZERO;
-        loop {
-            std::thread::sleep(LOOK);
-            let Some(site) = site.upgrade() else { return };
-            let is_waited_for = stop.is_set() && !site.is_up();
-            down = if is_waited_for { down + LOOK } else { Duration::ZERO };
-            if down < DOWN_AFTER_STOP_MAX {
-                continue;
-            }
+    let (stop, open, mut down) = (stop.clone(), open.clone(), Duration::ZERO);
+    watch("watch-site", LOOK, site, move |site| {
+        let is_waited_for = stop.is_set() && !site.is_up();
+        down = if is_waited_for { down + LOOK } else { Duration::ZERO };
+        if down >= DOWN_AFTER_STOP_MAX {
             down = Duration::ZERO;
             open.give_up("the link is down, and the run is to stop");
             site.hang_up();
         }
+    })
+}
+
+/// Looks at a site again and again, in a thread of this name, for as long as somebody else has it.
+pub fn watch(
+    name: &str,
+    every: Duration,
+    site: &Arc<Site>,
+    mut look: impl FnMut(&Site) + Send + 'static,
+) -> io::Result<()> {
+    let site = Arc::downgrade(site);
+    let watcher = move || {
+        loop {
+            std::thread::sleep(every);
+            let Some(site) = site.upgrade() else { return };
+            look(&site);
+        }
     };
-    Builder::new().name("watch-site".into()).spawn(watcher).map(drop)
+    Builder::new().name(name.into()).spawn(watcher).map(drop)
 }

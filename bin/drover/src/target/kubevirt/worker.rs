@@ -5,7 +5,6 @@
 //! Node object is removed or a node is tainted as out of service. What an agent knows of epochs goes with its pod.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use drover_agent::trust::{Fingerprint, Identity, Peer, Seed};
@@ -123,18 +122,14 @@ impl Worker {
     /// Ends the session of a pod that is gone. The link would wait for it for as long as for one behind a line that is cut; the next
     /// to dial makes another pod.
     pub fn watch(self: &Arc<Worker>, site: &Arc<Site>) -> Result<(), Failure> {
-        let (worker, site) = (self.clone(), Arc::downgrade(site));
-        let watcher = move || {
-            loop {
-                std::thread::sleep(LOOK_WHEN_DOWN);
-                let Some(site) = site.upgrade() else { return };
-                if !site.is_up() && worker.has_ended() {
-                    log!("kubevirt", "the worker pod {} is gone: its session ends", worker.name());
-                    site.hang_up();
-                }
+        let worker = self.clone();
+        let look = move |site: &Site| {
+            if !site.is_up() && worker.has_ended() {
+                log!("kubevirt", "the worker pod {} is gone: its session ends", worker.name());
+                site.hang_up();
             }
         };
-        Builder::new().name("watch-pod".into()).spawn(watcher).map(drop).map_err(|error| {
+        sites::watch("watch-pod", LOOK_WHEN_DOWN, site, look).map_err(|error| {
             let what = format!("starting a thread to watch the worker pod {}: {error}", self.name());
             Failure::new(Exit::Internal, what).advise(MORE_THREADS)
         })
