@@ -151,14 +151,14 @@ struct Told {
 /// Runs the schedule on a virtual clock as often as it takes.
 pub fn foresee(question: &Question) -> Forecast {
     let draws = (WORK / question.vms.len().max(1)).clamp(DRAWS_MIN, DRAWS_MAX);
-    let forecast = drawn(question, draws);
-    let question = from_midnight(question);
-    Forecast { gains: gains(&question, likely_ms(&question)), ..forecast }
+    let (start_ms, question) = (question.start_ms, from_midnight(question));
+    Forecast { gains: gains(&question, likely_ms(&question)), ..drawn(&question, start_ms, draws) }
 }
 
 /// The same with fewer draws and without what more of anything buys, for whoever cannot wait.
 pub fn foresee_roughly(question: &Question) -> Forecast {
-    drawn(question, (ROUGH_WORK / question.vms.len().max(1)).clamp(ROUGH_DRAWS_MIN, DRAWS_MIN))
+    let draws = (ROUGH_WORK / question.vms.len().max(1)).clamp(ROUGH_DRAWS_MIN, DRAWS_MIN);
+    drawn(&from_midnight(question), question.start_ms, draws)
 }
 
 /// Seconds until the last VM has arrived, of so many draws.
@@ -173,9 +173,8 @@ pub(crate) fn makespans(question: &Question, draws: usize) -> Vec<f64> {
 const ROUGH_WORK: usize = 20_000;
 const ROUGH_DRAWS_MIN: usize = 10;
 
-fn drawn(question: &Question, draws: usize) -> Forecast {
-    let start_ms = question.start_ms;
-    let question = &from_midnight(question);
+/// What so many draws give, of a question with its midnight as moment 0.
+fn drawn(question: &Question, start_ms: u64, draws: usize) -> Forecast {
     let mut random = Random::new(question.seed);
     let mut told: Vec<Vec<Told>> = Vec::with_capacity(draws);
     let mut makespans = Vec::with_capacity(draws);
