@@ -49,6 +49,7 @@ impl Outside {
             ("DROVER_POINT", word("/point").to_string()),
             ("DROVER_PLAN", word("/plan").to_string()),
             ("DROVER_VM", word("/vm/target_name").to_string()),
+            ("DROVER_WAVE", word("/wave/name").to_string()),
         ];
         let (folder, input) = (self.folder.as_path(), document.to_string());
         let input = input.as_bytes();

@@ -105,7 +105,11 @@ fn called(plan: &Plan) -> Option<String> {
     };
     let has_hooks = |hooks: &Hooks| hooks.values().any(|listed| !listed.is_empty());
     let over = plan.vms.iter().map(|it| &it.overrides);
-    if has_hooks(&plan.hooks) || over.clone().any(|it| has_hooks(&it.hooks)) {
+    let of_waves = plan.waves.iter().flat_map(|it| it.hooks.lists());
+    if has_hooks(&plan.hooks)
+        || over.clone().any(|it| has_hooks(&it.hooks))
+        || of_waves.into_iter().any(|(_, hooks)| !hooks.is_empty())
+    {
         return Some("hooks".into());
     }
     (asks(&plan.checks) || over.clone().any(|it| asks(&it.checks))).then(|| "programs in checks".into())
@@ -242,6 +246,8 @@ mod tests {
             (calls("checks: {post_start: [{shell: 'true'}]}"), true),
             (calls("checks: {post_start: [{tcp: 'x:22'}]}"), false),
             (plan("", qemu, ", hooks: {after_copy: [{command: [/bin/true]}]}"), true),
+            (calls("waves: [{name: w, vms: [{name: web}], hooks: {after_wave: [{shell: 'true'}]}}]"), true),
+            (calls("waves: [{name: w, vms: [{name: web}], hooks: {before_wave: []}}]"), false),
         ]);
         for (plan, is_refused) in cases {
             let judged = PlanPolicy::default().check_plan(&plan);

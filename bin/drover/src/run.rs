@@ -216,6 +216,7 @@ impl Prepared {
             vms: &self.vms,
             limits: &self.file.plan.limits,
             waves: &self.file.plan.waves(),
+            wave_hooks: &self.file.plan.wave_hooks(),
             schedule: setting.schedule.cloned(),
             source: self.provider.source(),
             target: &self.target,

@@ -176,3 +176,50 @@ fn waves_are_proposed_so_that_they_fit_and_the_forecast_says_how_likely_that_is(
     assert!(text.contains("wave-2") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
     assert_eq!(stage.source_state(), before);
 }
+
+#[test]
+fn hooks_around_a_wave_are_programs_and_one_that_drover_was_killed_in_is_called_again() {
+    let Some(stage) = stage(96, &[2, 2, 2]) else { return };
+    let lines = |name: &str| -> Vec<String> {
+        let text = std::fs::read_to_string(stage.path(name)).unwrap_or_default();
+        text.lines().map(str::to_string).collect()
+    };
+    let hooks = "  - name: first\n    if_failed: stop\n    hooks:\n      before_wave:\n        - {shell: 'echo before $DROVER_WAVE >>log'}\n        \
+                 - {shell: 'echo begins >>log; test -e go && exit 0; test -e no && exit 9; echo $$ >pid; exec sleep 600'}\n      \
+                 after_wave: [{shell: 'cat >told; echo after >>log'}]\n";
+    let text = TWO.replace("  - name: first\n", hooks);
+    let path = plan(&stage, "hooks", &text);
+    let checked = stage.run(&["plan", "check", &path]);
+    assert_eq!(checked.code, Some(0), "{}", checked.err);
+    let started = stage.drover.start(&["migrate", &path]).unwrap();
+    wait_until("the second hook runs", PATIENCE, || !lines("pid").is_empty());
+    started.kill().unwrap();
+    assert_eq!((lines("log"), stage.served()), (vec!["before first".to_string(), "begins".into()], 0));
+    std::fs::write(stage.path("no"), "").unwrap();
+    let before = stage.source_state();
+    let failed = stage.run(&["resume", &path]);
+    assert_eq!(failed.code, Some(15), "the wave after it hides no cause: {}{}", failed.out, failed.err);
+    assert!(failed.out.contains("wave first: hook before_wave 2"), "{}", failed.out);
+    assert_eq!((stage.source_state(), stage.served()), (before, 0));
+    std::fs::write(stage.path("go"), "").unwrap();
+    let resumed = stage.run(&["resume", &path]);
+    assert_eq!(resumed.code, Some(0), "{}{}", resumed.out, resumed.err);
+    assert_eq!(lines("log"), ["before first", "begins", "begins", "after", "begins", "after"]);
+    let told: Value = serde_json::from_str(&lines("told").concat()).unwrap();
+    assert_eq!(told["outcome"], json!({"state": "done", "arrived": 2, "failed": 0}));
+    assert_eq!((&told["wave"]["name"], &told["point"]), (&json!("first"), &json!("after_wave")));
+    assert_eq!(told["wave"]["vms"][1]["name"], "vm01");
+    assert!(!told.to_string().contains(drover_lab::PASSWORD), "no secret is told");
+    let report = stage.report(&path);
+    let calls = report["wave_hooks"].as_array().unwrap();
+    assert_eq!((calls.len(), &calls[1]["result"], &calls[2]["result"]), (6, &Value::Null, &json!("failed")));
+    let words = stage.run(&["report", &path]).out;
+    assert!(words.contains("wave first") && words.contains("hook after_wave 1"), "{words}");
+    let missing = plan(
+        &stage,
+        "missing",
+        &text.replace("{shell: 'echo before $DROVER_WAVE >>log'}", "{command: [./no]}"),
+    );
+    let told = stage.run(&["plan", "check", "--offline", &missing]);
+    assert!(told.code == Some(3) && told.err.contains("waves[1].hooks.before_wave"), "{}", told.err);
+}

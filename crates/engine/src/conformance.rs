@@ -4,7 +4,7 @@
 //! then gone on with or given up, each time by a provider that is made anew, as a new process would make it. See
 //! `docs/dev/target-providers.md`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -246,6 +246,7 @@ impl<'a> Run<'a> {
             limits: &self.stage.subject.plan().limits,
             foresight: None,
             waves: &[],
+            wave_hooks: &BTreeMap::new(),
             schedule: None,
             source: &self.source,
             target: &target,

@@ -50,11 +50,15 @@ pub enum Event {
     },
     /// A hook is called, or a check is asked.
     HookStarted {
-        /// VM.
-        vm: String,
+        /// VM, if it is about one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vm: Option<String>,
+        /// Wave, if it is about one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        wave: Option<String>,
         /// Which of both.
         kind: CallKind,
-        /// When in the VM's way.
+        /// When in its way.
         point: String,
         /// Position among those of this point, from 1.
         number: usize,
@@ -63,11 +67,15 @@ pub enum Event {
     },
     /// A hook or a check ended.
     HookEnded {
-        /// VM.
-        vm: String,
+        /// VM, if it is about one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vm: Option<String>,
+        /// Wave, if it is about one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        wave: Option<String>,
         /// Which of both.
         kind: CallKind,
-        /// When in the VM's way.
+        /// When in its way.
         point: String,
         /// Position among those of this point, from 1.
         number: usize,

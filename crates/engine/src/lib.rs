@@ -29,6 +29,7 @@ mod standing;
 mod store;
 mod tracking;
 mod waits;
+mod wave_hooks;
 mod waves;
 
 pub use begun::{begun, left_out};
@@ -56,7 +57,7 @@ pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
     CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenVm, HookRow, OrderRow, PassKind, PassRow,
     PassState, PlanRow, PlanState, ProgressRow, RehearsalResult, RehearsalRow, RehearsedCheck, RunFacts,
-    RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,
+    RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow, WaveCall,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};
 pub use waves::{WaveReport, WaveState, ask_proceed};

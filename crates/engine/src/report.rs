@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::provider::LinkBytes;
 use crate::store::{
     DiskRow, EventRow, HookRow, PassRow, PlanRow, RehearsalRow, RunRow, SampleRow, Store, StoreError, VmRow,
-    WarmRow,
+    WarmRow, WaveCall,
 };
 use crate::waves::{WaveReport, wave_reports};
 
@@ -25,6 +25,8 @@ pub struct PlanReport {
     pub vms: Vec<VmReport>,
     /// Its waves, in the order of the plan; none if it has none.
     pub waves: Vec<WaveReport>,
+    /// The latest calls of hooks of its waves, in order.
+    pub wave_hooks: Vec<WaveCall>,
     /// How fast bytes moved over time.
     pub rates: Vec<RatePoint>,
     /// What happened.
@@ -160,7 +162,9 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
         vm.source_host = vm.source_host.take().map(|id| name(&id).cloned().unwrap_or(id));
     }
     let rates = rates(&store.samples(name)?);
-    Ok(Some(PlanReport { plan, runs, vms, waves, rates, events }))
+    let names: Vec<&str> = waves.iter().map(|it| it.wave.name.as_str()).collect();
+    let wave_hooks = store.wave_calls(name, &names)?;
+    Ok(Some(PlanReport { plan, runs, vms, waves, wave_hooks, rates, events }))
 }
 
 /// The part of a report that is about one VM.

@@ -1,16 +1,16 @@
 //! Runs all VMs of a plan, as many at a time as the budgets allow.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Builder;
+use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
 use drover_mover::{StopSignal, TransferOptions};
-use drover_plan::{Limits, PlannedVm};
+use drover_plan::{Limits, PlannedVm, WaveHooks};
 use drover_schedule::{Ended, Tenant, Wait};
 use drover_types::Wave;
 
@@ -27,6 +27,7 @@ use crate::slots::{GivenUp, Joining, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
 use crate::store::{PlanState, RunFacts, Store, StoreError, VmRow, VmState};
 use crate::waits::Waits;
+use crate::wave_hooks::WaveCalls;
 use crate::waves::Told;
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
@@ -53,6 +54,8 @@ pub struct Runner<'a> {
     pub limits: &'a Limits,
     /// The plan's waves; none: all VMs may move at once.
     pub waves: &'a [Wave],
+    /// What is called around them, by their names.
+    pub wave_hooks: &'a BTreeMap<String, WaveHooks>,
     /// The schedule that it shares with other runs of this process, whose budgets hold for all, with the plan's own within them;
     /// absent: one of its own, with the plan's budgets.
     pub schedule: Option<Arc<Schedule>>,
@@ -162,18 +165,35 @@ impl Runner<'_> {
         number: i64,
     ) -> Vec<VmEnd> {
         let site = &self.site();
-        let joining = Joining { site, vms: todo, left, waves: self.waves, limits: self.limits };
+        let to_call: Vec<&str> = WaveCalls::to_call_before(self.wave_hooks).collect();
+        let joining =
+            Joining { site, vms: todo, left, waves: self.waves, to_call: &to_call, limits: self.limits };
         let tenant = schedule.join(&joining, self.clock);
         // Also if something panics: others share the schedule.
         let _left = OnDrop::new(|| schedule.leave(tenant, self.clock));
         let context = &self.context(number);
         let (waves, ends) = (Mutex::default(), Mutex::default());
-        let run = Run { schedule: &schedule, tenant, todo, context, waves, ends };
+        let calls = WaveCalls {
+            context,
+            schedule: &schedule,
+            tenant,
+            hooks: self.wave_hooks,
+            vms: self.vms,
+            begun: Mutex::default(),
+        };
+        let run = Run { schedule: &schedule, tenant, todo, context, waves, calls, ends };
         self.heed_words(&run);
-        let over = StopSignal::default();
+        if let Err(error) = run.calls.forget_ends(todo, left) {
+            run.calls.shut_all(&error.into());
+        }
+        let (over, run) = (&StopSignal::default(), &run);
         std::thread::scope(|scope| {
             // Without it no rates are kept, and only a signal stops the run.
-            let _ = Builder::new().spawn_scoped(scope, || self.watch(&over, &run));
+            let watcher = move || self.watch(over, run, scope);
+            if let Err(error) = Builder::new().spawn_scoped(scope, watcher) {
+                let what = "starting a thread for what is called around waves";
+                run.calls.shut_all(&ProviderError::new(Cause::Internal, what).because(error).into());
+            }
             // Also if this loop panics: the scope waits for the watcher.
             let _over = OnDrop::new(|| over.stop());
             while let Some((id, at)) = schedule.next(tenant, self.stop, self.clock) {
@@ -186,11 +206,12 @@ impl Runner<'_> {
                 }
             }
         });
-        self.tell_given_up(&run);
-        self.tell_waves(&run);
+        self.tell_given_up(run);
+        self.tell_waves(run);
+        run.calls.end();
         self.keep_foresight(FORESIGHT_WAIT);
-        self.tell_schedule(&run);
-        run.ends.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.tell_schedule(run);
+        std::mem::take(&mut run.ends.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// What tells its source from others: the installation and its address, for a vCenter that was cloned has the UUID of the other.
@@ -255,7 +276,7 @@ impl Runner<'_> {
     }
 
     /// Keeps samples of the rate, and stops the run when another process asks for it.
-    fn watch(&self, over: &StopSignal, run: &Run<'_>) {
+    fn watch<'scope>(&self, over: &StopSignal, run: &'scope Run<'_>, scope: &'scope Scope<'scope, '_>) {
         let (mut waits, mut paces) = (Waits::default(), Paces::default());
         while !over.is_set() {
             let (read, written) = self.board.moved();
@@ -266,6 +287,7 @@ impl Runner<'_> {
             self.heed_words(run);
             self.tell_given_up(run);
             self.tell_waves(run);
+            run.calls.begin(scope);
             self.keep_foresight(Duration::ZERO);
             if self.store.cancel_asked(self.plan).unwrap_or(false) {
                 self.stop.stop();
@@ -370,6 +392,8 @@ struct Run<'a> {
     context: &'a Context<'a>,
     /// What was told of waves.
     waves: Mutex<Told>,
+    /// What is called around them.
+    calls: WaveCalls<'a>,
     /// How VMs ended.
     ends: Mutex<Vec<VmEnd>>,
 }

@@ -10,7 +10,7 @@ mod vddk;
 
 #[cfg(test)]
 pub(crate) use hooks::{CHECK, HOOK};
-pub(crate) use hooks::{CHECKS, HOOKS};
+pub(crate) use hooks::{CHECKS, HOOKS, WAVE_HOOKS};
 pub(crate) use nfc::NFC;
 pub(crate) use proxy::PROXY;
 #[cfg(test)]
@@ -332,6 +332,12 @@ pub(crate) static WAVE: Table = Table {
             "Before this moment; a VM that did not begin by then does not begin in this run.",
         ),
         key("if_failed", Kind::Choice(IF_FAILED), "wait", IF_FAILED_DOC),
+        key(
+            "hooks",
+            Kind::One(&WAVE_HOOKS),
+            "",
+            "What is called before and after it; see docs/how-to/hooks.md.",
+        ),
     ],
     rules: &[],
 };

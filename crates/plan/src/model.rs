@@ -5,6 +5,7 @@ mod hooks;
 mod network;
 mod target;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -73,6 +74,13 @@ pub enum Source {
 }
 
 impl Plan {
+    /// What is called around its waves, by their names; waves around which nothing is are left out.
+    pub fn wave_hooks(&self) -> BTreeMap<String, WaveHooks> {
+        let has_any = |it: &&PlanWave| it.hooks != WaveHooks::default();
+        let of = |it: &PlanWave| (it.wave.name.clone(), it.hooks.clone());
+        self.waves.iter().filter(has_any).map(of).collect()
+    }
+
     /// Its waves, without the VMs in them.
     pub fn waves(&self) -> Vec<Wave> {
         self.waves.iter().map(|it| it.wave.clone()).collect()
@@ -308,6 +316,8 @@ pub struct PlanWave {
     pub wave: Wave,
     /// Which of the plan's VMs are in it, beside those that name it.
     pub vms: Vec<Selector>,
+    /// What is called around it.
+    pub hooks: WaveHooks,
     /// Place in the file.
     pub at: At,
     /// Path in the plan (`waves[1]`).

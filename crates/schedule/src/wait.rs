@@ -131,6 +131,11 @@ pub enum Wait {
         /// VMs that failed.
         failed: usize,
     },
+    /// It is the turn of its wave, and what is called before a wave runs.
+    WaveHooks {
+        /// Its wave.
+        wave: String,
+    },
     /// It failed, and is tried again later.
     Retry {
         /// When.
@@ -208,6 +213,7 @@ impl Wait {
             Wait::Window { .. }
             | Wait::Wave { .. }
             | Wait::WaveFailed { .. }
+            | Wait::WaveHooks { .. }
             | Wait::Retry { .. }
             | Wait::Host { .. }
             | Wait::AntiAffinity { .. }
@@ -242,6 +248,7 @@ impl fmt::Display for Wait {
             Wait::WaveFailed { wave, failed } => {
                 write!(f, "a word: {failed} VMs of wave {wave} failed (`drover proceed`)")
             }
+            Wait::WaveHooks { wave } => write!(f, "what is called before wave {wave}"),
             Wait::Retry { .. } => f.write_str("its next try after a failure"),
             Wait::Host { host, .. } => write!(f, "{host}: failed, tried again later"),
             Wait::AntiAffinity { other } => write!(f, "{other}, which it never runs beside"),

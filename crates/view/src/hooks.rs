@@ -38,7 +38,12 @@ pub(crate) fn hook_cells(report: &PlanReport) -> Vec<[String; 6]> {
     let of_vm = |vm: &drover_engine::VmReport| {
         vm.hooks.iter().map(|row| cells(&vm.row.name, row)).collect::<Vec<_>>()
     };
-    report.vms.iter().flat_map(of_vm).collect()
+    let of_waves = report.wave_hooks.iter().map(|it| cells(&wave_words(&it.wave), &it.call));
+    report.vms.iter().flat_map(of_vm).chain(of_waves).collect()
+}
+
+fn wave_words(wave: &str) -> String {
+    format!("wave {wave}")
 }
 
 fn outcome(row: &HookRow) -> String {
@@ -62,9 +67,10 @@ pub(crate) fn write_hooks(text: &mut String, report: &PlanReport) -> fmt::Result
     let mut table = Table::new(&columns);
     cells.into_iter().for_each(|cells| table.row(cells));
     write!(text, "\n{table}")?;
-    let rows = report.vms.iter().flat_map(|vm| vm.hooks.iter().map(move |row| (vm, row)));
-    for (vm, row) in rows.filter(|(_, row)| went_wrong(row) && !row.output.trim().is_empty()) {
-        writeln!(text, "\n{}, {} {} wrote:", clean(&vm.row.name), row.point, row.number)?;
+    let of_vms = report.vms.iter().flat_map(|vm| vm.hooks.iter().map(|row| (vm.row.name.clone(), row)));
+    let rows = of_vms.chain(report.wave_hooks.iter().map(|it| (wave_words(&it.wave), &it.call)));
+    for (name, row) in rows.filter(|(_, row)| went_wrong(row) && !row.output.trim().is_empty()) {
+        writeln!(text, "\n{}, {} {} wrote:", clean(&name), row.point, row.number)?;
         let lines: Vec<&str> = row.output.trim_end().lines().collect();
         for line in &lines[lines.len().saturating_sub(OUTPUT_LINES_MAX)..] {
             writeln!(text, "  {}", clean(line))?;
@@ -121,7 +127,7 @@ fn went_wrong(row: &HookRow) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use drover_engine::CallKind;
+    use drover_engine::{CallKind, WaveCall};
 
     use super::*;
     use crate::sample;
@@ -151,8 +157,11 @@ mod tests {
             ..passed.clone()
         };
         let running = HookRow { ended_ms: None, result: None, ..passed.clone() };
+        let before = HookRow { kind: CallKind::Hook, point: "before_wave".into(), ..failed.clone() };
         report.vms[0].hooks = vec![passed, failed, running];
+        report.wave_hooks = vec![WaveCall { wave: "web".into(), call: before }];
         let text = crate::report_text(&report);
+        assert!(text.contains("wave web") && text.contains("wave web, before_wave 1 wrote:"), "{text}");
         assert!(text.contains("hook before_shutdown 1") && text.contains("passed"), "{text}");
         assert!(text.contains("check post_start 1") && text.contains("FAILED: no"), "{text}");
         assert!(text.contains("not ended") && text.contains("post_start 1 wrote:\n  one\n  two\n"), "{text}");

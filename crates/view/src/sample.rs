@@ -181,6 +181,7 @@ pub(crate) fn report() -> PlanReport {
         runs: vec![run()],
         vms: vec![done, failed],
         waves: vec![wave()],
+        wave_hooks: Vec::new(),
         rates: (3..42).map(point).collect(),
         events: vec![
             event(1, "vm-1", "started", Some("check"), ""),
@@ -248,5 +249,13 @@ pub(crate) fn warm() -> WarmReport {
 
 pub(crate) fn empty() -> PlanReport {
     let plan = PlanRow { ended_ms: None, ..plan("", PlanState::Done) };
-    PlanReport { plan, runs: vec![], vms: vec![], waves: vec![], rates: vec![], events: vec![] }
+    PlanReport {
+        plan,
+        runs: vec![],
+        vms: vec![],
+        waves: vec![],
+        wave_hooks: vec![],
+        rates: vec![],
+        events: vec![],
+    }
 }

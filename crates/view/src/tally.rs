@@ -213,6 +213,11 @@ fn link_words(link: &LinkBytes) -> String {
     format!("; {} sent as {}, {} there by hash", Bytes(sent), Bytes(sent_packed), Bytes(had))
 }
 
+/// Who a hook was called for.
+fn who(vm: Option<&str>, wave: Option<&str>) -> String {
+    vm.map_or_else(|| format!("wave {}", wave.unwrap_or_default()), str::to_string)
+}
+
 fn words(event: &Event) -> String {
     match event {
         Event::PlanStarted { plan, vms, done_before: 0 } => {
@@ -224,13 +229,15 @@ fn words(event: &Event) -> String {
         Event::PhaseStarted { vm, phase } => format!("{vm}: {phase} begins"),
         Event::PhaseEnded { vm, phase, seconds } => format!("{vm}: {phase} took {}", seconds_text(*seconds)),
         Event::Note { vm, text } => format!("{vm}: {text}"),
-        Event::HookStarted { vm, kind, point, number, what } => {
-            format!("{vm}: {} {point} {number} begins ({what})", call_word(*kind))
+        Event::HookStarted { vm, wave, kind, point, number, what } => {
+            let who = who(vm.as_deref(), wave.as_deref());
+            format!("{who}: {} {point} {number} begins ({what})", call_word(*kind))
         }
-        Event::HookEnded { vm, kind, point, number, what, result, message, seconds } => {
+        Event::HookEnded { vm, wave, kind, point, number, what, result, message, seconds } => {
+            let who = who(vm.as_deref(), wave.as_deref());
             let (kind, result) = (call_word(*kind), result.word());
             let why = if message.is_empty() { String::new() } else { format!(": {message}") };
-            format!("{vm}: {kind} {point} {number} ({what}) {result} after {}{why}", seconds_text(*seconds))
+            format!("{who}: {kind} {point} {number} ({what}) {result} after {}{why}", seconds_text(*seconds))
         }
         Event::DiskCopied { vm, disk, root, bytes_read, seconds, link } => format!(
             "{vm}/{disk}: copied, {} read in {} at {}{}, root {root}",

@@ -33,6 +33,13 @@ pub fn hook_problems(plan: &Plan, folder: &Path) -> Vec<Problem> {
             }
         }
     }
+    for wave in &plan.waves {
+        for (name, hooks) in wave.hooks.lists() {
+            let path = format!("{}.hooks.{name}", wave.path);
+            let wrong = |hook: &Hook| Some(placed(of_hook(hook, folder)?, &path, hook.line));
+            problems.extend(hooks.iter().filter_map(wrong));
+        }
+    }
     problems
 }
 
@@ -101,7 +108,8 @@ mod tests {
                     hooks:\n  before_copy: [{command: [./missing]}, {command: [sh, -c, x]}]\n  after_done:\n    \
                     - {url: 'https://x/', token_file: none}\n    - {url: 'https://x/', ca_file: none.pem}\n\
                     checks: {post_start: [{command: [/no/such]}, {http: 'http://{name}/'}, {tcp: 'x:1'}]}\n\
-                    vms: [{name: a, hooks: {after_start: [{command: [no-such-program-anywhere]}]}}]\n";
+                    vms: [{name: a, wave: w, hooks: {after_start: [{command: [no-such-program-anywhere]}]}}]\n\
+                    waves: [{name: w, hooks: {before_wave: [{command: [./none]}], after_wave: [{url: 'https://x/', token_file: none}]}}]\n";
         let plan = Plan::parse(text).unwrap_or_else(|problems| panic!("{problems:?}"));
         let found: Vec<String> =
             hook_problems(&plan, folder.path()).iter().map(ToString::to_string).collect();
@@ -111,6 +119,8 @@ mod tests {
             "hooks.after_done",
             "checks.post_start",
             "vms[0].hooks.after_start",
+            "waves[0].hooks.before_wave",
+            "waves[0].hooks.after_wave",
         ];
         assert_eq!(found.len(), paths.len(), "{found:#?}");
         for (found, path) in found.iter().zip(paths) {

@@ -7,12 +7,12 @@ use drover_plan::{Check, Hook, HookPoint, OnFailure};
 use drover_types::inventory::PowerState;
 use serde_json::{Value, json};
 
-use super::{Journey, Outcome};
+use super::{Context, Journey, Outcome};
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::Event;
 use crate::hooks::{Answer, CallKind, HookResult, HookRunner, POST_START, PRE_CUTOVER};
 use crate::phase::Phase;
-use crate::store::{Called, RunFacts};
+use crate::store::{Called, RunFacts, wave_key};
 
 /// Who carries out hooks and checks, and what they are told of the run.
 #[derive(Clone, Copy)]
@@ -171,50 +171,16 @@ impl Journey<'_> {
         outcome: Option<&Value>,
         stop: &StopSignal,
     ) -> Outcome<()> {
-        let what = hook.words();
-        let called = Called { kind: CallKind::Hook, point: point.name(), number, what: &what };
-        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
-        if store.is_hook_over(plan, id, called)? {
-            self.note(format!(
-                "{} {number} ({what}) is not called again: it ended in an earlier run",
-                point.name()
-            ));
-            return Ok(());
-        }
-        if stop.is_set() {
-            return Err(EngineError::Cancelled);
-        }
-        let outside = self.outside()?;
-        let document = self.document(outside, called, outcome);
-        let answer = self.tell_call(
-            called,
-            |_| outside.runner.call(hook, &document, stop),
-            |answer| {
-                let goes_on = answer.result == HookResult::Passed
-                    || answer.result == HookResult::Failed && hook.on_failure == OnFailure::Warn;
-                // The next failure is another one.
-                goes_on && point != HookPoint::AfterFailure
-            },
-        )?;
-        let text = said(&format!("hook {} {number} ({what})", point.name()), &answer);
-        match answer.result {
-            HookResult::Passed => Ok(()),
-            HookResult::Interrupted => Err(EngineError::Cancelled),
-            HookResult::Failed if hook.on_failure == OnFailure::Warn => {
-                self.note(format!("{text}; it goes on, as the plan says"));
-                Ok(())
-            }
-            HookResult::Skip if point.may_skip() => Err(EngineError::Skipped(text)),
-            HookResult::Skip => {
-                let text = format!("{text}, which it can no longer say at {}", point.name());
-                Err(ProviderError::new(Cause::Hook, text)
-                    .advise("have it stop or go on; only before_copy and before_shutdown can leave a VM out")
-                    .into())
-            }
-            HookResult::Failed | HookResult::Stop => Err(ProviderError::new(Cause::Hook, text)
-                .advise("see what it wrote in `drover report`; when it is repaired: `drover resume`")
-                .into()),
-        }
+        // The next failure is another one.
+        let (may_skip, recurs) = (point.may_skip(), point == HookPoint::AfterFailure);
+        let moment = Moment { point: point.name(), may_skip, recurs };
+        let document = |outside: Outside<'_>, called: Called<'_>| self.document(outside, called, outcome);
+        self.calls().call(moment, number, hook, document, stop)
+    }
+
+    fn calls(&self) -> Calls<'_> {
+        let (id, name) = (&self.planned.vm.id, &self.planned.target_name);
+        Calls { context: self.context, about: About::Vm { id, name } }
     }
 
     /// Asks checks until each has passed.
@@ -225,7 +191,7 @@ impl Journey<'_> {
     fn ask_check(&self, point: &'static str, number: usize, check: &Check) -> Outcome<()> {
         let what = check.words();
         let called = Called { kind: CallKind::Check, point, number, what: &what };
-        let outside = self.outside()?;
+        let outside = self.calls().outside()?;
         let document = self.document(outside, called, None);
         let (clock, stop) = (self.context.clock, self.context.stop);
         let asked = |tries: &mut u32| -> Answer {
@@ -249,7 +215,7 @@ impl Journey<'_> {
                 }
             }
         };
-        let answer = self.tell_call(called, asked, |_| false)?;
+        let answer = self.calls().tell_call(called, asked, |_| false)?;
         match answer.result {
             HookResult::Passed => Ok(()),
             HookResult::Interrupted => Err(EngineError::Cancelled),
@@ -259,49 +225,6 @@ impl Journey<'_> {
                 Err(error.advise("see why, then `drover resume`: it asks again").into())
             }
         }
-    }
-
-    /// Makes a call, and tells that it began and how it ended: in the state and to whoever watches.
-    fn tell_call(
-        &self,
-        called: Called<'_>,
-        call: impl FnOnce(&mut u32) -> Answer,
-        counts: impl FnOnce(&Answer) -> bool,
-    ) -> Outcome<Answer> {
-        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
-        let row = store.begin_hook(plan, id, called)?;
-        let begins = format!("{} {} ({}) begins", called.point, called.number, called.what);
-        let _ = store.add_event(plan, Some(id), None, "hook", &begins);
-        let (kind, point, number, what) =
-            (called.kind, called.point.to_string(), called.number, called.what.to_string());
-        self.tell(Event::HookStarted {
-            vm: self.name(),
-            kind,
-            point: point.clone(),
-            number,
-            what: what.clone(),
-        });
-        let (began, mut tries) = (Instant::now(), 0);
-        let mut answer = call(&mut tries);
-        if tries > 1 {
-            let tried = format!("{tries} tries");
-            answer.message =
-                if answer.message.is_empty() { tried } else { format!("{}; {tried}", answer.message) };
-        }
-        let seconds = began.elapsed().as_secs_f64();
-        store.end_hook(row, &answer, counts(&answer))?;
-        let text = format!("{point} {number} ({what}): {} in {seconds:.1} s", answer.result.word());
-        // A word for the report; what counts is recorded.
-        let _ = store.add_event(plan, Some(id), None, "hook", &text);
-        let Answer { result, message, .. } = answer.clone();
-        self.tell(Event::HookEnded { vm: self.name(), kind, point, number, what, result, message, seconds });
-        Ok(answer)
-    }
-
-    fn outside(&self) -> Outcome<Outside<'_>> {
-        self.context
-            .outside
-            .ok_or_else(|| ProviderError::new(Cause::Internal, "nobody was told how to call hooks").into())
     }
 
     /// What a hook or a check is told. Nothing in it is a secret.
@@ -350,6 +273,159 @@ impl Journey<'_> {
             },
             "outcome": outcome,
         })
+    }
+}
+
+/// Who a call is about.
+#[derive(Clone, Copy)]
+pub(crate) enum About<'a> {
+    Vm { id: &'a str, name: &'a str },
+    Wave(&'a str),
+}
+
+/// When hooks are called, and what follows from it.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment {
+    pub(crate) point: &'static str,
+    /// One may have the VM left out.
+    pub(crate) may_skip: bool,
+    /// What is called then is called each time that it comes to it.
+    pub(crate) recurs: bool,
+}
+
+/// Makes the calls about a VM or a wave, and keeps and tells what came of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Calls<'a> {
+    pub(crate) context: &'a Context<'a>,
+    pub(crate) about: About<'a>,
+}
+
+impl<'a> Calls<'a> {
+    /// Calls a hook, unless it ended in an earlier run.
+    ///
+    /// # Errors
+    /// If it says so, or fails and the plan does not take that for a warning.
+    pub(crate) fn call(
+        &self,
+        moment: Moment,
+        number: usize,
+        hook: &Hook,
+        document: impl Fn(Outside<'_>, Called<'_>) -> Value,
+        stop: &StopSignal,
+    ) -> Outcome<()> {
+        let (Moment { point, may_skip, recurs }, what) = (moment, hook.words());
+        let called = Called { kind: CallKind::Hook, point, number, what: &what };
+        let (store, plan) = (self.context.store, self.context.plan);
+        if store.is_hook_over(plan, &self.key(), called)? {
+            self.note(format!("{point} {number} ({what}) is not called again: it ended in an earlier run"));
+            return Ok(());
+        }
+        if stop.is_set() {
+            return Err(EngineError::Cancelled);
+        }
+        let outside = self.outside()?;
+        let document = document(outside, called);
+        let answer = self.tell_call(
+            called,
+            |_| outside.runner.call(hook, &document, stop),
+            |answer| {
+                let goes_on = answer.result == HookResult::Passed
+                    || answer.result == HookResult::Failed && hook.on_failure == OnFailure::Warn;
+                goes_on && !recurs
+            },
+        )?;
+        let text = said(&format!("hook {point} {number} ({what})"), &answer);
+        match answer.result {
+            HookResult::Passed => Ok(()),
+            HookResult::Interrupted => Err(EngineError::Cancelled),
+            HookResult::Failed if hook.on_failure == OnFailure::Warn => {
+                self.note(format!("{text}; it goes on, as the plan says"));
+                Ok(())
+            }
+            HookResult::Skip if may_skip => Err(EngineError::Skipped(text)),
+            HookResult::Skip => {
+                let text = format!("{text}, which it cannot say at {point}");
+                Err(ProviderError::new(Cause::Hook, text)
+                    .advise("have it stop or go on; only before_copy and before_shutdown can leave a VM out")
+                    .into())
+            }
+            HookResult::Failed | HookResult::Stop => Err(ProviderError::new(Cause::Hook, text)
+                .advise("see what it wrote in `drover report`; when it is repaired: `drover resume`")
+                .into()),
+        }
+    }
+
+    /// Makes a call, and tells that it began and how it ended: in the state and to whoever watches.
+    fn tell_call(
+        &self,
+        called: Called<'_>,
+        call: impl FnOnce(&mut u32) -> Answer,
+        counts: impl FnOnce(&Answer) -> bool,
+    ) -> Outcome<Answer> {
+        let (store, plan) = (self.context.store, self.context.plan);
+        let row = store.begin_hook(plan, &self.key(), called)?;
+        self.add_event("hook", &format!("{} {} ({}) begins", called.point, called.number, called.what));
+        let (kind, point, number, what) =
+            (called.kind, called.point.to_string(), called.number, called.what.to_string());
+        let (vm, wave) = match self.about {
+            About::Vm { name, .. } => (Some(name.to_string()), None),
+            About::Wave(name) => (None, Some(name.to_string())),
+        };
+        self.context.observer.event(&Event::HookStarted {
+            vm: vm.clone(),
+            wave: wave.clone(),
+            kind,
+            point: point.clone(),
+            number,
+            what: what.clone(),
+        });
+        let (began, mut tries) = (Instant::now(), 0);
+        let mut answer = call(&mut tries);
+        if tries > 1 {
+            let tried = format!("{tries} tries");
+            answer.message =
+                if answer.message.is_empty() { tried } else { format!("{}; {tried}", answer.message) };
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        store.end_hook(row, &answer, counts(&answer))?;
+        self.add_event(
+            "hook",
+            &format!("{point} {number} ({what}): {} in {seconds:.1} s", answer.result.word()),
+        );
+        let Answer { result, message, .. } = answer.clone();
+        let event = Event::HookEnded { vm, wave, kind, point, number, what, result, message, seconds };
+        self.context.observer.event(&event);
+        Ok(answer)
+    }
+
+    pub(crate) fn outside(&self) -> Outcome<Outside<'a>> {
+        self.context
+            .outside
+            .ok_or_else(|| ProviderError::new(Cause::Internal, "nobody was told how to call hooks").into())
+    }
+
+    /// By what the state knows the calls about it.
+    fn key(&self) -> String {
+        match self.about {
+            About::Vm { id, .. } => id.to_string(),
+            About::Wave(name) => wave_key(name),
+        }
+    }
+
+    pub(crate) fn note(&self, text: String) {
+        self.add_event("note", &text);
+        if let About::Vm { name, .. } = self.about {
+            self.context.observer.event(&Event::Note { vm: name.to_string(), text });
+        }
+    }
+
+    /// A word for the report; what counts is recorded.
+    fn add_event(&self, kind: &str, text: &str) {
+        let (store, plan) = (self.context.store, self.context.plan);
+        let _ = match self.about {
+            About::Vm { id, .. } => store.add_event(plan, Some(id), None, kind, text),
+            About::Wave(name) => store.add_event(plan, None, None, kind, &format!("wave {name}: {text}")),
+        };
     }
 }
 

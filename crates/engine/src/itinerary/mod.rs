@@ -23,7 +23,7 @@ use drover_types::inventory::Vm;
 
 use self::ending::Memory;
 pub(crate) use self::ending::end_untouched;
-pub(crate) use self::hooks::Outside;
+pub(crate) use self::hooks::{About, Calls, Moment, Outside};
 pub(crate) use self::source::{
     asked_down, check_recorded, has_begun, look, may_run_at_target, not_listed, remove_listed,
     remove_own_snapshots, switch_on_again,

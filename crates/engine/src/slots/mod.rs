@@ -74,6 +74,15 @@ struct Run {
     threads: usize,
     /// VMs that nothing was done with, and that are still to be told.
     given_up: Vec<GivenUp>,
+    /// Why waves do not begin: what is called before them failed.
+    shut: BTreeMap<String, Shut>,
+}
+
+/// Why what is called before a wave failed.
+struct Shut {
+    cause: Cause,
+    text: String,
+    advice: String,
 }
 
 /// A VM that never began, in no run.
@@ -91,6 +100,8 @@ pub(crate) struct Joining<'a> {
     /// What earlier runs left of them.
     pub(crate) left: &'a [VmRow],
     pub(crate) waves: &'a [Wave],
+    /// Those of them before which something is to be called.
+    pub(crate) to_call: &'a [&'a str],
     pub(crate) limits: &'a Limits,
 }
 
@@ -136,7 +147,7 @@ impl Schedule {
     /// Adds the VMs of a run and its waves, all waiting, within the run's own limits. Each host gets the disks that its NFC server
     /// takes; one that was given up is tried again.
     pub(crate) fn join(&self, joining: &Joining<'_>, clock: &dyn Clock) -> Tenant {
-        let Joining { site, vms, left, waves, limits } = *joining;
+        let Joining { site, vms, left, waves, to_call, limits } = *joining;
         let mut state = self.lock();
         let tenant = Tenant(state.next_tenant);
         state.next_tenant += 1;
@@ -154,6 +165,7 @@ impl Schedule {
         let own = own_limits(limits, state.scheduler.budgets());
         state.scheduler.set_tenant(tenant, own);
         state.scheduler.set_waves(tenant, waves);
+        to_call.iter().for_each(|wave| state.scheduler.call_before(tenant, wave));
         let left: BTreeMap<&str, &VmRow> = left.iter().map(|row| (row.id.as_str(), row)).collect();
         let jobs = vms.iter().map(|vm| job_of(vm, site, left.get(vm.vm.id.as_str()).copied())).collect();
         let ids = state.scheduler.add(tenant, jobs, now(clock));
@@ -243,6 +255,28 @@ impl Schedule {
         }
     }
 
+    /// Waves of a run whose turn it is once something was called.
+    pub(crate) fn waves_to_call(&self, tenant: Tenant, clock: &dyn Clock) -> Vec<String> {
+        self.lock().scheduler.waves_to_call(tenant, now(clock))
+    }
+
+    /// What is called before a wave was; its VMs do not move in this run if it failed.
+    pub(crate) fn called(
+        &self,
+        tenant: Tenant,
+        wave: &str,
+        came_of_it: Result<(), &EngineError>,
+        clock: &dyn Clock,
+    ) {
+        let mut state = self.lock();
+        if let (Err(error), Some(run)) = (came_of_it, state.runs.get_mut(&tenant)) {
+            let advice = error.advice().unwrap_or_else(|| TRY_WAVES.into());
+            run.shut.insert(wave.into(), Shut { cause: error.cause(), text: error.chain(), advice });
+        }
+        state.scheduler.called(tenant, wave, came_of_it.is_ok(), now(clock));
+        self.changed.notify_all();
+    }
+
     /// How far the waves of a run are.
     pub(crate) fn waves(&self, tenant: Tenant, clock: &dyn Clock) -> Vec<WaveUsage> {
         self.lock().scheduler.waves(tenant, now(clock))
@@ -319,6 +353,12 @@ impl State {
                 let by = self.scheduler.stopped_by(id).unwrap_or("before its own");
                 (Cause::NotItsTurn, format!("VMs of wave {by} failed, after which none goes on"), TRY_WAVES)
             }
+            Ended::WaveShut => match self.shut(id) {
+                Some((wave, shut)) => {
+                    (shut.cause, format!("wave {wave}: {}", shut.text), shut.advice.as_str())
+                }
+                None => (Cause::Hook, "what is called before its wave failed".into(), TRY_WAVES),
+            },
             Ended::GroupFailed => {
                 (Cause::NotItsTurn, "a VM of an earlier stage of its group failed".into(), TRY_GROUP)
             }
@@ -333,6 +373,13 @@ impl State {
             Stays::AtItsSource => format!("{why}, so it does not move over"),
         };
         ProviderError::new(cause, what).advise(advice).into()
+    }
+
+    /// The wave of a VM, and why it does not begin.
+    fn shut(&self, id: JobId) -> Option<(&str, &Shut)> {
+        let wave = self.scheduler.job(id)?.wave.as_deref()?;
+        let run = self.runs.get(&self.vms.get(&id)?.tenant)?;
+        Some((wave, run.shut.get(wave)?))
     }
 
     /// False if another process has the slot of its host.

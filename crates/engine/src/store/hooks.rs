@@ -1,6 +1,6 @@
 //! What the store keeps of hooks and checks: which ended, so that no resume calls them again, and what they said.
 
-use rusqlite::params;
+use rusqlite::{Connection, params};
 use serde::Serialize;
 
 use super::{Durable, Outcome, Store, now_ms, state, word};
@@ -47,7 +47,43 @@ const CALLS_MAX: i64 = 200;
 /// Of an output in the state.
 const OUTPUT_BYTES_MAX: usize = 4096;
 
+/// Begins what stands for a wave where a VM's id does for a VM.
+const WAVE: &str = "wave:";
+
+/// By what the calls about a wave are known.
+pub(crate) fn wave_key(wave: &str) -> String {
+    format!("{WAVE}{wave}")
+}
+
+/// A call about a wave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WaveCall {
+    /// Wave.
+    pub wave: String,
+    /// The call.
+    #[serde(flatten)]
+    pub call: HookRow,
+}
+
+/// A plan that is begun anew calls all hooks of its waves again.
+pub(super) fn forget_wave_hooks(db: &Connection, plan: &str) -> rusqlite::Result<usize> {
+    let sql = "UPDATE hook SET counts = 0 WHERE counts = 1 AND substr(vm, 1, ?2) = ?3
+               AND plan IN (SELECT name FROM plan WHERE name = ?1 AND state IN ('done', 'cancelled'))";
+    db.execute(sql, params![plan, WAVE.len() as i64, WAVE])
+}
+
 impl Store {
+    /// The latest calls about waves of a plan, in order.
+    pub fn wave_calls(&self, plan: &str, waves: &[&str]) -> Outcome<Vec<WaveCall>> {
+        let mut calls = Vec::new();
+        for wave in waves {
+            let of = self.hooks_of(plan, &wave_key(wave))?;
+            calls.extend(of.into_iter().map(|call| WaveCall { wave: wave.to_string(), call }));
+        }
+        calls.sort_by_key(|it| it.call.began_ms);
+        Ok(calls)
+    }
+
     /// Records that a call begins.
     pub(crate) fn begin_hook(&self, plan: &str, vm: &str, called: Called<'_>) -> Outcome<i64> {
         let Called { kind, point, number, what } = called;

@@ -17,7 +17,10 @@ use drover_engine::{
     VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
-use drover_plan::{Begun, Check, Hook, HookPoint, Others, Plan, PlannedDisk, PlannedVm, as_begun, resolve};
+use drover_plan::{
+    AFTER_WAVE, BEFORE_WAVE, Begun, Check, Hook, HookPoint, Others, Plan, PlannedDisk, PlannedVm, as_begun,
+    resolve,
+};
 use drover_types::BLOCK_BYTES;
 use drover_types::inventory::{About, Inventory, PowerState, Snapshot, ToolsState, Vm, VmDisk};
 
@@ -188,12 +191,16 @@ impl World {
     }
 
     fn outside(&self, document: &serde_json::Value, stop: &StopSignal) -> Answer {
-        let points = HookPoint::ALL.into_iter().map(HookPoint::name).chain([PRE_CUTOVER, POST_START]);
+        let more = [PRE_CUTOVER, POST_START, BEFORE_WAVE, AFTER_WAVE];
+        let points = HookPoint::ALL.into_iter().map(HookPoint::name).chain(more);
         let point = points.into_iter().find(|point| document["point"] == *point).unwrap();
-        let about = document["vm"]["name"].as_str().unwrap();
+        let name = document["vm"]["name"].as_str();
+        let about = name.or(document["wave"]["name"].as_str()).unwrap();
         let answered = self.call(point, about, |state| {
             state.told.push(document.clone());
-            state.check_point(point, document["vm"]["id"].as_str().unwrap(), about);
+            if let Some(name) = name {
+                state.check_point(point, document["vm"]["id"].as_str().unwrap(), name);
+            }
             let next = state.answers.get_mut(point).filter(|next| !next.is_empty());
             next.map_or(Answer::new(HookResult::Passed, ""), |next| next.remove(0))
         });
@@ -261,6 +268,7 @@ impl World {
             limits: &self.plan.limits,
             foresight: None,
             waves: &self.plan.waves(),
+            wave_hooks: &self.plan.wave_hooks(),
             schedule: self.schedule.clone(),
             source: self,
             target: self,

@@ -26,6 +26,25 @@ pub(crate) static HOOKS: Table = Table {
     rules: &[],
 };
 
+/// Of a wave.
+pub(crate) static WAVE_HOOKS: Table = Table {
+    keys: &[
+        key(
+            "before_wave",
+            Kind::Many(&HOOK),
+            "",
+            "It is the wave's turn, and none of its VMs begins or moves over yet. One that fails keeps all of them from it.",
+        ),
+        key(
+            "after_wave",
+            Kind::Many(&HOOK),
+            "",
+            "All VMs of the wave have ended, well or not. A failure is told, and changes nothing.",
+        ),
+    ],
+    rules: &[],
+};
+
 pub(crate) static HOOK: Table = Table {
     keys: &[
         key("command", Kind::TextList, "", "Program and arguments; no shell. JSON is on standard input."),
@@ -41,7 +60,7 @@ pub(crate) static HOOK: Table = Table {
             "on_failure",
             Kind::Choice(&["stop", "warn"]),
             "stop",
-            "stop: the VM fails. warn: the failure is told, and the VM goes on.",
+            "stop: the VM fails, or its wave does not begin. warn: the failure is told, and it goes on.",
         ),
     ],
     rules: &[

@@ -65,6 +65,27 @@ impl HookPoint {
 /// Hooks by the moment at which they are called, each moment's in order.
 pub type Hooks = BTreeMap<HookPoint, Vec<Hook>>;
 
+/// What is called around a wave.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WaveHooks {
+    /// When it is its turn, before a VM of it begins or moves over; one that fails keeps all of them from it.
+    pub before: Vec<Hook>,
+    /// When all its VMs have ended.
+    pub after: Vec<Hook>,
+}
+
+/// Key and name of the hooks before a wave.
+pub const BEFORE_WAVE: &str = "before_wave";
+/// Key and name of the hooks after a wave.
+pub const AFTER_WAVE: &str = "after_wave";
+
+impl WaveHooks {
+    /// Both lists, by their names.
+    pub fn lists(&self) -> [(&'static str, &[Hook]); 2] {
+        [(BEFORE_WAVE, &self.before), (AFTER_WAVE, &self.after)]
+    }
+}
+
 /// Something that is called.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hook {
@@ -78,13 +99,13 @@ pub struct Hook {
     pub line: u32,
 }
 
-/// What the failure of a hook means for its VM.
+/// What the failure of a hook means for its VM, or its wave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailure {
-    /// The VM fails.
+    /// It fails.
     Stop,
-    /// It is told, and the VM goes on.
+    /// It is told, and the VM or the wave goes on.
     Warn,
 }
 

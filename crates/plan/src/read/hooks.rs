@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::{Fields, Reader};
 use crate::keys;
 use crate::model::{
-    Call, Check, CheckKeys, Hook, HookPoint, Hooks, HttpCall, OnFailure, Probe, SecretSource, Trust,
+    AFTER_WAVE, BEFORE_WAVE, Call, Check, CheckKeys, Hook, HookPoint, Hooks, HttpCall, OnFailure, Probe,
+    SecretSource, Trust, WaveHooks,
 };
 use crate::problem::Problem;
 
@@ -24,12 +25,24 @@ impl Reader {
         for point in HookPoint::ALL {
             // A list that is there and empty takes the plan's hooks away from a VM.
             if fields.find(point.name()).is_some() {
-                let listed = self.list(&fields, point.name(), |reader, fields| reader.hook(fields));
-                self.not_too_many(&fields, point.name(), listed.len());
-                hooks.insert(point, listed.into_iter().flatten().collect());
+                hooks.insert(point, self.listed_hooks(&fields, point.name()));
             }
         }
         hooks
+    }
+
+    pub(super) fn wave_hooks(&mut self, wave: &Fields<'_>) -> WaveHooks {
+        let fields = self.map(wave, "hooks", &keys::WAVE_HOOKS);
+        WaveHooks {
+            before: self.listed_hooks(&fields, BEFORE_WAVE),
+            after: self.listed_hooks(&fields, AFTER_WAVE),
+        }
+    }
+
+    fn listed_hooks(&mut self, fields: &Fields<'_>, name: &str) -> Vec<Hook> {
+        let listed = self.list(fields, name, |reader, fields| reader.hook(fields));
+        self.not_too_many(fields, name, listed.len());
+        listed.into_iter().flatten().collect()
     }
 
     pub(super) fn checks(&mut self, parent: &Fields<'_>) -> CheckKeys {

@@ -29,6 +29,7 @@ impl Reader {
                 },
             },
             vms: reader.list(fields, "vms", |reader, fields| reader.selector(fields)),
+            hooks: reader.wave_hooks(fields),
             at: fields.at,
             path: fields.path.clone(),
         });

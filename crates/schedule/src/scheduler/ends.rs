@@ -30,6 +30,8 @@ pub enum Ended {
     GroupFailed,
     /// A VM of a wave before its own failed, after which none goes on.
     WaveFailed,
+    /// What is called before its wave failed.
+    WaveShut,
     /// Its host failed so often that it was given up.
     HostFailed,
 }

@@ -382,6 +382,48 @@ fn slots_that_other_processes_hold_are_not_given() {
 }
 
 #[test]
+fn nothing_of_a_wave_moves_before_what_is_to_be_called_before_it_was() {
+    for goes_well in [true, false] {
+        let mut scheduler = of(&[], 20, 20);
+        let wave = |name: &str, after: &[&str], from_ms| Wave {
+            name: name.into(),
+            after: after.iter().map(ToString::to_string).collect(),
+            window: WaveWindow { from_ms, ..WaveWindow::default() },
+            if_failed: IfFailed::GoOn,
+        };
+        let waves = [wave("first", &[], Some(1000)), wave("second", &["first"], None)];
+        scheduler.set_waves(Tenant(0), &waves);
+        scheduler.call_before(Tenant(0), "first");
+        let cold = Job { wave: Some("first".into()), ..job("a", 1, 9, 0) };
+        let warm = Job { is_warm: true, ..cold.clone() };
+        let down = Job { goes_on: true, ..cold.clone() };
+        let later = Job { wave: Some("second".into()), ..cold.clone() };
+        scheduler.add(Tenant(0), vec![cold, warm, down, later], 0);
+        assert_eq!(admitted(&mut scheduler), [2, 1], "what has begun goes on, and a warm one is copied");
+        scheduler.park(JobId(1), 0);
+        assert_eq!(scheduler.waves_to_call(Tenant(0), 999), [""; 0], "its window is closed");
+        assert_eq!(scheduler.waves_to_call(Tenant(0), 1000), ["first"]);
+        assert_eq!(admitted_at(&mut scheduler, 1000), [0; 0]);
+        let wait = Wait::WaveHooks { wave: "first".into() };
+        assert_eq!(scheduler.wait_of(JobId(0), 1000), Some(wait.clone()));
+        assert_eq!(scheduler.ask_cutover(JobId(1), 1000), Err(wait));
+        scheduler.called(Tenant(0), "first", goes_well, 1000);
+        assert_eq!(scheduler.waves_to_call(Tenant(0), 1000), [""; 0]);
+        arrive(&mut scheduler, 2);
+        if goes_well {
+            assert_eq!(admitted_at(&mut scheduler, 1000), [0]);
+            assert_eq!(scheduler.ask_cutover(JobId(1), 1000), Ok(()));
+            continue;
+        }
+        assert_eq!(admitted_at(&mut scheduler, 1000), [0; 0], "the warm one has not ended");
+        assert_eq!(scheduler.take_given_up(), [(JobId(0), Ended::WaveShut)]);
+        assert_eq!(scheduler.never_moves_over(JobId(1), 1000), Some(Ended::WaveShut));
+        scheduler.finished(JobId(1), Ended::WaveShut, 1000);
+        assert_eq!(admitted_at(&mut scheduler, 1000), [3], "the next wave goes by the rule of this one");
+    }
+}
+
+#[test]
 fn a_tenant_is_forgotten_with_all_it_had() {
     let mut scheduler = of(&[staged(0, false), staged(1, false), job("a", 1, 8, 0)], 1, 8);
     let [id] = admitted(&mut scheduler)[..] else { panic!("one VM fits") };

@@ -33,6 +33,18 @@ struct State {
     failed: usize,
     /// Those after it go on whatever failed.
     may_go_on: bool,
+    gate: Gate,
+}
+
+/// Whether something is to be called before the jobs of a wave move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    /// Nothing is, or all of it was.
+    Open,
+    /// It is, once nothing else keeps them.
+    ToCall,
+    /// It failed.
+    Shut,
 }
 
 impl State {
@@ -80,6 +92,8 @@ enum Block {
     For(Wait),
     /// Its window.
     Until(u64),
+    /// What is called before it.
+    ToCall,
     Ever(Ended),
 }
 
@@ -123,9 +137,12 @@ impl Waves {
                 state.all -= 1;
                 state.begun -= usize::from(entry.begun.is_some());
             }
-            Ended::Failed | Ended::TooLate | Ended::GroupFailed | Ended::WaveFailed | Ended::HostFailed => {
-                state.failed += 1
-            }
+            Ended::Failed
+            | Ended::TooLate
+            | Ended::GroupFailed
+            | Ended::WaveFailed
+            | Ended::WaveShut
+            | Ended::HostFailed => state.failed += 1,
         }
         state.left == 0
     }
@@ -167,6 +184,9 @@ impl Waves {
         if window == Opening::Never {
             return Some(Block::Ever(Ended::TooLate));
         }
+        if state.gate == Gate::Shut {
+            return Some(Block::Ever(Ended::WaveShut));
+        }
         let before = || self.before(tenant, state);
         if self.stopped_by(tenant, state).is_some() {
             return Some(Block::Ever(Ended::WaveFailed));
@@ -179,7 +199,7 @@ impl Waves {
         }
         match window {
             Opening::At(opens) => Some(Block::Until(opens)),
-            Opening::Open { .. } | Opening::Never => None,
+            Opening::Open { .. } | Opening::Never => (state.gate == Gate::ToCall).then_some(Block::ToCall),
         }
     }
 
@@ -187,7 +207,9 @@ impl Waves {
     pub(super) fn hold(&self, entry: &Entry, now_ms: u64) -> Option<Hold> {
         let state = self.state(entry).filter(|_| !entry.job.is_warm)?;
         Some(match self.block(entry.tenant, state, now_ms)? {
-            Block::For(_) => Hold::For(Aside::Wave(state.wave.window.until_ms.unwrap_or(u64::MAX))),
+            Block::For(_) | Block::ToCall => {
+                Hold::For(Aside::Wave(state.wave.window.until_ms.unwrap_or(u64::MAX)))
+            }
             Block::Until(opens) => Hold::For(Aside::Window(opens)),
             Block::Ever(ended) => Hold::Ever(ended),
         })
@@ -196,7 +218,7 @@ impl Waves {
     /// What the wave of a job waits for.
     pub(super) fn wait(&self, entry: &Entry, now_ms: u64) -> Option<Result<Wait, Ended>> {
         let state = self.state(entry)?;
-        self.block(entry.tenant, state, now_ms).map(told)
+        self.block(entry.tenant, state, now_ms).map(|block| told(state, block))
     }
 }
 
@@ -213,8 +235,9 @@ fn closes_ms(state: &State, now_ms: u64) -> Option<u64> {
     }
 }
 
-fn told(block: Block) -> Result<Wait, Ended> {
+fn told(state: &State, block: Block) -> Result<Wait, Ended> {
     match block {
+        Block::ToCall => Ok(Wait::WaveHooks { wave: state.wave.name.clone() }),
         Block::For(wait) => Ok(wait),
         Block::Until(opens_ms) => Ok(Wait::Window { opens_ms }),
         Block::Ever(ended) => Err(ended),
@@ -233,6 +256,7 @@ impl Scheduler {
             arrived: 0,
             failed: 0,
             may_go_on: wave.if_failed == IfFailed::GoOn,
+            gate: Gate::Open,
         };
         let of = waves.iter().map(|wave| (wave.name.clone(), state(wave))).collect();
         self.waves.of.insert(tenant, of);
@@ -248,6 +272,31 @@ impl Scheduler {
         is_new
     }
 
+    /// Something is to be called before the jobs of a wave move: before they are added, so that none begins. It is called when
+    /// [`Scheduler::waves_to_call`] names the wave, and [`Scheduler::called`] tells what came of it.
+    pub fn call_before(&mut self, tenant: Tenant, wave: &str) {
+        if let Some(state) = self.waves.of.get_mut(&tenant).and_then(|waves| waves.get_mut(wave)) {
+            state.gate = Gate::ToCall;
+        }
+    }
+
+    /// Waves of a tenant whose jobs wait for nothing but what is called before them.
+    pub fn waves_to_call(&self, tenant: Tenant, now_ms: u64) -> Vec<String> {
+        let states = self.waves.of.get(&tenant).into_iter().flat_map(BTreeMap::values);
+        let waits = |state: &&State| {
+            state.left > 0 && matches!(self.waves.block(tenant, state, now_ms), Some(Block::ToCall))
+        };
+        states.filter(waits).map(|state| state.wave.name.clone()).collect()
+    }
+
+    /// What was to be called before a wave was: its jobs may move, or, if it failed, those that did not begin never do.
+    pub fn called(&mut self, tenant: Tenant, wave: &str, went_well: bool, now_ms: u64) {
+        if let Some(state) = self.waves.of.get_mut(&tenant).and_then(|waves| waves.get_mut(wave)) {
+            state.gate = if went_well { Gate::Open } else { Gate::Shut };
+            self.release_waves(now_ms);
+        }
+    }
+
     /// How far the waves of a tenant are, in the order of their names.
     pub fn waves(&self, tenant: Tenant, now_ms: u64) -> Vec<WaveUsage> {
         let usage = |state: &State| WaveUsage {
@@ -259,7 +308,7 @@ impl Scheduler {
             waits: (state.left > 0)
                 .then(|| self.waves.block(tenant, state, now_ms))
                 .flatten()
-                .and_then(|block| told(block).ok()),
+                .and_then(|block| told(state, block).ok()),
         };
         self.waves.of.get(&tenant).into_iter().flat_map(BTreeMap::values).map(usage).collect()
     }

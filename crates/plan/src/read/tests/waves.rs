@@ -27,6 +27,33 @@ fn waves_are_read_with_their_windows_and_their_order() {
 }
 
 #[test]
+fn hooks_of_a_wave_are_read_as_those_of_vms_are() {
+    let hooks = "{before_wave: [{command: [a, b], timeout: 1m}], after_wave: [{url: 'https://x/', on_failure: warn}]}";
+    let text = with_waves(
+        "[{name: a, wave: one}]",
+        &format!("  - {{name: one, hooks: {hooks}}}\n  - {{name: two}}\n"),
+    );
+    let of = Plan::parse(&text).unwrap().wave_hooks();
+    assert_eq!(of.keys().collect::<Vec<_>>(), ["one"]);
+    let WaveHooks { before, after } = &of["one"];
+    assert_eq!(before[0].call, Call::Command(vec!["a".into(), "b".into()]));
+    assert_eq!((before[0].timeout.as_secs(), before[0].on_failure), (60, OnFailure::Stop));
+    assert_eq!((after[0].on_failure, after[0].words().as_str()), (OnFailure::Warn, "POST https://x/"));
+    for (hooks, wanted) in [
+        ("{before_wave: [{}]}", "waves[0].hooks.before_wave[0]: it does not say what is called"),
+        ("{before_copy: [{shell: x}]}", "unknown key 'before_copy'"),
+        (
+            "{after_wave: [{url: 'http://far.example.org/'}]}",
+            "waves[0].hooks.after_wave[0].url: http:// to another host",
+        ),
+    ] {
+        let text = with_waves("[{name: a, wave: one}]", &format!("  - {{name: one, hooks: {hooks}}}\n"));
+        let told: Vec<String> = Plan::parse(&text).unwrap_err().iter().map(ToString::to_string).collect();
+        assert!(told.iter().any(|it| it.contains(wanted)), "{wanted}: {told:?}");
+    }
+}
+
+#[test]
 fn what_cannot_be_of_waves_is_told_without_an_inventory() {
     let one = "  - {name: one, vms: [{glob: '*'}]}\n";
     for (vms, waves, wanted) in [
