@@ -36,38 +36,6 @@ fn killed() -> World {
     world
 }
 
-/// Nobody tells whether it runs at the target: then it is told, and what is recorded of it stays.
-#[test]
-fn what_may_run_at_the_target_is_only_told_when_its_host_is_given_up() {
-    let world = killed();
-    let (before, images) = (world.row("vm-starts"), world.images().len());
-    (0..2 * TRIED).for_each(|_| world.set_trouble("open source", Trouble::Fails));
-    world.set_trouble("is running", Trouble::Fails);
-    let told = std::sync::Mutex::new(None);
-    let outcome = world.run(&Watch(|event: &Event| match event {
-        Event::VmEnded { vm, state, error, .. } if vm == "starts" => {
-            *told.lock().unwrap() = Some((*state, error.clone().unwrap_or_default()));
-        }
-        _ => {}
-    }));
-    let (state, error) = told.into_inner().unwrap().unwrap();
-    assert_eq!(state, VmState::Failed, "{error}");
-    assert!(
-        error.contains("was not begun: host") && error.contains("how far it came is not known"),
-        "{error}"
-    );
-    assert!(outcome.failed.iter().any(|(name, _)| name == "starts"), "{outcome:?}");
-    let row = world.row("vm-starts");
-    assert_eq!((row.phase, row.started, row.error), (before.phase, None, None), "what is recorded stays");
-    assert!(matches!(row.state, VmState::Queued | VmState::Running), "{:?}", row.state);
-    assert_eq!((world.power("vm-starts"), world.images().len()), (PowerState::Off, images));
-    assert!(world.runs_at_target("starts"), "it was stopped");
-    // What is recorded tells the next one that it arrived.
-    let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
-    assert!(given_up.arrived.contains(&"starts".to_string()), "{given_up:?}");
-    assert!(world.runs_at_target("starts") && world.power("vm-starts") == PowerState::Off);
-}
-
 #[test]
 fn what_an_earlier_run_left_half_done_is_undone_or_kept_when_its_host_is_given_up() {
     let world = killed();

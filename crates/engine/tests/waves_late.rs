@@ -70,8 +70,7 @@ fn a_warm_vm_that_waits_for_slots_until_its_window_is_over_does_not_move_over() 
 fn a_vm_that_waits_for_slots_keeps_none_of_another_host_from_moving_over() {
     let far = Vm { host_id: "host-2".into(), ..vm("far", PowerState::On, 1) };
     let lines = "start: true\nmode: warm\nwarm: {interval: 30m, cutover: manual}\nlimits: {vms_per_host: 1}";
-    let mut world =
-        World::with(&[vm("on", PowerState::On, 1), vm("off", PowerState::Off, 1), far.clone()], lines);
+    let mut world = World::with(&[vm("on", PowerState::On, 1), vm("off", PowerState::Off, 1), far], lines);
     let budgets = Budgets { vms_per_host: 1, cutovers: 1, ..Budgets::default() };
     world.schedule = Some(Arc::new(Schedule::new(budgets)));
     let mut planned = world.planned();
