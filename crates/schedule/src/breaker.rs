@@ -88,9 +88,16 @@ impl Breaker {
         }
     }
 
-    /// The host served a VM well.
-    pub fn succeeded(&mut self) {
-        self.state = State::Closed { in_a_row: 0 };
+    /// The host served a VM well. While it is left alone, or another VM is being tried, that tells of before only.
+    pub fn succeeded(&mut self, by: JobId) {
+        let is_tried = match self.state {
+            State::Closed { .. } => true,
+            State::Trying { by: tried, .. } => tried == by,
+            State::Open { .. } | State::GivenUp => false,
+        };
+        if is_tried {
+            self.state = State::Closed { in_a_row: 0 };
+        }
     }
 
     /// A VM ended that tells nothing of the host; if it was the one that is tried, the next one is.
@@ -164,7 +171,7 @@ mod tests {
         for _ in 0..9 {
             breaker.failed(VM, 0);
             breaker.failed(VM, 0);
-            breaker.succeeded();
+            breaker.succeeded(VM);
         }
         assert_eq!((breaker.permit(0), breaker.failures()), (Permit::Yes, 18));
         assert!(open().is_open());
@@ -186,7 +193,7 @@ mod tests {
         }
         now = until(&breaker, now);
         breaker.started(VM, now);
-        breaker.succeeded();
+        breaker.succeeded(VM);
         assert_eq!(breaker.permit(now), Permit::Yes);
     }
 

@@ -96,9 +96,10 @@ impl Scheduler {
         if matches!(self.jobs[&id].state, State::Over(_)) {
             return;
         }
-        if ended == Ended::Arrived {
+        // One that is parked had its host's part behind it.
+        if ended == Ended::Arrived && self.is_running(id) {
             let host = self.jobs[&id].host;
-            self.hosts[host].breaker.succeeded();
+            self.hosts[host].breaker.succeeded(id);
         }
         self.leave(id, now_ms);
         self.end(id, ended, now_ms);
@@ -254,7 +255,7 @@ impl Scheduler {
     /// If it does not run.
     pub fn park(&mut self, id: JobId, now_ms: u64) {
         let host = self.jobs[&id].host;
-        self.hosts[host].breaker.succeeded();
+        self.hosts[host].breaker.succeeded(id);
         self.give_back(id, "parked", now_ms);
         let entry = self.jobs.get_mut(&id).expect("a job that is parked is known");
         entry.is_copied = true;
