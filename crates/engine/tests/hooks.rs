@@ -285,7 +285,7 @@ fn a_hook_before_the_shutdown_can_leave_its_vm_out() {
     let world = cold();
     world.answer("after_copy", HookResult::Skip, "too late");
     assert_eq!(world.run(&NoObserver).failed, [("on".to_string(), Cause::Hook)]);
-    assert!(error(&world).contains("can no longer say"), "{}", error(&world));
+    assert!(error(&world).contains("which it cannot say at after_copy"), "{}", error(&world));
 }
 
 #[test]

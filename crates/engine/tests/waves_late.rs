@@ -3,6 +3,7 @@
 
 mod fakes;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -101,6 +102,66 @@ fn a_vm_that_waits_for_slots_keeps_none_of_another_host_from_moving_over() {
     assert!(asked.load(Ordering::SeqCst), "it waited for one that only waits for slots");
 }
 
+/// A host on which first copies follow one another, and one cutover at a time that others want as well.
+#[test]
+fn a_vm_that_has_waited_for_its_slots_is_the_next_to_move_over() {
+    let at = |host: &str, name| Vm { host_id: host.into(), ..vm(name, PowerState::On, 1) };
+    let vms = [
+        at("host-1", "on"),
+        at("host-1", "c1"),
+        at("host-1", "c2"),
+        at("host-2", "far1"),
+        at("host-2", "far2"),
+    ];
+    let lines = "start: true\nmode: warm\nwarm: {interval: 30m, cutover: manual}\nlimits: {vms_per_host: 1}\n\
+                 waves: [{name: now, vms: [{name: on}, {glob: 'far*'}]}, \
+                 {name: late, from: 1970-01-01T03:00:00Z, vms: [{glob: 'c*'}]}]";
+    let mut world = World::with(&vms, lines);
+    let budgets = Budgets { vms_per_host: 1, cutovers: 1, ..Budgets::default() };
+    world.schedule = Some(Arc::new(Schedule::new(budgets)));
+    let mut planned = world.planned();
+    let cold = planned.iter_mut().filter(|vm| vm.vm.name.starts_with('c'));
+    cold.for_each(|vm| vm.warm = None);
+    let (passed, down, copies) =
+        (Mutex::new(BTreeSet::new()), Mutex::new(Vec::new()), AtomicBool::new(false));
+    let is_done = |name: &str| world.row(&format!("vm-{name}")).state == VmState::Done;
+    let waits_for_slots = || {
+        let waits = world.store.waits(PLAN).unwrap();
+        waits.iter().any(|(vm, text)| vm == "vm-on" && text.contains("VMs at once"))
+    };
+    let goes_down = |name: &str| down.lock().unwrap().iter().any(|it| it == name);
+    let watch = Watch(|event: &Event| {
+        if let Event::PassWaits { vm, number: 3.., .. } = event {
+            let is_first = passed.lock().unwrap().insert(vm.clone());
+            // Between two passes, so that it waits for no slots but those for its cutover.
+            if vm == "on" && is_first {
+                assert!(becomes(&world, || copies.load(Ordering::SeqCst)), "its host has room");
+                world.store.ask_cutover(PLAN, Some("on")).unwrap();
+            }
+        }
+        // Each first copy ends when another has taken the cutover, which that keeps until the copy is over.
+        for (copy, far) in [("c1", "far1"), ("c2", "far2")] {
+            if enters(event, copy, Phase::Copy) {
+                copies.store(true, Ordering::SeqCst);
+                assert!(becomes(&world, || passed.lock().unwrap().len() == 3), "they make no passes");
+                assert!(becomes(&world, || waits_for_slots() || goes_down("on")), "it asks for no slots");
+                world.store.ask_cutover(PLAN, Some(far)).unwrap();
+                assert!(becomes(&world, || goes_down(far)), "{far} does not move over");
+            }
+            if enters(event, far, Phase::PowerOff) {
+                down.lock().unwrap().push(far.to_string());
+                assert!(becomes(&world, || is_done(copy)), "{copy} is not over");
+            }
+        }
+        if enters(event, "on", Phase::PowerOff) {
+            down.lock().unwrap().push("on".into());
+        }
+    });
+    let outcome = world.run_plan(PLAN, &planned, &watch, &StopSignal::default()).unwrap();
+    assert!(outcome.is_complete(), "{outcome:?}");
+    assert_eq!(down.into_inner().unwrap(), ["far1", "on", "far2"]);
+}
+
 /// What is called before a shutdown may take as long as it likes: then the guest stays up until its window opens again.
 #[test]
 fn a_window_that_closes_while_hooks_run_keeps_the_guest_up() {
@@ -133,6 +194,51 @@ fn a_window_that_closes_while_hooks_run_keeps_the_guest_up() {
         );
         assert_eq!(world.calls("shut down"), 1, "{mode}");
         assert!(world.notes().contains("its window closed while"), "{mode}: {}", world.notes());
+    }
+}
+
+/// What took the guest out of service is taken back before it waits.
+#[test]
+fn a_guest_that_waits_for_its_window_after_hooks_is_told_and_one_that_they_shut_down_does_not_wait() {
+    for mode in ["mode: cold", "mode: warm\nwarm: {interval: 30m, cutover: auto}"] {
+        for goes_off in [false, true] {
+            let lines = format!(
+                "start: true\n{mode}\nhooks: {{before_shutdown: [{{shell: drain}}], after_failure: [{{shell: undrain}}]}}\n\
+                 waves: [{{name: night, window: 00:00-01:00, vms: [{{glob: '*'}}]}}]"
+            );
+            let world = World::with(&[vm("on", PowerState::On, 1)], &lines);
+            let (called, down) = (Mutex::new(None), Mutex::new(None));
+            let watch = Watch(|event: &Event| {
+                let is_first = |it: &str| it == "before_shutdown" && called.lock().unwrap().is_none();
+                if matches!(event, Event::HookEnded { point, .. } if is_first(point)) {
+                    *called.lock().unwrap() = Some(world.clock.now_ms());
+                    world.clock.sleep(Duration::from_millis(2 * HOUR_MS as u64));
+                    if goes_off {
+                        world.set_power("vm-on", PowerState::Off);
+                    }
+                }
+                if matches!(event, Event::Note { text, .. } if text.contains("its window closed while")) {
+                    world.clock.sleep(Duration::from_millis(22 * HOUR_MS as u64));
+                }
+                if enters(event, "on", Phase::PowerOff) {
+                    *down.lock().unwrap() = Some(world.clock.now_ms());
+                }
+            });
+            let outcome = world.run_plan(PLAN, &world.planned(), &watch, &StopSignal::default()).unwrap();
+            assert!(outcome.is_complete(), "{mode}: {outcome:?}");
+            let waited = down.into_inner().unwrap().unwrap() - called.into_inner().unwrap().unwrap();
+            assert_eq!(waited < 22 * HOUR_MS, goes_off, "{mode}: it went down {waited} ms after its hook");
+            let told: Vec<String> =
+                world.state().told.iter().map(|told| told["point"].as_str().unwrap().into()).collect();
+            if goes_off {
+                assert_eq!(told, ["before_shutdown"], "{mode}");
+                continue;
+            }
+            assert_eq!(told, ["before_shutdown", "after_failure", "before_shutdown"], "{mode}");
+            let outcome = world.told("after_failure").unwrap()["outcome"].clone();
+            let error = outcome["error"].as_str().unwrap();
+            assert!(outcome["state"] == "waits" && error.contains("its window closed"), "{mode}: {outcome}");
+        }
     }
 }
 

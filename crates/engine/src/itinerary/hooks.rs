@@ -23,7 +23,7 @@ pub(crate) struct Outside<'a> {
     pub(crate) run: i64,
 }
 
-/// How a VM that failed or was stopped ended.
+/// How a VM that failed or was stopped ended, or why one waits that was prepared for its shutdown.
 pub(super) struct Ending<'a> {
     pub(super) state: &'a str,
     pub(super) error: &'a str,
@@ -77,7 +77,8 @@ impl Journey<'_> {
                 self.take_cutover()?;
                 return called;
             }
-            if self.slots.wave_wait()?.is_none() {
+            // One that they shut down is down already.
+            if self.slots.wave_wait()?.is_none() || self.look()?.power == PowerState::Off {
                 return Ok(());
             }
             self.stay_until_window()?;
@@ -85,19 +86,20 @@ impl Journey<'_> {
         Ok(())
     }
 
-    /// Waits until the window is open again, as if its turn had not come.
+    /// Waits until the window is open again, as if its turn had not come: what was prepared for a shutdown is taken back first.
     fn stay_until_window(&mut self) -> Outcome<()> {
-        self.note(
-            "its window closed while what is called before a shutdown ran, so its guest stays up until it opens again; all \
-             of that is called again then"
-                .into(),
-        );
+        let why = "its window closed while what is called before a shutdown ran, so its guest stays up until it opens again; all \
+                   of that is called again then";
+        self.call_after_failure(&Ending { state: "waits", error: why, advice: None });
+        self.note(why.into());
         self.forget_hooks()?;
         if self.is_warm() {
             self.slots.drop_cutover();
             return self.run_phase(Phase::Passes);
         }
-        self.slots.begin_anew(self.context.stop)
+        self.slots.begin_anew(self.context.stop)?;
+        // Hours later, it may have other disks.
+        self.run_phase(Phase::Check)
     }
 
     fn tell_not_started(&self) {
@@ -317,7 +319,12 @@ impl<'a> Calls<'a> {
         let called = Called { kind: CallKind::Hook, point, number, what: &what };
         let (store, plan) = (self.context.store, self.context.plan);
         if store.is_hook_over(plan, &self.key(), called)? {
-            self.note(format!("{point} {number} ({what}) is not called again: it ended in an earlier run"));
+            // Of waves, each run comes to all of them.
+            if let About::Vm { .. } = self.about {
+                self.note(format!(
+                    "{point} {number} ({what}) is not called again: it ended in an earlier run"
+                ));
+            }
             return Ok(());
         }
         if stop.is_set() {

@@ -626,8 +626,8 @@ impl Slots<'_> {
     }
 
     /// Waits until the VM moves over: for those of its group and wave, until fewer guests are down at once, and for its slots, which
-    /// it holds from before the shutdown on. Until it has both, it keeps no other from moving over. A moment is in milliseconds
-    /// since 1970; a VM that was let wait until then keeps its place among those that wait.
+    /// it holds from before the shutdown on. Until it has these, it keeps no other from moving over; once it has, it is the next. A
+    /// moment is in milliseconds since 1970; a VM that was let wait until then keeps its place among those that wait.
     ///
     /// # Errors
     /// If the run is to stop, or it never may.
@@ -646,35 +646,33 @@ impl Slots<'_> {
             if let Some(ended) = never {
                 return Err(state.why(id, ended, Stays::AtItsSource));
             }
-            match (state.scheduler.may_move_over(id, now_ms), state.is_held(id)) {
-                (Ok(()), true) => {
+            let (is_parked, is_held) = (state.scheduler.is_parked(id), state.is_held(id));
+            // One that waits for its slots does not ask: others would wait for it.
+            if (is_parked || is_held) && state.scheduler.may_move_over(id, now_ms).is_ok() {
+                if is_held {
                     // What it may was asked under the same lock.
                     let _ = state.scheduler.ask_cutover(id, now_ms);
                     return Ok(Turn::Now);
                 }
-                (Ok(()), false) => {
-                    state.scheduler.pause_cutover(id);
-                    if state.scheduler.is_parked(id) {
-                        state.scheduler.wake(id, true, now_ms);
-                        continue;
-                    }
-                }
-                (Err(_), _) if !state.scheduler.is_parked(id) => {
-                    state.stand_back(id, now_ms);
-                    self.schedule.changed.notify_all();
-                    let wait = state.scheduler.wave_wait(id, now_ms);
-                    if wait.is_ok_and(|wait| wait.is_some()) {
-                        state.scheduler.cutover_over(id);
-                        return Ok(Turn::WaveShut);
-                    }
-                    continue;
-                }
-                (Err(_), _) if self.clock.now_ms() >= until_ms => {
-                    state.scheduler.pause_cutover(id);
-                    return Ok(Turn::NotYet);
-                }
-                (Err(_), _) => {}
+                state.scheduler.pause_cutover(id);
+                state.scheduler.wake(id, true, now_ms);
+                continue;
             }
+            if !is_parked && state.scheduler.is_kept_by_order(id, now_ms) {
+                state.stand_back(id, now_ms);
+                self.schedule.changed.notify_all();
+                let wait = state.scheduler.wave_wait(id, now_ms);
+                if wait.is_ok_and(|wait| wait.is_some()) {
+                    state.scheduler.cutover_over(id);
+                    return Ok(Turn::WaveShut);
+                }
+                continue;
+            }
+            if is_parked && self.clock.now_ms() >= until_ms {
+                state.scheduler.pause_cutover(id);
+                return Ok(Turn::NotYet);
+            }
+            // While others move over, one that has its slots keeps them: else it would have to find both free at one moment.
             state = self.schedule.wait(state);
         }
     }

@@ -220,6 +220,12 @@ impl Scheduler {
         self.groups.moving.remove(&id);
     }
 
+    /// Whether its wave or its group keeps a job from moving over, as it does not one whose guest is down.
+    pub fn is_kept_by_order(&self, id: JobId, now_ms: u64) -> bool {
+        let entry = self.jobs.get(&id).filter(|entry| !entry.job.goes_on);
+        entry.is_some() && self.order_wait(id, now_ms).is_some()
+    }
+
     /// Why a job is never to move over: what was to be before it failed, or the window of its wave is over.
     pub fn never_moves_over(&self, id: JobId, now_ms: u64) -> Option<Ended> {
         let entry = self.jobs.get(&id).filter(|entry| !entry.job.goes_on)?;
