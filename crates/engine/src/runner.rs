@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, Scope};
@@ -25,13 +25,16 @@ use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::slots::{GivenUp, Joining, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
-use crate::store::{PlanState, RunFacts, Store, StoreError, VmRow, VmState};
+use crate::store::{PlanRow, PlanState, RunFacts, Store, StoreError, VmRow, VmState};
 use crate::waits::Waits;
-use crate::wave_hooks::WaveCalls;
+use crate::wave_hooks::{REPORT, WaveCalls, forget_waves_over};
 use crate::waves::Told;
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Waiting looks this often whether it is over.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A run that ends before its forecast is there waits so long for it.
 const FORESIGHT_WAIT: Duration = Duration::from_secs(2);
@@ -135,16 +138,19 @@ impl Runner<'_> {
     /// outcome, and so is state that cannot be kept later.
     pub fn run(&self) -> Result<RunOutcome, EngineError> {
         let _lock = PlanLock::take(self.store, self.plan)?;
-        self.store.begin_plan(self.plan, self.text, self.folder)?;
-        let run = self.store.add_run(self.plan, self.facts)?;
         // As earlier runs left them: they count as queued from now on.
         let rows = self.store.vms(self.plan)?;
-        let planned = |vm: &PlannedVm| serde_json::to_string(vm).unwrap_or_default();
-        let vms = self.vms.iter().map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
-        self.store.enter_vms(self.plan, &vms.collect::<Vec<_>>())?;
         let left: HashMap<&str, VmState> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
         let was = |vm: &PlannedVm, state: VmState| left.get(vm.vm.id.as_str()) == Some(&state);
         let todo: Vec<&PlannedVm> = self.vms.iter().filter(|vm| !was(vm, VmState::Done)).collect();
+        let is_over = |row: PlanRow| matches!(row.state, PlanState::Done | PlanState::Cancelled);
+        let is_anew = self.store.plan(self.plan)?.is_some_and(is_over);
+        forget_waves_over(self.store, self.plan, self.wave_hooks, &todo, &rows, is_anew)?;
+        self.store.begin_plan(self.plan, self.text, self.folder)?;
+        let run = self.store.add_run(self.plan, self.facts)?;
+        let planned = |vm: &PlannedVm| serde_json::to_string(vm).unwrap_or_default();
+        let vms = self.vms.iter().map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
+        self.store.enter_vms(self.plan, &vms.collect::<Vec<_>>())?;
         let not_cleaned_up = todo.iter().filter(|vm| was(vm, VmState::NotCleanedUp));
         let before = Before {
             done: self.vms.len() - todo.len(),
@@ -172,24 +178,31 @@ impl Runner<'_> {
         // Also if something panics: others share the schedule.
         let _left = OnDrop::new(|| schedule.leave(tenant, self.clock));
         let context = &self.context(number);
-        let (waves, ends) = (Mutex::default(), Mutex::default());
+        let (waves, ends) = (Mutex::default(), &Mutex::default());
         let calls = WaveCalls {
             context,
             schedule: &schedule,
             tenant,
             hooks: self.wave_hooks,
             vms: self.vms,
+            todo,
+            left,
+            ends,
             begun: Mutex::default(),
         };
         let run = Run { schedule: &schedule, tenant, todo, context, waves, calls, ends };
         self.heed_words(&run);
-        if let Err(error) = run.calls.forget_ends(todo, left) {
-            run.calls.shut_all(&error.into());
-        }
         let (over, run) = (&StopSignal::default(), &run);
         std::thread::scope(|scope| {
             // Without it no rates are kept, and only a signal stops the run.
-            let watcher = move || self.watch(over, run, scope);
+            let watcher = move || {
+                let looks = catch_unwind(AssertUnwindSafe(|| self.watch(over, run, scope)));
+                if let Err(panic) = looks {
+                    let what = "internal error: the thread that looks after waves panicked";
+                    run.calls.shut_all(&ProviderError::new(Cause::Internal, what).advise(REPORT).into());
+                    resume_unwind(panic);
+                }
+            };
             if let Err(error) = Builder::new().spawn_scoped(scope, watcher) {
                 let what = "starting a thread for what is called around waves";
                 run.calls.shut_all(&ProviderError::new(Cause::Internal, what).because(error).into());
@@ -197,7 +210,7 @@ impl Runner<'_> {
             // Also if this loop panics: the scope waits for the watcher.
             let _over = OnDrop::new(|| over.stop());
             while let Some((id, at)) = schedule.next(tenant, self.stop, self.clock) {
-                let (vm, ends) = (todo[at], &run.ends);
+                let vm = todo[at];
                 let slots = Slots { schedule: &schedule, clock: self.clock, id };
                 let go = move || run_vm(context, vm, slots, tenant, ends);
                 if Builder::new().spawn_scoped(scope, go).is_err() {
@@ -205,13 +218,27 @@ impl Runner<'_> {
                     go();
                 }
             }
+            self.call_after_last(run, scope);
         });
         self.tell_given_up(run);
         self.tell_waves(run);
-        run.calls.end();
         self.keep_foresight(FORESIGHT_WAIT);
         self.tell_schedule(run);
-        std::mem::take(&mut run.ends.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut ends.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// All VMs have ended: calls what is left to be called after waves, and waits for it, so that a request to stop is heeded
+    /// meanwhile.
+    fn call_after_last<'scope>(&self, run: &'scope Run<'_>, scope: &'scope Scope<'scope, '_>) {
+        loop {
+            let is_at_work = run.calls.is_at_work();
+            self.tell_given_up(run);
+            self.tell_waves(run);
+            if !run.calls.begin(scope) && !is_at_work {
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// What tells its source from others: the installation and its address, for a vCenter that was cloned has the UUID of the other.
@@ -294,8 +321,8 @@ impl Runner<'_> {
             }
             let mut slept = Duration::ZERO;
             while slept < SAMPLE_INTERVAL && !over.is_set() {
-                std::thread::sleep(Duration::from_millis(50));
-                slept += Duration::from_millis(50);
+                std::thread::sleep(LOOK);
+                slept += LOOK;
             }
         }
     }
@@ -395,7 +422,7 @@ struct Run<'a> {
     /// What is called around them.
     calls: WaveCalls<'a>,
     /// How VMs ended.
-    ends: Mutex<Vec<VmEnd>>,
+    ends: &'a Mutex<Vec<VmEnd>>,
 }
 
 fn wave_words(plan: &str, event: &Event) -> Option<String> {

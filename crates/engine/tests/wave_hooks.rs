@@ -3,9 +3,14 @@
 
 mod fakes;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use drover_engine::{Cause, Clock, Event, HookResult, NoObserver, Phase, PlanState, cancel, plan_report};
+use drover_engine::{
+    Cause, Clock, Event, HookResult, NoObserver, Phase, PlanState, VmState, cancel, plan_report,
+};
 use drover_mover::StopSignal;
 use drover_plan::{AFTER_WAVE, BEFORE_WAVE};
 use drover_types::inventory::PowerState;
@@ -147,18 +152,205 @@ fn after_a_kill_what_had_ended_is_not_called_again_and_what_was_at_work_is() {
     assert!(outcome.failed.iter().all(|(_, cause)| *cause == Cause::Internal), "{outcome:?}");
     let failed: Vec<&str> = outcome.failed.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(failed.len(), 2, "{outcome:?}");
-    let before = points(&world);
-    assert_eq!(before, [BEFORE_WAVE, AFTER_WAVE]);
+    assert_eq!(points(&world), [BEFORE_WAVE, AFTER_WAVE]);
     // The whole wave arrives, and the process dies when that is told.
     world.run(&dies_at(AFTER_WAVE, 1));
-    assert_eq!(points(&world)[2..], [BEFORE_WAVE], "the first one had ended, the second had not");
+    assert_eq!(
+        points(&world)[2..],
+        [BEFORE_WAVE, BEFORE_WAVE],
+        "what was called after it undid the first one"
+    );
     world.store.end_plan(PLAN, PlanState::Running).unwrap();
     let outcome = world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
     assert!(outcome.is_complete(), "{outcome:?}");
-    assert_eq!(points(&world)[3..], [AFTER_WAVE], "its wave was over, and nobody had been told");
+    assert_eq!(points(&world)[4..], [AFTER_WAVE], "its wave was over, and nobody had been told");
     world.store.end_plan(PLAN, PlanState::Running).unwrap();
     world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
-    assert_eq!(points(&world).len(), 4, "it ended in an earlier run");
+    assert_eq!(points(&world).len(), 5, "it ended in an earlier run");
+    assert!(!world.notes().contains("is not called again"), "{}", world.notes());
+}
+
+/// Stops the run when a VM enters a phase.
+fn stops_at(world: &World, name: &str, phase: Phase) {
+    let stop = StopSignal::default();
+    world.run_until(
+        &Watch(|event: &Event| {
+            if enters(event, name, phase) {
+                stop.stop()
+            }
+        }),
+        &stop,
+    );
+}
+
+#[test]
+fn a_wave_that_was_stopped_in_its_middle_is_not_prepared_again() {
+    let world = world("");
+    stops_at(&world, "a1", Phase::Copy);
+    assert_eq!(points(&world), [BEFORE_WAVE, BEFORE_WAVE]);
+    assert!(world.run(&NoObserver).is_complete());
+    assert_eq!(points(&world)[2..], [AFTER_WAVE]);
+}
+
+#[test]
+fn what_is_called_after_a_wave_undoes_what_was_before_so_the_next_run_prepares_it_again() {
+    let world = world("");
+    world.set_trouble("define", Trouble::Fails);
+    assert_eq!(world.run(&NoObserver).failed.len(), 1);
+    assert_eq!(points(&world), [BEFORE_WAVE, BEFORE_WAVE, AFTER_WAVE]);
+    assert_eq!(world.told(AFTER_WAVE).unwrap()["outcome"]["state"], "failed");
+    assert!(world.run(&NoObserver).is_complete());
+    assert_eq!(points(&world)[3..], [BEFORE_WAVE, BEFORE_WAVE, AFTER_WAVE]);
+    assert_eq!(world.told(AFTER_WAVE).unwrap()["outcome"]["state"], "done");
+}
+
+/// Until the watcher of a run has looked twice.
+fn is_looked_at(world: &World) -> bool {
+    let looks = || world.store.samples(PLAN).unwrap().len();
+    let before = looks();
+    becomes(world, || looks() >= before + 3)
+}
+
+#[test]
+fn a_wave_that_is_over_while_it_is_prepared_is_undone_when_that_has_ended() {
+    let mut world = world("");
+    world.text = world.text.replace("{name: a, ", "{name: a, until: 1970-01-01T01:00:00Z, ");
+    world.plan = drover_plan::Plan::parse(&world.text).unwrap();
+    let events = Mutex::new(Vec::new());
+    let watch = Watch(|event: &Event| {
+        events.lock().unwrap().push(event.clone());
+        if matches!(event, Event::HookStarted { point, number: 1, .. } if point == BEFORE_WAVE) {
+            world.clock.sleep(Duration::from_secs(2 * 3600));
+            let is_given_up = || world.row("vm-a1").state == VmState::Failed;
+            assert!(becomes(&world, is_given_up) && is_looked_at(&world));
+        }
+    });
+    let outcome = world.run(&watch);
+    assert_eq!((outcome.done, outcome.failed.len()), (1, 2), "{outcome:?}");
+    assert_eq!(points(&world), [BEFORE_WAVE, AFTER_WAVE], "the second one is of a wave that is over");
+    let told = world.told(AFTER_WAVE).unwrap();
+    assert_eq!(told["outcome"], serde_json::json!({"state": "failed", "arrived": 0, "failed": 2}));
+    let events = events.into_inner().unwrap();
+    let at = |wanted: fn(&Event) -> bool| events.iter().position(wanted).unwrap();
+    let ended = at(|event| matches!(event, Event::HookEnded { point, .. } if point == BEFORE_WAVE));
+    let after = at(|event| matches!(event, Event::HookStarted { point, .. } if point == AFTER_WAVE));
+    assert!(ended < after, "what undoes it begins while it is at work");
+}
+
+#[test]
+fn what_is_called_after_a_wave_waits_until_what_is_left_of_its_vms_is_undone() {
+    let mut world = world("");
+    world.text = world.text.replace("{name: a, ", "{name: a, until: 1970-01-01T01:00:00Z, ");
+    world.plan = drover_plan::Plan::parse(&world.text).unwrap();
+    stops_at(&world, "a1", Phase::Copy);
+    world.clock.sleep(Duration::from_secs(2 * 3600));
+    let early = AtomicBool::new(false);
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::VmEnded { vm, .. } if vm == "a1") {
+            assert!(is_looked_at(&world));
+            early.store(world.told(AFTER_WAVE).is_some(), Ordering::SeqCst);
+        }
+    });
+    let outcome = world.run(&watch);
+    assert_eq!((outcome.done, outcome.failed.len()), (1, 2), "{outcome:?}");
+    assert!(!early.load(Ordering::SeqCst), "it was called before a VM of it had ended");
+    assert_eq!(points(&world), [BEFORE_WAVE, BEFORE_WAVE, AFTER_WAVE]);
+    let told = world.told(AFTER_WAVE).unwrap();
+    assert_eq!(told["outcome"], serde_json::json!({"state": "failed", "arrived": 0, "failed": 2}));
+}
+
+#[test]
+fn a_wave_that_never_had_its_turn_and_one_of_an_earlier_run_have_nothing_called_after_them() {
+    let hooks = "hooks: {before_wave: [{shell: x}], after_wave: [{shell: z}]}";
+    let vms = ["a1", "b1"].map(|name| vm(name, PowerState::Off, 1));
+    let waves = format!(
+        "start: true\nwaves:\n  - {{name: a, if_failed: stop, vms: [{{glob: 'a*'}}]}}\n  \
+         - {{name: b, after: [a], vms: [{{glob: 'b*'}}], {hooks}}}\n"
+    );
+    let stopped = World::with(&vms, &waves);
+    stopped.set_trouble("define", Trouble::Fails);
+    assert_eq!(stopped.run(&NoObserver).failed.len(), 2);
+    assert_eq!(points(&stopped), [""; 0]);
+    assert!(stopped.run(&NoObserver).is_complete());
+    assert_eq!(points(&stopped), [BEFORE_WAVE, AFTER_WAVE]);
+
+    let extended = world("");
+    let (a, all) = (extended.planned()[..2].to_vec(), extended.planned());
+    assert!(extended.run_plan(PLAN, &a, &NoObserver, &StopSignal::default()).unwrap().is_complete());
+    assert_eq!(points(&extended), [BEFORE_WAVE, BEFORE_WAVE, AFTER_WAVE]);
+    assert!(extended.run_plan(PLAN, &all, &NoObserver, &StopSignal::default()).unwrap().is_complete());
+    assert_eq!(points(&extended).len(), 3, "its wave was over when the plan was done");
+}
+
+#[test]
+fn what_a_killed_run_owes_a_wave_that_was_over_comes_first_in_the_next_run() {
+    let world = world("");
+    let stop = StopSignal::default();
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::HookStarted { point, .. } if point == AFTER_WAVE) {
+            stop.stop();
+            panic!("the process dies");
+        }
+        if enters(event, "b1", Phase::Check) {
+            assert!(becomes(&world, || stop.is_set()));
+        }
+    });
+    world.run_plan(PLAN, &world.planned(), &watch, &stop).unwrap();
+    assert_eq!((points(&world).len(), world.row("vm-a2").state), (2, VmState::Done));
+    let early = AtomicBool::new(false);
+    let watch = Watch(|event: &Event| {
+        if enters(event, "b1", Phase::Copy) {
+            early.store(becomes(&world, || world.told(AFTER_WAVE).is_some()), Ordering::SeqCst);
+        }
+    });
+    assert!(world.run(&watch).is_complete());
+    assert!(early.load(Ordering::SeqCst), "it came after the whole run");
+    assert_eq!(points(&world)[2..], [AFTER_WAVE]);
+}
+
+#[test]
+fn a_run_that_only_waits_for_hooks_after_its_last_wave_heeds_cancel() {
+    let world = world("");
+    let (stop, heeded) = (StopSignal::default(), AtomicBool::new(false));
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::HookStarted { point, .. } if point == AFTER_WAVE) {
+            world.store.ask_cancel(PLAN).unwrap();
+            heeded.store(becomes(&world, || stop.is_set()), Ordering::SeqCst);
+        }
+    });
+    let outcome = world.run_plan(PLAN, &world.planned()[..2], &watch, &stop).unwrap();
+    assert!(outcome.is_complete() && heeded.load(Ordering::SeqCst), "{outcome:?}");
+}
+
+#[test]
+fn a_panic_of_who_looks_after_waves_ends_those_that_wait_for_a_call() {
+    let mut world = world("");
+    world.text = world
+        .text
+        .replace("{name: a, ", "{name: a, from: 1970-01-01T02:00:00Z, ")
+        .replace("after: [a], ", "");
+    world.plan = drover_plan::Plan::parse(&world.text).unwrap();
+    let (stop, is_over) = (StopSignal::default(), AtomicBool::new(false));
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::WaveStarted { .. }) {
+            // From here on, nothing keeps the other wave but what is called before it.
+            world.clock.sleep(Duration::from_secs(2 * 3600));
+            panic!("a defect");
+        }
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let ends = becomes(&world, || is_over.load(Ordering::SeqCst));
+            stop.stop();
+            assert!(ends, "a wave waits for ever");
+        });
+        let run = || world.run_plan(PLAN, &world.planned(), &watch, &stop);
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "nobody is told");
+        is_over.store(true, Ordering::SeqCst);
+    });
+    assert_eq!((points(&world).len(), world.calls("shut down")), (0, 0));
+    assert!(world.run(&NoObserver).is_complete());
+    assert_eq!(points(&world), [BEFORE_WAVE, BEFORE_WAVE, AFTER_WAVE]);
 }
 
 #[test]

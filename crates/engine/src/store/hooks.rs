@@ -1,6 +1,7 @@
 //! What the store keeps of hooks and checks: which ended, so that no resume calls them again, and what they said.
 
-use rusqlite::{Connection, params};
+use drover_plan::{AFTER_WAVE, BEFORE_WAVE};
+use rusqlite::params;
 use serde::Serialize;
 
 use super::{Durable, Outcome, Store, now_ms, state, word};
@@ -65,11 +66,18 @@ pub struct WaveCall {
     pub call: HookRow,
 }
 
-/// A plan that is begun anew calls all hooks of its waves again.
-pub(super) fn forget_wave_hooks(db: &Connection, plan: &str) -> rusqlite::Result<usize> {
-    let sql = "UPDATE hook SET counts = 0 WHERE counts = 1 AND substr(vm, 1, ?2) = ?3
-               AND plan IN (SELECT name FROM plan WHERE name = ?1 AND state IN ('done', 'cancelled'))";
-    db.execute(sql, params![plan, WAVE.len() as i64, WAVE])
+/// The latest calls before and after a wave, by their numbers; 0 if there was none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Around {
+    pub(crate) before: i64,
+    pub(crate) after: i64,
+}
+
+impl Around {
+    /// Whether something was called before it and nothing after it since.
+    pub(crate) fn is_open(self) -> bool {
+        self.before > self.after
+    }
 }
 
 impl Store {
@@ -120,6 +128,22 @@ impl Store {
             db.execute(sql, params![plan, vm, keep])
         })?;
         Ok(())
+    }
+
+    /// Which calls about a wave came last, whatever became of them.
+    pub(crate) fn latest_around(&self, plan: &str, wave: &str) -> Outcome<Around> {
+        let latest = |point: &str| -> Outcome<i64> {
+            let sql =
+                "SELECT id FROM hook WHERE plan = ?1 AND vm = ?2 AND point = ?3 ORDER BY id DESC LIMIT 1";
+            let found = self.rows(sql, params![plan, wave_key(wave), point], |row| row.get(0))?;
+            Ok(found.first().copied().unwrap_or(0))
+        };
+        Ok(Around { before: latest(BEFORE_WAVE)?, after: latest(AFTER_WAVE)? })
+    }
+
+    /// All hooks of a wave are called again.
+    pub(crate) fn forget_wave(&self, plan: &str, wave: &str) -> Outcome<()> {
+        self.forget_hooks(plan, &wave_key(wave), "")
     }
 
     /// Whether any hook of a VM counts as called; a run without any is not told of.

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
-pub(crate) use self::hooks::{Called, wave_key};
+pub(crate) use self::hooks::{Around, Called, wave_key};
 pub use self::hooks::{HookRow, WaveCall};
 pub use self::progress::{ProgressRow, SampleRow};
 pub use self::rehearsals::{RehearsalResult, RehearsalRow, RehearsedCheck};
@@ -204,7 +204,6 @@ impl Store {
             // Words about waves were given about what is over.
             let over = "DELETE FROM proceed WHERE plan IN (SELECT name FROM plan WHERE name = ?1 AND state IN ('done', 'cancelled'))";
             db.execute(over, [name])?;
-            hooks::forget_wave_hooks(db, name)?;
             db.execute(
                 "INSERT INTO plan (name, text, folder, state, pid, started_ms) VALUES (?1, ?2, ?3, 'running', ?4, ?5)
                  ON CONFLICT(name) DO UPDATE SET text = ?2, folder = ?3, state = 'running', pid = ?4, cancel_asked = 0,
