@@ -174,14 +174,27 @@ fn a_source_is_not_switched_on_while_nobody_knows_what_runs_at_the_target() {
     world.run(&NoObserver);
     world.as_if_killed();
     world.set_trouble("is running", Trouble::Fails);
-    world.set_trouble("is running", Trouble::Fails);
     let outcome = world.run(&NoObserver);
     assert_eq!(outcome.failed.len(), 1);
-    assert!(world.row("vm-on").error.unwrap().contains("left behind: on is still off: is running fails"));
+    let error = outcome.ends[0].error.clone().unwrap();
+    assert!(error.contains("how far it came is not known: is running fails"), "{error}");
     assert_eq!((world.power("vm-on"), world.runs_at_target("on")), (PowerState::Off, true));
     world.run(&NoObserver);
     world.assert_arrived("once the target answers");
     assert_eq!(world.calls("start"), 1);
+}
+
+#[test]
+fn one_that_arrived_and_could_not_be_asked_is_not_taken_for_given_up_by_cancel() {
+    let world = one();
+    world.set_trouble("start", Trouble::DiesAfter);
+    world.run(&NoObserver);
+    world.as_if_killed();
+    world.set_trouble("is running", Trouble::Fails);
+    assert_eq!(world.run(&NoObserver).failed.len(), 1);
+    let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+    assert_eq!((given_up.left.len(), given_up.arrived), (0, vec!["on".to_string()]));
+    assert!(world.runs_at_target("on") && world.power("vm-on") == PowerState::Off);
 }
 
 #[test]

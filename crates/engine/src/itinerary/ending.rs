@@ -176,8 +176,11 @@ impl Journey<'_> {
     }
 
     /// The end of a VM of which nobody knows how far it came: what is recorded of it stays as it is, for the next run.
-    pub(super) fn end_unknown(&self, why: &EngineError, error: &EngineError) -> VmEnd {
-        let mut text = format!("{}; how far it came is not known: {}", why.chain(), error.chain());
+    /// `why`: if it ends for another reason than that.
+    pub(super) fn end_unknown(&self, why: Option<&EngineError>, error: &EngineError) -> VmEnd {
+        let mut text = why.map(|why| format!("{}; ", why.chain())).unwrap_or_default();
+        text.push_str(&format!("how far it came is not known: {}", error.chain()));
+        let why = why.unwrap_or(error);
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         let unkept = store.add_event(plan, Some(id), None, "error", &text).err();
         let standing = self.is_touched().then(|| self.standing());

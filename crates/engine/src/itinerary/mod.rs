@@ -163,7 +163,16 @@ impl<'a> Journey<'a> {
     /// back when the source's disks are not needed any more. `None` after a failure of its host, if it is to be run again when
     /// it has its slots again.
     pub(crate) fn run(&mut self) -> Option<VmEnd> {
-        let error = match self.run_phases() {
+        let first = match self.first_phase() {
+            // Whether it has arrived is all that decides what may be undone: it stays recorded as it is.
+            Err(error @ EngineError::Provider(_)) => {
+                let end = self.end_unknown(None, &error);
+                self.slots.finish(Ended::Failed);
+                return Some(end);
+            }
+            first => first,
+        };
+        let error = match first.and_then(|first| self.run_phases(first)) {
             Ok(()) => {
                 let end = self.end_well();
                 // A wave that waits for it finds it recorded.
@@ -215,12 +224,11 @@ impl<'a> Journey<'a> {
     pub(crate) fn end_given_up(&mut self, why: EngineError) -> VmEnd {
         match self.first_phase() {
             Ok(first) => self.end_badly(why, first),
-            Err(error) => self.end_unknown(&why, &error),
+            Err(error) => self.end_unknown(Some(&why), &error),
         }
     }
 
-    fn run_phases(&mut self) -> Outcome<()> {
-        let first = self.first_phase()?;
+    fn run_phases(&mut self, first: Phase) -> Outcome<()> {
         let phases: &[Phase] = if self.is_warm() { &Phase::WARM } else { &Phase::COLD };
         for phase in phases.iter().copied().filter(|phase| *phase >= first) {
             if phase == Phase::PowerOff {
