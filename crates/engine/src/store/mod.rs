@@ -465,7 +465,7 @@ impl Store {
         Ok(self.events_of(plan, vm)?.iter().filter(is_one).count())
     }
 
-    /// The same since it was begun anew last: of what was before, nothing is left.
+    /// Events of a VM since it was begun anew last: of what was before, nothing is left.
     pub(crate) fn events_since_begun(&self, plan: &str, vm: &str) -> Outcome<Vec<EventRow>> {
         let mut events = self.events_of(plan, vm)?;
         let before = events.iter().rposition(|event| event.kind == ANEW);
