@@ -368,6 +368,7 @@ mod tests {
         Vm {
             id: format!("vm-{number}"),
             name: format!("web{number:02}"),
+            instance_uuid: format!("uuid-{number}"),
             host_id: format!("host-{}", number % 2),
             power: if number.is_multiple_of(2) { PowerState::On } else { PowerState::Off },
             guest_id: "debian12_64Guest".into(),
