@@ -61,7 +61,10 @@ impl Journey<'_> {
     fn before_shutdown(&mut self) -> Outcome<()> {
         let has_any = !self.planned.checks.pre_cutover.is_empty()
             || self.planned.hooks.get(&HookPoint::BeforeShutdown).is_some_and(|hooks| !hooks.is_empty());
-        while has_any {
+        if !has_any {
+            return Ok(());
+        }
+        loop {
             if self.look()?.power == PowerState::Off {
                 self.note("its guest is off already, so nothing is asked or called before a shutdown".into());
                 return Ok(());
@@ -83,7 +86,6 @@ impl Journey<'_> {
             }
             self.stay_until_window()?;
         }
-        Ok(())
     }
 
     /// Waits until the window is open again, as if its turn had not come: what was prepared for a shutdown is taken back first.
