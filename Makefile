@@ -5,10 +5,11 @@ GO ?= go
 LAB := target/lab
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: check-conversion cluster help demo test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-fleet bench-live soak fuzz mutants clean
+.PHONY: check-conversion cluster help demo demo-kube test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-fleet bench-live soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
+	@echo "make demo-kube moves them to volumes of a real Kubernetes by the operator, proves them from outside, boots them (as root)"
 	@echo "make test    all tests (CI runs this)"
 	@echo "make build   target/release/drover"
 	@echo "make packages   deb, rpm, tarball and container image in target/packages, tried in a bare Debian"
@@ -29,6 +30,10 @@ help:
 demo: prepare build lab
 	@$(CARGO) build -q --release -p drover-lab --bin drover-demo
 	@target/release/drover-demo
+
+demo-kube: prepare build lab
+	@$(CARGO) build -q --release -p drover-lab --bin drover-demo-kube
+	@target/release/drover-demo-kube
 
 test: prepare lab lint check-go check-rust check-packages
 	@echo "make test: all is well"
