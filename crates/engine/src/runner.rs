@@ -200,6 +200,8 @@ impl Runner<'_> {
                 if let Err(panic) = looks {
                     let what = "internal error: the thread that looks after waves panicked";
                     run.calls.shut_all(&ProviderError::new(Cause::Internal, what).advise(REPORT).into());
+                    // Nobody is left who hears a `drover proceed`.
+                    self.stop.stop();
                     resume_unwind(panic);
                 }
             };

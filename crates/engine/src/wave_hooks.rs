@@ -163,7 +163,9 @@ impl<'a> WaveCalls<'a> {
         }
         let around = self.context.store.latest_around(self.context.plan, wave)?;
         let is_left = |vm: &PlannedVm| self.left.iter().any(|row| row.id == vm.vm.id && row.is_begun());
-        Ok(around.is_open() || around.after == 0 && self.todo_of(wave).any(is_left))
+        // Without a call before it nothing tells what an earlier run came to but its VMs.
+        Ok(around.is_open()
+            || hooks.before.is_empty() && around.after == 0 && self.todo_of(wave).any(is_left))
     }
 
     fn todo_of(&self, wave: &str) -> impl Iterator<Item = &'a PlannedVm> {
@@ -222,7 +224,11 @@ impl<'a> WaveCalls<'a> {
         // As it is now: they may run for long.
         let rows = self.context.store.vms(self.context.plan)?;
         let rows: HashMap<&str, &VmRow> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
-        let document = |outside: Outside<'_>, called: Called<'_>| self.document(outside, called, wave, &rows);
+        // What comes before it, which stays the same until it has been called: a wave that is called about anew has another.
+        let around = self.context.store.latest_around(self.context.plan, wave)?;
+        let round = if point == BEFORE_WAVE { around.after } else { around.before };
+        let document =
+            |outside: Outside<'_>, called: Called<'_>| self.document(outside, called, (wave, round), &rows);
         hooks.iter().enumerate().try_for_each(|(at, hook)| {
             // Nobody is to be prepared for VMs that were given up meanwhile.
             if point == BEFORE_WAVE && self.is_over(wave) {
@@ -243,7 +249,7 @@ impl<'a> WaveCalls<'a> {
         &self,
         outside: Outside<'_>,
         called: Called<'_>,
-        wave: &str,
+        (wave, round): (&str, i64),
         rows: &HashMap<&str, &VmRow>,
     ) -> Value {
         let Outside { facts, run, .. } = outside;
@@ -276,7 +282,7 @@ impl<'a> WaveCalls<'a> {
             "point": called.point,
             "number": called.number,
             // The same for every call of this one: whoever sees it twice has been called again.
-            "call": format!("{plan}/{}/{}/{}", wave_key(wave), called.point, called.number),
+            "call": format!("{plan}/{}/{}/{round}/{}", wave_key(wave), called.point, called.number),
             "plan": plan,
             "run": run,
             "wave": {"name": wave, "vms": vms},

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drover_engine::{Clock, Event, Phase, Schedule, VmState};
+use drover_engine::{Clock, Event, HookResult, Phase, Schedule, VmState};
 use drover_mover::StopSignal;
 use drover_schedule::Budgets;
 use drover_types::inventory::{PowerState, Vm};
@@ -165,7 +165,8 @@ fn a_vm_that_has_waited_for_its_slots_is_the_next_to_move_over() {
 /// What is called before a shutdown may take as long as it likes: then the guest stays up until its window opens again.
 #[test]
 fn a_window_that_closes_while_hooks_run_keeps_the_guest_up() {
-    for mode in ["mode: cold", "mode: warm\nwarm: {interval: 30m, cutover: auto}"] {
+    let moment = "mode: warm\nwarm: {interval: 30m, cutover: '1970-01-01T00:30:00Z'}";
+    for mode in ["mode: cold", "mode: warm\nwarm: {interval: 30m, cutover: auto}", moment] {
         let lines = format!(
             "start: true\n{mode}\nhooks: {{before_shutdown: [{{shell: a}}]}}\n\
              waves: [{{name: night, window: 00:00-01:00, vms: [{{glob: '*'}}]}}]"
@@ -279,4 +280,27 @@ fn the_next_wave_begins_when_what_failed_because_of_its_host_is_undone() {
     let outcome = world.run(&watch);
     assert_eq!((outcome.done, outcome.failed.len(), world.power("vm-on")), (1, 1, PowerState::On));
     assert!(!early.load(Ordering::SeqCst), "the next wave began before the guest was switched on again");
+}
+
+/// A hook that shuts its guest down does so for the move: what fails after it switches the guest on again.
+#[test]
+fn a_guest_that_its_hooks_shut_down_is_switched_on_again_when_its_move_fails() {
+    for mode in ["mode: cold", "mode: warm\nwarm: {interval: 30m, cutover: auto}"] {
+        for fails in ["the hook", "define"] {
+            let lines = format!("start: true\n{mode}\nhooks: {{before_shutdown: [{{shell: stop}}]}}");
+            let world = World::with(&[vm("on", PowerState::On, 1)], &lines);
+            match fails {
+                "define" => world.set_trouble("define", Trouble::Fails),
+                _ => world.answer("before_shutdown", HookResult::Failed, "half done"),
+            }
+            let watch = Watch(|event: &Event| {
+                if matches!(event, Event::HookEnded { .. }) {
+                    world.set_power("vm-on", PowerState::Off);
+                }
+            });
+            let outcome = world.run_plan(PLAN, &world.planned(), &watch, &StopSignal::default()).unwrap();
+            assert_eq!(outcome.failed.len(), 1, "{mode}, {fails}: {outcome:?}");
+            assert_eq!(world.power("vm-on"), PowerState::On, "{mode}, {fails}: it was left down");
+        }
+    }
 }

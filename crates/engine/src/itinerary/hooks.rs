@@ -76,12 +76,16 @@ impl Journey<'_> {
             let called = self
                 .ask_checks(PRE_CUTOVER, &self.planned.checks.pre_cutover)
                 .and_then(|()| self.call_hooks(HookPoint::BeforeShutdown));
+            // One that they shut down is down already, by the plan's will: what fails later switches it on again.
+            let is_down = self.look().map(|now| now.power == PowerState::Off);
+            if matches!(is_down, Ok(true)) {
+                self.record_going_down()?;
+            }
             if called.is_err() {
                 self.take_cutover()?;
                 return called;
             }
-            // One that they shut down is down already.
-            if self.slots.wave_wait()?.is_none() || self.look()?.power == PowerState::Off {
+            if is_down? || self.slots.wave_wait()?.is_none() {
                 return Ok(());
             }
             self.stay_until_window()?;
@@ -97,6 +101,8 @@ impl Journey<'_> {
         self.forget_hooks()?;
         if self.is_warm() {
             self.slots.drop_cutover();
+            // It is decided anew, and its moment stays one.
+            self.context.store.undo_cutover(self.context.plan, &self.planned.vm.id, None)?;
             return self.run_phase(Phase::Passes);
         }
         self.slots.begin_anew(self.context.stop)?;

@@ -165,7 +165,7 @@ impl<'a> Journey<'a> {
     pub(crate) fn run(&mut self) -> Option<VmEnd> {
         let first = match self.first_phase() {
             // Whether it has arrived is all that decides what may be undone: it stays recorded as it is.
-            Err(error @ EngineError::Provider(_)) => {
+            Err(error) if !matches!(error, EngineError::Cancelled) => {
                 let end = self.end_unknown(None, &error);
                 self.slots.finish(Ended::Failed);
                 return Some(end);

@@ -81,13 +81,8 @@ impl Journey<'_> {
             }
             (PowerState::On, PowerOff::Shutdown | PowerOff::Force) => {}
         }
-        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
-        // Recorded before it happens: after a crash in between, cancelling switches it on again.
-        self.memory.switched_off = true;
-        match self.is_warm() {
-            true => store.begin_downtime(plan, id, self.context.clock.now_ms())?,
-            false => store.set_switched_off(plan, id, true)?,
-        }
+        // Before it happens: after a crash in between, cancelling switches it on again.
+        self.record_going_down()?;
         match (self.shut_down(&now), self.planned.power_off) {
             (Err(error), PowerOff::Force) if error.cause != Cause::Cancelled => {
                 self.note(format!("the guest did not shut down ({}), so it was switched off", chain(&error)));
@@ -96,6 +91,17 @@ impl Journey<'_> {
             }
             (done, _) => Ok(done?),
         }
+    }
+
+    /// Records that the guest is down, or may be from now on, because it moves.
+    pub(super) fn record_going_down(&mut self) -> Outcome<()> {
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        self.memory.switched_off = true;
+        match self.is_warm() {
+            true => store.begin_downtime(plan, id, self.context.clock.now_ms())?,
+            false => store.set_switched_off(plan, id, true)?,
+        }
+        Ok(())
     }
 
     fn shut_down(&mut self, now: &Vm) -> Result<(), ProviderError> {

@@ -42,8 +42,13 @@ struct State {
     claims: Option<Claims>,
     /// Hosts of which other processes hold slots that this one wanted.
     short: BTreeSet<String>,
+    /// VMs that were called up to move over: they wait for their slots, or have them and wait for others that move over.
+    called_up: BTreeSet<JobId>,
     learned: Learned,
 }
+
+/// VMs that are called up, for each that may move over at once.
+const CALLED_UP: usize = 2;
 
 /// A VM.
 struct One {
@@ -129,6 +134,7 @@ impl Schedule {
             next_tenant: 0,
             claims: None,
             short: BTreeSet::new(),
+            called_up: BTreeSet::new(),
             learned: Learned::default(),
         };
         Schedule { state: Mutex::new(state), changed: Condvar::new() }
@@ -415,8 +421,16 @@ impl State {
         self.vms.get(&id).is_some_and(|one| one.admitted.is_some())
     }
 
+    /// Whether a VM is to wait for its slots now, to move over when it has them: no more than are needed to keep those busy that
+    /// move over, for meanwhile the slots serve no other VM.
+    fn call_up(&mut self, id: JobId) -> bool {
+        let most = self.scheduler.budgets().cutovers.max(1) as usize * CALLED_UP;
+        self.called_up.len() < most && self.called_up.insert(id)
+    }
+
     /// It may not move over any more, and waits for no slots.
     fn stand_back(&mut self, id: JobId, now_ms: u64) {
+        self.called_up.remove(&id);
         self.let_out(id);
         self.scheduler.stand_back(id, now_ms);
     }
@@ -632,6 +646,14 @@ impl Slots<'_> {
     /// # Errors
     /// If the run is to stop, or it never may.
     pub(crate) fn take_turn(&self, until_ms: i64, stop: &StopSignal) -> Result<Turn, EngineError> {
+        let turn = self.wait_for_turn(until_ms, stop);
+        if self.schedule.lock().called_up.remove(&self.id) {
+            self.schedule.changed.notify_all();
+        }
+        turn
+    }
+
+    fn wait_for_turn(&self, until_ms: i64, stop: &StopSignal) -> Result<Turn, EngineError> {
         let (id, mut state) = (self.id, self.schedule.lock());
         loop {
             if state.admit(now(self.clock)) {
@@ -655,8 +677,10 @@ impl Slots<'_> {
                     return Ok(Turn::Now);
                 }
                 state.scheduler.pause_cutover(id);
-                state.scheduler.wake(id, true, now_ms);
-                continue;
+                if state.call_up(id) {
+                    state.scheduler.wake(id, true, now_ms);
+                    continue;
+                }
             }
             if !is_parked && state.scheduler.is_kept_by_order(id, now_ms) {
                 state.stand_back(id, now_ms);

@@ -35,7 +35,8 @@ enum Ready {
 impl Journey<'_> {
     /// Passes while the VM runs. Ends when it is to move over, with the slots held.
     pub(in crate::itinerary) fn passes(&mut self) -> Outcome<()> {
-        self.passes_began_ms = Some(self.context.clock.now_ms());
+        // Also where it comes back to them: the moment of a cutover is held against the run.
+        self.passes_began_ms.get_or_insert(self.context.clock.now_ms());
         self.leave_it_on()?;
         if let Some(why) = self.why_moment_is_over()? {
             self.note(format!(
