@@ -409,9 +409,6 @@ pub fn plan_text(
             ));
         }
     }
-    if plan.get("warm").is_some_and(|warm| warm["cutover"] == "manual") {
-        return Err("spec.plan.warm.cutover: `manual` is not carried out by the operator yet".into());
-    }
     plan.insert("version".into(), json!(1));
     plan.insert("name".into(), json!(name));
     plan.insert("source".into(), provider.source(user, folder, &data));
@@ -488,7 +485,6 @@ mod tests {
                 json!({"target": {"type": "kubevirt"}, "source": {"data": {"password_file": "/x"}}}),
                 "data.password_file",
             ),
-            (json!({"target": {"type": "kubevirt"}, "warm": {"cutover": "manual"}}), "manual"),
             (json!({"target": {"type": "kubevirt", "image": "evil:1"}}), "target.image"),
             (json!({"target": {"type": "kubevirt", "image": ["drover:1"]}}), "target.image"),
             (json!({}), "target.type"),

@@ -10,7 +10,7 @@ use drover_operator::lock;
 use drover_operator::model::{
     DiskSize, MigrationSpec, Pinned, Place, ProviderSpec, Size, SourceId, VmId, plan_text,
 };
-use drover_plan::{PlannedVm, Problem, chosen_by};
+use drover_plan::{Cutover, PlannedVm, Problem, chosen_by};
 use drover_types::inventory::Inventory;
 use serde_json::{Value, json};
 
@@ -132,6 +132,7 @@ fn over(
         let errors: Vec<Problem> = resolution.problems.iter().filter(|it| it.is_error()).cloned().collect();
         return Err(refused("PlanHasErrors", told(&errors), true));
     }
+    check_cutovers(&resolution.vms).map_err(|why| refused("PlanForbidden", why, true))?;
     let source = inventory.about.instance_uuid.clone();
     let specs = resolution.vms.iter().map(|vm| MigrationSpec {
         plan_ref: question.plan.clone(),
@@ -148,6 +149,20 @@ fn over(
         cancel: false,
     });
     Ok(specs.collect())
+}
+
+/// Refuses VMs that would be copied again and again for a cutover that nobody can ask for here.
+fn check_cutovers(vms: &[PlannedVm]) -> Result<(), String> {
+    let is_manual = |vm: &&PlannedVm| vm.warm.is_some_and(|warm| warm.cutover == Cutover::Manual);
+    let names: Vec<&str> = vms.iter().filter(is_manual).map(|vm| vm.vm.name.as_str()).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let (first, count) = (names[..names.len().min(PROBLEMS_MAX)].join(", "), names.len());
+    Err(format!(
+        "warm.cutover: `manual`, which is the default, is not carried out by the operator: {count} VMs would never move ({first}); give \
+         `cutover: auto` or a moment, for the plan or at vms[]"
+    ))
 }
 
 fn size_of(vm: &PlannedVm) -> Size {
@@ -240,8 +255,67 @@ pub fn word_of(exit: Exit) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use drover_types::inventory::{PowerState, ToolsState, Vm, VmDisk};
+
     use super::*;
+
+    fn running(id: &str, name: &str) -> Vm {
+        let disk = VmDisk {
+            key: 2000,
+            label: "Hard disk 1".into(),
+            capacity_bytes: 1 << 30,
+            datastore: "ds1".into(),
+            ..VmDisk::default()
+        };
+        Vm {
+            id: id.into(),
+            name: name.into(),
+            instance_uuid: format!("uuid-{id}"),
+            power: PowerState::On,
+            change_tracking: true,
+            tools: ToolsState::Running,
+            disks: vec![disk],
+            ..Vm::default()
+        }
+    }
+
+    #[test]
+    fn no_vm_waits_for_a_cutover_that_nobody_can_ask_for() {
+        let inventory = Inventory {
+            vms: vec![running("vm-1", "web01"), running("vm-2", "db01")],
+            ..Inventory::default()
+        };
+        let check = |keys: Value| {
+            let mut plan = json!({
+                "version": 1, "name": "p", "target": {"type": "kubevirt", "namespace": "vms", "image": "i"}, "power_off": "shutdown",
+                "source": {"type": "vsphere", "endpoint": "vc", "user": "u", "password_file": "/p", "insecure": true},
+                "vms": [{"name": "web01"}, {"name": "db01"}],
+            });
+            plan.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+            let plan = drover_plan::Plan::parse(&plan.to_string()).unwrap();
+            let resolution = drover_plan::resolve(&plan, &inventory);
+            assert_eq!(resolution.vms.len(), 2, "{:#?}", resolution.problems);
+            check_cutovers(&resolution.vms)
+        };
+        for keys in [
+            json!({"mode": "warm"}),
+            json!({"mode": "warm", "warm": {"interval": "1h"}}),
+            json!({"mode": "warm", "warm": {"cutover": "manual"}}),
+        ] {
+            let why = check(keys.clone()).unwrap_err();
+            assert!(why.contains("2 VMs would never move (db01, web01)"), "{keys}: {why}");
+        }
+        let one = json!([{"name": "web01", "warm": {"cutover": "manual"}}, {"name": "db01"}]);
+        let why = check(json!({"mode": "warm", "warm": {"cutover": "auto"}, "vms": one})).unwrap_err();
+        assert!(why.contains("(web01)") && why.contains("cutover: auto"), "{why}");
+        check(json!({})).unwrap();
+        check(json!({"mode": "warm", "warm": {"cutover": "auto"}})).unwrap();
+        check(json!({"mode": "warm", "warm": {"cutover": "2026-12-01T22:00:00Z"}})).unwrap();
+        let each = json!([{"name": "web01", "warm": {"cutover": "auto"}}, {"name": "db01", "mode": "cold"}]);
+        check(json!({"mode": "warm", "vms": each})).unwrap();
+    }
 
     #[test]
     fn secrets_are_read_as_the_server_writes_them() {
