@@ -264,13 +264,23 @@ fn check_mark(args: &OperatorWorkerArgs) -> Result<(), End> {
 /// Marks the claim as this Migration's; it is durable before anything is touched.
 fn put_mark(args: &OperatorWorkerArgs) -> Result<(), End> {
     let place = mark(args);
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&place)?;
-        file.write_all(args.uid.as_bytes())?;
-        file.sync_all()?;
-        File::open(place.parent().unwrap_or(Path::new("/")))?.sync_all()
-    };
-    write().map_err(|error| End::new(Exit::State, "State", format!("{}: {error}", place.display())))
+    write_mark(&place, &args.uid)
+        .map_err(|error| End::new(Exit::State, "State", format!("{}: {error}", place.display())))
+}
+
+/// One that is there is never cut short: a worker that is ended meanwhile would leave another's mark, and the state would count as lost.
+fn write_mark(place: &Path, uid: &str) -> std::io::Result<()> {
+    let folder = File::open(place.parent().unwrap_or(Path::new("/")))?;
+    // One of an earlier worker may not be durable yet.
+    if std::fs::read_to_string(place).is_ok_and(|known| known == uid) {
+        return folder.sync_all();
+    }
+    let fresh = place.with_extension("migration-new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(uid.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&fresh, place)?;
+    folder.sync_all()
 }
 
 fn provider_of(post: &Post, namespace: &str, wanted: &Pinned, has_begun: bool) -> Result<ProviderSpec, End> {
@@ -577,5 +587,34 @@ impl Words for Collected {
 
     fn site(&self, summary: &str) {
         crate::out::say(summary);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_never_cut_short() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("state.migration");
+        write_mark(&place, "m1").unwrap();
+        assert_eq!(std::fs::read_to_string(&place).unwrap(), "m1");
+        // The file under another name: it is as it was when a new one takes its place.
+        let kept = folder.path().join("kept");
+        std::fs::hard_link(&place, &kept).unwrap();
+        write_mark(&place, "m1").unwrap();
+        let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap());
+        assert_eq!(inode(&place), inode(&kept), "the same mark is not written again");
+        write_mark(&place, "m2").unwrap();
+        assert_eq!(std::fs::read_to_string(&place).unwrap(), "m2");
+        assert_eq!(std::fs::read_to_string(&kept).unwrap(), "m1", "it was not written in place");
+        let names = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(names, 2, "nothing is left beside it");
+        // What a worker that was ended left beside it does no harm.
+        std::fs::write(place.with_extension("migration-new"), "m").unwrap();
+        write_mark(&place, "m3").unwrap();
+        assert_eq!(std::fs::read_to_string(&place).unwrap(), "m3");
     }
 }
