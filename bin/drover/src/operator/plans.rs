@@ -54,6 +54,8 @@ pub struct Plan {
     keys: Value,
     /// After a failure: when it is tried again, after a pause of so long.
     next: Option<(Moment, i64)>,
+    /// After Migrations of it could not be cancelled, as above.
+    cancel_next: Option<(Moment, i64)>,
     counted: Moment,
     /// A Migration of it is gone, or one because of which a VM was refused.
     pub is_stale: bool,
@@ -72,6 +74,7 @@ impl Plan {
             provider: spec["provider"].as_str().unwrap_or_default().to_string(),
             keys: spec["plan"].clone(),
             next: known.as_ref().filter(|_| is_same).and_then(|it| it.next),
+            cancel_next: known.as_ref().filter(|_| is_same).and_then(|it| it.cancel_next),
             is_stale: known.as_ref().is_some_and(|it| it.is_stale),
             counted: known.map(|it| it.counted).unwrap_or_default(),
             meta,
@@ -85,8 +88,7 @@ impl Plan {
 
     /// When it is tried again after another failure.
     fn after(&self, at: Moment) -> (Moment, i64) {
-        let pause = self.next.map_or(PAUSE_MIN, |(_, pause)| (pause * 2).min(PAUSE_MAX));
-        (at.plus(pause), pause)
+        after(self.next, at)
     }
 
     /// Whether VMs of it are somebody else's.
@@ -139,6 +141,30 @@ impl Provider {
     }
 }
 
+/// When something is tried again after another failure, by when that was to be before.
+fn after(known: Option<(Moment, i64)>, at: Moment) -> (Moment, i64) {
+    let pause = known.map_or(PAUSE_MIN, |(_, pause)| (pause * 2).min(PAUSE_MAX));
+    (at.plus(pause), pause)
+}
+
+/// Does something to each; what the server refuses of one is told, and keeps it from none of the others.
+fn past_refusals(
+    names: Vec<String>,
+    mut act: impl FnMut(&str) -> Result<(), KubeError>,
+) -> Result<Vec<String>, KubeError> {
+    let mut refused = Vec::new();
+    for name in names {
+        match act(&name) {
+            // Another by now, or gone: the watch tells.
+            Ok(()) => {}
+            Err(error) if matches!(error.kind, KubeErrorKind::Conflict | KubeErrorKind::Missing) => {}
+            Err(error) if stops_all(error.kind) => return Err(error),
+            Err(error) => refused.push(format!("{name}: {}", error.what)),
+        }
+    }
+    Ok(refused)
+}
+
 /// Whether the next request would end the same way, whatever it is about.
 fn stops_all(kind: KubeErrorKind) -> bool {
     matches!(
@@ -152,7 +178,7 @@ impl Operator {
         let at = now();
         let names: Vec<String> = self.plans.keys().cloned().collect();
         for name in names {
-            let tended = self.cancel_all(&name).and_then(|()| self.count(&name, at));
+            let tended = self.cancel_all(&name, at).and_then(|()| self.count(&name, at));
             if let Err(error) = tended
                 && error.kind != KubeErrorKind::Conflict
             {
@@ -427,22 +453,33 @@ impl Operator {
     }
 
     /// Gives up all of a plan that is to be given up.
-    fn cancel_all(&mut self, name: &str) -> Result<(), KubeError> {
-        let Some(plan) = self.plans.get(name).filter(|plan| plan.cancel) else { return Ok(()) };
+    fn cancel_all(&mut self, name: &str, at: Moment) -> Result<(), KubeError> {
+        let is_due = |plan: &&Plan| plan.cancel && plan.cancel_next.is_none_or(|(next, _)| next <= at);
+        let Some(plan) = self.plans.get(name).filter(is_due) else { return Ok(()) };
         let is_left = |it: &&super::Migration| {
             it.spec.plan_ref.uid == plan.meta.uid && !it.spec.cancel && it.status.phase != Phase::Done
         };
         let left: Vec<String> =
             self.migrations.values().filter(is_left).map(|it| it.meta.name.clone()).collect();
-        for name in left {
-            self.check_lease()?;
-            let Some(migration) = self.migrations.get(&name) else { continue };
-            let body = json!({"metadata": {"uid": migration.meta.uid}, "spec": {"cancel": true}});
-            let path = path_of(Kind::Migration, &self.namespace, &name);
-            let answer = self.cluster.change(&path, Change::Merge, &body)?;
-            self.take_answer(&answer);
-            self.due.insert(name);
+        let refused = past_refusals(left, |migration| self.cancel_one(migration))?;
+        let Some(plan) = self.plans.get_mut(name) else { return Ok(()) };
+        plan.cancel_next = (!refused.is_empty()).then(|| after(plan.cancel_next, at));
+        if let Some(first) = refused.first() {
+            let message =
+                format!("{} Migrations could not be cancelled, and are tried again: {first}", refused.len());
+            self.tell("Plan", name, &[Note { is_warning: true, reason: "CancelRefused".into(), message }]);
         }
+        Ok(())
+    }
+
+    fn cancel_one(&mut self, name: &str) -> Result<(), KubeError> {
+        self.check_lease()?;
+        let Some(migration) = self.migrations.get(name) else { return Ok(()) };
+        let body = json!({"metadata": {"uid": migration.meta.uid}, "spec": {"cancel": true}});
+        let path = path_of(Kind::Migration, &self.namespace, name);
+        let answer = self.cluster.change(&path, Change::Merge, &body)?;
+        self.take_answer(&answer);
+        self.due.insert(name.to_string());
         Ok(())
     }
 
@@ -463,5 +500,43 @@ impl Operator {
         self.write(name, |status| {
             (status.migrations, status.done, status.failed) = (migrations, done, failed);
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_is_refused_keeps_none_of_the_others() {
+        let names = || ["a", "b", "c", "d"].map(String::from).to_vec();
+        let mut done = Vec::new();
+        let refused = past_refusals(names(), |name| {
+            done.push(name.to_string());
+            match name {
+                "a" => Err(KubeError { kind: KubeErrorKind::Refused, what: "words".into() }),
+                "b" => Err(KubeError { kind: KubeErrorKind::Conflict, what: "made anew".into() }),
+                _ => Ok(()),
+            }
+        });
+        assert_eq!((done, refused.unwrap()), (names(), vec!["a: words".to_string()]));
+        // What nobody answers is asked for once.
+        let mut asked = 0;
+        let ended = past_refusals(names(), |_| {
+            asked += 1;
+            Err(KubeError { kind: KubeErrorKind::Unreachable, what: "no answer".into() })
+        });
+        assert_eq!((ended.unwrap_err().kind, asked), (KubeErrorKind::Unreachable, 1));
+    }
+
+    #[test]
+    fn pauses_grow_to_their_most() {
+        let mut next = None;
+        let pauses = (0..8).map(|_| {
+            next = Some(after(next, Moment(0)));
+            next.unwrap().1
+        });
+        assert_eq!(pauses.collect::<Vec<_>>(), [15, 30, 60, 120, 240, 480, 600, 600]);
     }
 }
