@@ -32,6 +32,8 @@ pub const PAUSE_SECONDS_MAX: i64 = 600;
 pub const OUTAGES_MAX: u32 = 3;
 /// Seconds before a lock that cannot be read or removed is asked for again.
 const LOCK_REFUSED_SECONDS: i64 = 30;
+/// Seconds before a state claim that is being removed is looked at again.
+const CLAIM_GOES_SECONDS: i64 = 10;
 /// Failures in a row, without progress, after which a Migration is not tried again by itself.
 pub const FAILURES_MAX: u32 = 8;
 /// Seconds for which undoing is tried by itself.
@@ -82,6 +84,8 @@ pub enum ClaimSeen {
     NotAsked,
     /// There is none of its name.
     Missing,
+    /// One of its name is being removed.
+    Going,
     /// There is one: its UID, and whether it was made for this Migration.
     There(String, bool),
 }
@@ -217,11 +221,16 @@ impl Run<'_> {
                 |job: &JobRef| job.name == seen.name && job.uid.as_ref().is_none_or(|uid| *uid == seen.uid);
             current.as_ref().is_some_and(is_it)
         };
-        // Of an epoch that is over, or of nobody's.
-        // The last one of what is over stays, so that its log can be read.
-        let is_over = matches!(self.status.phase, Phase::Done | Phase::Failed) && !self.is_unwanted();
-        let stray = |job: &&JobSeen| !(is_current(job) || is_over && job.has_ended);
-        let stray = self.facts.jobs.iter().find(stray);
+        let jobs = &self.facts.jobs;
+        let (is_made, last) = (jobs.iter().any(is_current), self.last_log());
+        let is_stray = |job: &&JobSeen| match is_current(job) {
+            true => false,
+            // Until the next worker is there, people read in its log why.
+            false if job.has_ended && !is_made => last.as_ref() != Some(&job.name),
+            // Nobody waits for its end beside a worker that has to be attended to.
+            false => !(job.has_ended && job.is_going && is_made),
+        };
+        let stray = jobs.iter().find(is_stray);
         if let Some(job) = stray {
             self.wants_slot = current.is_some() || !job.has_ended;
             if job.is_going {
@@ -234,6 +243,17 @@ impl Run<'_> {
             return self.at_work(job);
         }
         self.at_rest()
+    }
+
+    /// The Job of the last worker that came to its end, where messages send people to its log.
+    fn last_log(&self) -> Option<String> {
+        let is_read = match self.status.phase {
+            Phase::Cancelled => false,
+            Phase::Cancelling => true,
+            _ => !self.is_unwanted(),
+        };
+        let epoch = self.status.epoch.checked_sub(1).filter(|_| is_read)?;
+        Some(job_name(&self.facts.me.name, epoch))
     }
 
     /// Whether what it began is to be undone, or is to be gone.
@@ -401,7 +421,7 @@ impl Run<'_> {
         let since = self.status.cancel_since.unwrap_or(now);
         if now >= since.plus(UNDO_SECONDS_MAX) {
             let message = "it was not undone in a day, and is not tried again by itself: mend the cause and set the annotation \
-                           drover.dev/retry, or undo it by hand and set drover.dev/abandon";
+                           drover.dev/retry, or undo it by hand and set drover.dev/abandon. Its guest may be off at the source";
             self.status.phase = Phase::Failed;
             self.tell("CleanedUp", false, "UndoGaveUp", message);
             return Act::Nothing;
@@ -472,15 +492,13 @@ impl Run<'_> {
                 Ok(())
             }
             (ClaimSeen::There(_, false), _) => {
-                let act = self.rest(
-                    Phase::Pending,
-                    "StateClaimTaken",
-                    "a claim of the name of its state claim is another's",
-                );
-                let until = self.facts.now.plus(PAUSE_SECONDS_MAX);
-                self.status.next_try = Some(until);
-                self.wake(until);
-                Err(act)
+                let why = "a claim of the name of its state claim is another's";
+                Err(self.look_again("StateClaimTaken", why, PAUSE_SECONDS_MAX))
+            }
+            (ClaimSeen::Going, _) => {
+                let why = "a claim of the name of its state claim is being removed: Kubernetes keeps it as long as a pod uses it, also one that \
+                           has ended; remove the Job of that pod";
+                Err(self.look_again("StateClaimTerminating", why, CLAIM_GOES_SECONDS))
             }
             (ClaimSeen::Missing, _) => {
                 self.status.claim = None;
@@ -495,14 +513,15 @@ impl Run<'_> {
             _ if self.status.begun || work == Work::Undo => Ok(()),
             LockSeen::NotAsked => Err(Act::AskLock),
             LockSeen::Free | LockSeen::Mine(_) => Ok(()),
-            LockSeen::Others(why) => Err(self.wait_for_lock(MOVED_ELSEWHERE, why, PAUSE_SECONDS_MAX)),
+            LockSeen::Others(why) => Err(self.look_again(MOVED_ELSEWHERE, why, PAUSE_SECONDS_MAX)),
             LockSeen::NotServed(why) | LockSeen::Denied(why) => {
-                Err(self.wait_for_lock(lock::REFUSED, why, LOCK_REFUSED_SECONDS))
+                Err(self.look_again(lock::REFUSED, why, LOCK_REFUSED_SECONDS))
             }
         }
     }
 
-    fn wait_for_lock(&mut self, reason: &str, why: &str, seconds: i64) -> Act {
+    /// Waits for others, without a slot.
+    fn look_again(&mut self, reason: &str, why: &str, seconds: i64) -> Act {
         let act = self.rest(Phase::Pending, reason, why);
         let until = self.facts.now.plus(seconds);
         self.status.next_try = Some(until);
@@ -512,10 +531,12 @@ impl Run<'_> {
     }
 
     fn lose(&mut self, what: &str) {
+        let off = if self.may_be_off() { ". Its guest may be off at the source" } else { "" };
+        let what = format!("{what}{off}");
         self.status.phase = Phase::Failed;
         self.wants_slot = false;
-        self.tell("StateLost", true, "StateLost", what);
-        self.tell("Arrived", false, "StateLost", what);
+        self.tell("StateLost", true, "StateLost", &what);
+        self.tell("Arrived", false, "StateLost", &what);
     }
 
     fn has_arrived(&self) -> bool {

@@ -76,16 +76,23 @@ pub enum LockSeen {
     Denied(String),
 }
 
-/// What a lock that was read says to the Migration of a UID.
-pub fn seen(found: Option<&Value>, uid: &str) -> LockSeen {
+/// What a lock that was read says to a Migration.
+pub fn seen(found: Option<&Value>, me: &Named, namespace: &str) -> LockSeen {
     let Some(found) = found else { return LockSeen::Free };
     let (metadata, migration) = (&found["metadata"], &found["spec"]["migration"]);
-    if migration["uid"] == uid {
+    if migration["uid"] == me.uid.as_str() {
         return LockSeen::Mine(metadata["uid"].as_str().unwrap_or_default().to_string());
     }
     let text = |value: &Value| value.as_str().unwrap_or("?").to_string();
     let holder = format!("{}/{}", text(&migration["namespace"]), text(&migration["name"]));
     let name = text(&metadata["name"]);
+    // Names are given once at a time.
+    if migration["namespace"] == namespace && migration["name"] == me.name.as_str() {
+        return LockSeen::Others(format!(
+            "moved before: an earlier Migration {holder}, which is gone, has moved this VM, or was let go with what it began (VmLock {name}); \
+             docs/how-to/operator.md, \"One VM, one Migration\", says when it may be moved again"
+        ));
+    }
     // No word of how it is removed: while its holder works, that would let two move the VM.
     LockSeen::Others(format!(
         "moved elsewhere: Migration {holder} moves this VM, or has moved it (VmLock {name}); to move it from here, cancel that one first"
@@ -121,14 +128,28 @@ mod tests {
         let me = Named { name: "vm-v-s".into(), uid: "m1".into() };
         let mut made = lock(&spec("s", "v"), &me, "vms");
         made["metadata"]["uid"] = json!("l1");
-        assert_eq!(seen(Some(&made), "m1"), LockSeen::Mine("l1".into()));
-        assert_eq!(seen(None, "m1"), LockSeen::Free);
-        // Also of a Migration of that name and namespace that was made anew.
-        let LockSeen::Others(why) = seen(Some(&made), "m2") else { panic!() };
+        assert_eq!(seen(Some(&made), &me, "vms"), LockSeen::Mine("l1".into()));
+        assert_eq!(seen(None, &me, "vms"), LockSeen::Free);
+        let other = Named { uid: "m2".into(), ..me.clone() };
+        let LockSeen::Others(why) = seen(Some(&made), &other, "elsewhere") else { panic!() };
         assert!(why.contains("vms/vm-v-s") && why.contains("VmLock vm-v-s"), "{why}");
+        assert!(why.contains("cancel that one first"), "{why}");
         assert!(!why.contains("delete") && !why.contains("remove"), "its holder may be at work: {why}");
         // One that nobody can read is not free.
-        assert!(matches!(seen(Some(&json!({"metadata": {}})), "m1"), LockSeen::Others(_)));
+        assert!(matches!(seen(Some(&json!({"metadata": {}})), &me, "vms"), LockSeen::Others(_)));
+    }
+
+    #[test]
+    fn a_migration_made_anew_is_not_told_to_cancel_itself() {
+        let me = Named { name: "vm-v-s".into(), uid: "m1".into() };
+        let made = lock(&spec("s", "v"), &me, "vms");
+        let anew = Named { uid: "m2".into(), ..me };
+        let LockSeen::Others(why) = seen(Some(&made), &anew, "vms") else { panic!() };
+        assert!(
+            !why.contains("cancel") && why.contains("an earlier Migration vms/vm-v-s, which is gone"),
+            "{why}"
+        );
+        assert!(why.contains("VmLock vm-v-s"), "{why}");
     }
 
     #[test]

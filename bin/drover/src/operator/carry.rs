@@ -50,6 +50,18 @@ fn unseen(error: KubeError) -> Result<LockSeen, KubeError> {
     }
 }
 
+/// What a claim that was read says to the Migration of a UID.
+fn claim_seen(found: Option<&Value>, me: &str) -> ClaimSeen {
+    match found {
+        None => ClaimSeen::Missing,
+        Some(claim) if !claim["metadata"]["deletionTimestamp"].is_null() => ClaimSeen::Going,
+        Some(claim) => {
+            let is_mine = claim["metadata"]["annotations"][MIGRATION_UID] == me;
+            ClaimSeen::There(uid(claim).to_string(), is_mine)
+        }
+    }
+}
+
 impl Operator {
     pub(super) fn carry_out(&mut self, name: &str, act: &Act, facts: &mut Facts) -> Result<Done, KubeError> {
         match act {
@@ -60,7 +72,7 @@ impl Operator {
                 return Ok(Done::Whole);
             }
             Act::AskClaim => facts.claim = self.claim_of(name, &facts.me.uid)?,
-            Act::AskLock => facts.lock = self.lock_of(name, &facts.me.uid).or_else(unseen)?,
+            Act::AskLock => facts.lock = self.lock_of(name, &facts.me).or_else(unseen)?,
             Act::RemoveLock(uid) => facts.lock = self.remove_lock(name, uid).or_else(unseen)?,
             Act::AskNamespace => facts.namespace_ends = Some(self.namespace_ends()?),
             Act::AskPods => facts.pods = Some(self.has_pods(name)?),
@@ -165,21 +177,13 @@ impl Operator {
 
     fn claim_of(&self, name: &str, me: &str) -> Result<ClaimSeen, KubeError> {
         let found = self.cluster.get(&self.claim_path(&objects::claim_name(name)))?;
-        // One that is being removed is as good as gone.
-        let found = found.filter(|claim| claim["metadata"]["deletionTimestamp"].is_null());
-        Ok(match found {
-            None => ClaimSeen::Missing,
-            Some(claim) => {
-                let is_mine = claim["metadata"]["annotations"][MIGRATION_UID] == me;
-                ClaimSeen::There(uid(&claim).to_string(), is_mine)
-            }
-        })
+        Ok(claim_seen(found.as_ref(), me))
     }
 
-    fn lock_of(&self, name: &str, me: &str) -> Result<LockSeen, KubeError> {
+    fn lock_of(&self, name: &str, me: &Named) -> Result<LockSeen, KubeError> {
         let Some(migration) = self.migrations.get(name) else { return Ok(LockSeen::NotAsked) };
         let found = self.cluster.get(&lock::path(&lock::name(&migration.spec)))?;
-        Ok(lock::seen(found.as_ref(), me))
+        Ok(lock::seen(found.as_ref(), me, &self.namespace))
     }
 
     fn remove_lock(&self, name: &str, uid: &str) -> Result<LockSeen, KubeError> {
@@ -269,6 +273,16 @@ mod tests {
         let aimed =
             job(json!({"conditions": [{"type": "FailureTarget", "status": "True"}], "terminating": 1}));
         assert!(!aimed.has_ended && !aimed.was_disrupted);
+    }
+
+    #[test]
+    fn a_claim_that_is_being_removed_is_neither_there_nor_gone() {
+        let mut claim = json!({"metadata": {"uid": "c1", "annotations": {MIGRATION_UID: "m1"}}});
+        assert_eq!(claim_seen(Some(&claim), "m1"), ClaimSeen::There("c1".into(), true));
+        assert_eq!(claim_seen(Some(&claim), "m2"), ClaimSeen::There("c1".into(), false));
+        claim["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(claim_seen(Some(&claim), "m1"), ClaimSeen::Going);
+        assert_eq!(claim_seen(None, "m1"), ClaimSeen::Missing);
     }
 
     #[test]

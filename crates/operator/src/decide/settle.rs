@@ -29,6 +29,8 @@ pub mod reason {
     pub const LOCK_LOST: &str = "VmLockLost";
 }
 
+const MAY_BE_OFF: &str = "its guest may be off: look at the source. The annotation drover.dev/retry moves it, and cancelling this Migration undoes \
+                          what was begun and switches its guest on again";
 const BEGUN_KEEPS_ITS_PLAN: &str = "it is tried again; an edit of the Plan changes nothing in what has begun: if the plan is wrong, cancel and remove this Migration";
 
 impl Run<'_> {
@@ -85,8 +87,7 @@ impl Run<'_> {
                 "{message}; {OUTAGES_MAX} tries shut its guest down and failed, so it is not shut down again by itself: mend the cause and \
                  set the annotation drover.dev/retry, or cancel this Migration"
             );
-            self.status.phase = Phase::Failed;
-            self.tell("Arrived", false, "TooManyOutages", &what);
+            self.fail("TooManyOutages", &what);
             return;
         }
         match code {
@@ -126,8 +127,7 @@ impl Run<'_> {
                 }
             }
             exit::PLAN if [reason::UNPARSABLE, reason::FORBIDDEN].contains(&said.as_str()) => {
-                self.status.phase = Phase::Failed;
-                self.tell("Arrived", false, &said, &message);
+                self.fail(&said, &message);
             }
             // These are mended elsewhere, whenever that is: the plan's surroundings, logins, lines, quotas, names that are taken.
             exit::PLAN | exit::ACCESS | exit::CONNECTION | exit::TARGET | exit::TARGET_FULL => {
@@ -190,11 +190,27 @@ impl Run<'_> {
         self.status.failures = self.status.failures.saturating_add(u32::from(ends));
         self.status.tries = self.status.tries.saturating_add(1);
         if ends && work == Work::Move && self.status.failures >= FAILURES_MAX {
-            self.status.phase = Phase::Failed;
+            self.fail(reason, message);
         } else {
             self.pause_by_failures(work);
+            self.tell("Arrived", false, reason, message);
         }
-        self.tell("Arrived", false, reason, message);
+    }
+
+    /// Nothing is tried any more, and nobody looks after the guest.
+    fn fail(&mut self, reason: &str, message: &str) {
+        self.status.phase = Phase::Failed;
+        let message = match self.may_be_off() {
+            true => format!("{message}. {MAY_BE_OFF}"),
+            false => message.to_string(),
+        };
+        self.tell("Arrived", false, reason, &message);
+    }
+
+    /// Whether a worker shut the guest down, or ended without saying whether it did. It switches the guest on again, unless that fails.
+    pub(super) fn may_be_off(&self) -> bool {
+        let is_unsaid = |word: &WorkerWord| word.outage || word.exit.is_none();
+        self.status.begun && (self.status.outages > 0 || self.status.worker.as_ref().is_some_and(is_unsaid))
     }
 
     fn pause_by_failures(&mut self, work: Work) {

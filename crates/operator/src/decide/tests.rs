@@ -13,7 +13,11 @@ struct World {
     status: Status,
     facts: Facts,
     job: Option<JobSeen>,
+    /// Those of workers before it.
+    old_jobs: Vec<JobSeen>,
     claim: Option<String>,
+    /// Whether the claim is being removed.
+    claim_goes: bool,
     has_pods: bool,
     made: Vec<(u64, Work)>,
     is_gone: bool,
@@ -56,7 +60,9 @@ impl World {
             status: Status::default(),
             facts,
             job: None,
+            old_jobs: Vec::new(),
             claim: None,
+            claim_goes: false,
             has_pods: false,
             made: Vec::new(),
             is_gone: false,
@@ -71,7 +77,7 @@ impl World {
     /// Decides and carries out until nothing is to be done.
     fn settle(&mut self) {
         for _ in 0..50 {
-            self.facts.jobs = self.job.iter().cloned().collect();
+            self.facts.jobs = self.job.iter().chain(&self.old_jobs).cloned().collect();
             let decision = decide(&self.spec, &self.status, &self.facts);
             let word = self.status.worker.clone();
             let is_same = self.status == decision.status;
@@ -99,6 +105,7 @@ impl World {
                     assert!(!self.has_pods, "never beside another's pod");
                     let job = self.status.job.clone().unwrap();
                     self.made.push((self.status.epoch, job.work));
+                    self.old_jobs.extend(self.job.take());
                     self.job = Some(JobSeen {
                         uid: format!("j {}", job.name),
                         name: job.name,
@@ -108,8 +115,13 @@ impl World {
                     self.forget();
                 }
                 Act::RemoveJob(named) => {
-                    assert_eq!(self.job.take().unwrap().uid, named.uid);
-                    self.has_pods = false;
+                    match self.old_jobs.iter().position(|job| job.uid == named.uid) {
+                        Some(place) => drop(self.old_jobs.remove(place)),
+                        None => {
+                            assert_eq!(self.job.take().unwrap().uid, named.uid);
+                            self.has_pods = false;
+                        }
+                    }
                     self.forget();
                 }
                 Act::RemoveClaim(uid) => {
@@ -151,6 +163,9 @@ impl World {
     }
 
     fn claim_seen(&self) -> ClaimSeen {
+        if self.claim_goes {
+            return ClaimSeen::Going;
+        }
         self.claim.clone().map_or(ClaimSeen::Missing, |uid| ClaimSeen::There(uid, true))
     }
 
@@ -265,6 +280,70 @@ fn a_second_worker_waits_for_the_end_of_the_first() {
     assert_eq!(world.reason("Arrived"), "WorkerDied");
     world.later(PAUSE_SECONDS_MIN);
     assert_eq!(world.made.len(), 2);
+}
+
+#[test]
+fn the_log_of_a_failure_is_there_until_the_next_try() {
+    let job = |epoch| job_name(&migration_name(SOURCE, VM), epoch);
+    let names = |world: &World| -> Vec<String> {
+        world.job.iter().chain(&world.old_jobs).map(|job| job.name.clone()).collect()
+    };
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.says(6, "Source");
+    assert_eq!((world.status.phase, names(&world)), (Phase::Retrying, vec![job(1)]));
+    world.later(PAUSE_SECONDS_MAX);
+    assert_eq!((world.status.phase, names(&world)), (Phase::Running, vec![job(2)]), "it made room");
+    // One that does not go holds up nobody.
+    world.works();
+    world.old_jobs = vec![JobSeen {
+        name: job(1),
+        uid: "j1".into(),
+        is_going: true,
+        has_ended: true,
+        was_disrupted: false,
+    }];
+    world.says(0, "Success");
+    assert_eq!(world.status.phase, Phase::Done);
+
+    // An undo's, too; nothing is left of what is undone.
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.spec.cancel = true;
+    world.settle();
+    world.works();
+    world.says(6, "LeftBehind");
+    assert_eq!((world.status.phase, names(&world)), (Phase::Cancelling, vec![job(2)]));
+    world.later(PAUSE_SECONDS_MAX);
+    assert_eq!(names(&world), [job(3)]);
+    world.works();
+    world.says(0, "Undone");
+    assert_eq!((world.status.phase, names(&world).len()), (Phase::Cancelled, 0));
+}
+
+#[test]
+fn a_claim_that_is_being_removed_is_waited_for() {
+    let mut world = World::new();
+    world.claim_goes = true;
+    world.settle();
+    assert_eq!(
+        (world.status.phase, world.reason("Arrived").as_str()),
+        (Phase::Pending, "StateClaimTerminating")
+    );
+    assert_eq!(world.status.next_try, Some(world.facts.now.plus(CLAIM_GOES_SECONDS)));
+    world.later(CLAIM_GOES_SECONDS);
+    assert_eq!((world.claims, world.made.len()), (0, 0));
+    world.claim_goes = false;
+    world.later(CLAIM_GOES_SECONDS);
+    assert_eq!((world.claims, world.made.len()), (1, 1));
+    // With the state of what has begun it is as good as gone.
+    world.works();
+    world.dies(false);
+    world.claim_goes = true;
+    world.later(PAUSE_SECONDS_MAX);
+    assert_eq!((world.status.phase, world.reason("StateLost").as_str()), (Phase::Failed, "StateLost"));
 }
 
 #[test]

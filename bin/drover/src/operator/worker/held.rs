@@ -31,8 +31,8 @@ pub struct Held {
     cluster: Arc<Cluster>,
     path: String,
     fresh: Value,
-    /// Of the Migration.
-    uid: String,
+    me: Named,
+    namespace: String,
     is_taken: AtomicBool,
     is_lost: AtomicBool,
 }
@@ -43,7 +43,8 @@ impl Held {
             cluster,
             path: lock::path(&lock::name(spec)),
             fresh: lock::lock(spec, me, namespace),
-            uid: me.uid.clone(),
+            me: me.clone(),
+            namespace: namespace.to_string(),
             is_taken: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
         }
@@ -72,7 +73,7 @@ impl Held {
     }
 
     fn seen(&self) -> Result<LockSeen, KubeError> {
-        Ok(lock::seen(self.cluster.get(&self.path)?.as_ref(), &self.uid))
+        Ok(lock::seen(self.cluster.get(&self.path)?.as_ref(), &self.me, &self.namespace))
     }
 
     /// Whether it is this Migration's still; so before it was taken, too. A server without locks is one that begins: it gives no answer.

@@ -90,3 +90,40 @@ fn a_worker_that_never_reached_the_server_ends_nothing() {
     }
     assert_eq!(world.status.phase, Phase::Running);
 }
+
+#[test]
+fn one_that_failed_says_that_its_guest_may_be_off() {
+    let message = |world: &World| world.status.condition("Arrived").unwrap().message.clone();
+    // A worker shut it down, and said so.
+    let mut world = World::new();
+    world.settle();
+    world.fails_after_shutdown(6, "Source");
+    world.works();
+    world.fails(3, reason::UNPARSABLE);
+    assert_eq!(world.status.phase, Phase::Failed);
+    assert!(
+        message(&world).contains("guest may be off") && message(&world).contains("words"),
+        "{}",
+        message(&world)
+    );
+    // It ended without a word.
+    let mut world = World::new();
+    world.settle();
+    for _ in 0..FAILURES_MAX {
+        world.works();
+        world.dies(false);
+        world.later(PAUSE_SECONDS_MAX);
+    }
+    assert_eq!(world.status.phase, Phase::Failed);
+    assert!(message(&world).contains("guest may be off"), "{}", message(&world));
+    // It said that it had left the guest alone, or nothing was touched.
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.fails(3, reason::UNPARSABLE);
+    assert_eq!((world.status.phase, message(&world).as_str()), (Phase::Failed, "words"));
+    let mut world = World::new();
+    world.settle();
+    world.fails(3, reason::FORBIDDEN);
+    assert_eq!((world.status.phase, message(&world).as_str()), (Phase::Failed, "words"));
+}
