@@ -55,6 +55,8 @@ pub enum KubeErrorKind {
     Refused,
     /// The server failed or is busy.
     Server,
+    /// The answer is larger than what is read.
+    TooLarge,
 }
 
 impl KubeError {
@@ -347,7 +349,9 @@ async fn carried(
     let code = response.status().as_u16();
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
     let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-        true => (KubeErrorKind::Server, format!("the answer is larger than {} MiB", ANSWER_BYTES_MAX >> 20)),
+        true => {
+            (KubeErrorKind::TooLarge, format!("the answer is larger than {} MiB", ANSWER_BYTES_MAX >> 20))
+        }
         false => unreachable(error.as_ref()),
     })?;
     Ok((code, body.to_bytes().to_vec()))
@@ -493,7 +497,28 @@ mod tests {
     fn an_answer_that_is_too_large_is_refused() {
         let (_folder, cluster) = served(vec![("/version", 200, " ".repeat(ANSWER_BYTES_MAX + 1))]);
         let error = cluster.get("/version").unwrap_err();
-        assert!(error.kind == KubeErrorKind::Server && error.what.contains("32 MiB"), "{error}");
+        assert!(error.kind == KubeErrorKind::TooLarge && error.what.contains("32 MiB"), "{error}");
+    }
+
+    #[test]
+    fn a_list_with_large_objects_comes_in_smaller_pages() {
+        let page = |names: &[&str], next: &str| {
+            let items: Vec<Value> =
+                names.iter().map(|name| serde_json::json!({"metadata": {"name": name}})).collect();
+            serde_json::json!({"items": items, "metadata": {"continue": next, "resourceVersion": "7"}})
+                .to_string()
+        };
+        let large = || " ".repeat(ANSWER_BYTES_MAX + 1);
+        let (_folder, cluster) = served(vec![
+            ("/things?limit=500&", 200, page(&["a"], "1")),
+            ("/things?limit=500&&continue=1", 200, large()),
+            ("/things?limit=250&&continue=1", 200, large()),
+            ("/things?limit=125&&continue=1", 200, page(&["b"], "2")),
+            ("/things?limit=125&&continue=2", 200, page(&["c"], "")),
+        ]);
+        let names = cluster.all("/things").unwrap();
+        let names: Vec<&str> = names.iter().filter_map(|it| it["metadata"]["name"].as_str()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
     }
 
     #[test]

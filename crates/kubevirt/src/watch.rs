@@ -120,10 +120,17 @@ impl Cluster {
         if !tell(Seen::Begin) {
             return Ok(None);
         }
-        let mut next = String::new();
+        let (mut next, mut page) = (String::new(), PAGE);
         loop {
             let more = if next.is_empty() { String::new() } else { format!("&continue={next}") };
-            let list = self.ask(Method::GET, &format!("{path}?limit={PAGE}&{query}{more}"), None, "")?;
+            let list = match self.ask(Method::GET, &format!("{path}?limit={page}&{query}{more}"), None, "") {
+                // Large objects: the rest of the list comes in smaller pages.
+                Err(error) if error.kind == KubeErrorKind::TooLarge && page > 1 => {
+                    page /= 2;
+                    continue;
+                }
+                list => list?,
+            };
             let Value::Object(mut list) = list else { return Err(unread(path)) };
             let metadata = list.remove("metadata").unwrap_or_default();
             let Some(Value::Array(items)) = list.remove("items") else { return Err(unread(path)) };

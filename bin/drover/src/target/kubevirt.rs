@@ -345,9 +345,11 @@ fn failed(error: KubeError) -> ProviderError {
         KubeErrorKind::Refused if error.what.contains("exceeded quota") => {
             (Cause::TargetFull, "raise the namespace's quota, then `drover resume`")
         }
-        KubeErrorKind::Missing | KubeErrorKind::Conflict | KubeErrorKind::Refused | KubeErrorKind::Server => {
-            (Cause::Target, "see `kubectl describe` of it, then `drover resume`")
-        }
+        KubeErrorKind::Missing
+        | KubeErrorKind::Conflict
+        | KubeErrorKind::Refused
+        | KubeErrorKind::Server
+        | KubeErrorKind::TooLarge => (Cause::Target, "see `kubectl describe` of it, then `drover resume`"),
     };
     ProviderError::new(cause, error.what).advise(advice)
 }

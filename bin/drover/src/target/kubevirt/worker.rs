@@ -292,7 +292,7 @@ fn refused(error: &KubeError) -> Refusal {
             DiskErrorKind::Transient
         }
         KubeErrorKind::Conflict | KubeErrorKind::Config | KubeErrorKind::Denied => DiskErrorKind::Denied,
-        KubeErrorKind::NotServed | KubeErrorKind::Refused => DiskErrorKind::Denied,
+        KubeErrorKind::NotServed | KubeErrorKind::Refused | KubeErrorKind::TooLarge => DiskErrorKind::Denied,
     };
     Refusal::new(kind, error.to_string())
 }
