@@ -41,6 +41,7 @@ type read struct {
 	total  int
 	fault  *FaultOrder
 	sent   int  // fragments so far
+	left   int  // fragments that are still to come
 	failed bool // by order, after which nothing more of it comes
 }
 
@@ -58,7 +59,6 @@ func (c *conn) serveReads(first request) error {
 		}
 		requests = append(requests, req)
 	}
-	defer c.answered(len(requests))
 	c.todo = c.todo[:0]
 	for i := range requests {
 		r, problem := c.checkRead(&requests[i], b)
@@ -69,12 +69,17 @@ func (c *conn) serveReads(first request) error {
 		}
 		c.service.errors.Add(1)
 		c.log("read: %s", problem)
+		c.answered(1)
 		if err := c.putError(requests[i].op, problem); err != nil {
 			return err
 		}
 	}
 	c.arrange(b)
 	for _, part := range c.todo {
+		// Before its last bytes go: who has them may send the next request at once.
+		if part.read.left--; part.read.left == 0 {
+			c.answered(1)
+		}
 		if err := c.emit(part, b); err != nil {
 			return err
 		}
@@ -129,6 +134,7 @@ func (c *conn) cutUp(r *read, b *Behaviour) {
 		}
 		n = min(n, r.total-at)
 		c.todo = append(c.todo, fragment{r, at, n})
+		r.left++
 		at += n
 	}
 }
