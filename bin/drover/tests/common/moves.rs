@@ -167,6 +167,14 @@ pub fn has_arrived(source: &mut Pulse, target: &mut Pulse) {
     assert!(verdict.is_sound(), "{verdict:?}");
 }
 
+/// What the source sent went over the link, which counts what the other side has confirmed: the last of it may be on its way.
+#[track_caller]
+pub fn went_over_the_link(moved: &Value) {
+    let bytes = |value: &Value| value.as_u64().unwrap();
+    let (up, sent) = (bytes(&moved["link"]["up_bytes"]), bytes(&moved["sent_bytes"]));
+    assert!(up + 4 * MIB >= sent && up > 0, "{moved}");
+}
+
 /// The guest does not run there. What it said before it stood still may be heard late.
 #[track_caller]
 pub fn is_silent(guest: &Pulse) {
