@@ -114,6 +114,10 @@ fn source(guests: &Guests, folder: &Path) -> Result<Sim> {
     let mut scene = Scene::of_guests(guests);
     let vms = scene.inventory["vms"].as_array_mut().context("VMs of the scene")?;
     vms.retain(|vm| vm["name"] != "archive01");
+    // KubeVirt gives a machine one NIC of the pod's network.
+    for nics in vms.iter_mut().filter_map(|vm| vm["nics"].as_array_mut()) {
+        nics.truncate(1);
+    }
     let mut warm = vms.first().context("a guest")?.clone();
     warm["name"] = json!(WARM);
     for (number, nic) in warm["nics"].as_array_mut().into_iter().flatten().enumerate() {
