@@ -236,13 +236,8 @@ impl VsphereSource {
         Ok(OpenedSource { notes: nfc::notes(&opened), disk: Arc::new(opened) })
     }
 
-    /// The disk as a snapshot froze it.
     fn frozen(&self, vm: &PlannedVm, disk: &PlannedDisk, snapshot: &str) -> Result<VmDisk, ProviderError> {
-        let disks = self.session.snapshot_disks(snapshot).map_err(provider_error)?;
-        disks.into_iter().find(|it| it.key == disk.disk.key).ok_or_else(|| {
-            let what = format!("{} of {} is not in snapshot {snapshot}", disk.disk.label, vm.vm.name);
-            ProviderError::new(Cause::Source, what)
-        })
+        frozen(&self.session, &vm.vm, &disk.disk, snapshot)
     }
 
     /// What tells the frozen file's state is its time, which only the datastore knows; then a copy may go on by another
@@ -287,6 +282,15 @@ impl VsphereSource {
         let address = drover_plan::Endpoint { host: host.address.clone(), port: host.port }.to_string();
         Ok(Route::Host { address, trust, login })
     }
+}
+
+/// A disk as a snapshot froze it.
+pub fn frozen(session: &Session, vm: &Vm, disk: &VmDisk, snapshot: &str) -> Result<VmDisk, ProviderError> {
+    let disks = session.snapshot_disks(snapshot).map_err(provider_error)?;
+    disks.into_iter().find(|it| it.key == disk.key).ok_or_else(|| {
+        let what = format!("{} of {} is not in snapshot {snapshot}", disk.label, vm.name);
+        ProviderError::new(Cause::Source, what)
+    })
 }
 
 /// Hides snapshots that drover made for this plan and an earlier run could not remove, so that they do

@@ -16,6 +16,7 @@ use crate::endpoint::{Place, find_disk, place};
 use crate::exit::{Exit, Failure};
 use crate::nfc::{Asked, NfcWay};
 use crate::signals::{Undo, stop_on_signals};
+use crate::source::frozen;
 
 /// Read to learn the rate, and for how long at most.
 const MEASURE_BYTES_MAX: u64 = 16 << 30;
@@ -40,10 +41,9 @@ pub fn check(args: &NfcCheckArgs) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Plan, message)
             .advise("name one that is off, or add --snapshot: one is made of it, and removed again"));
     }
-    let told = if vm.power == PowerState::Off {
-        read(args, &session, &vm, &disk, None)
-    } else {
-        read_frozen(args, &session, &vm, &disk)
+    let told = match vm.power {
+        PowerState::Off => read(args, &session, &vm, &disk, &disk),
+        _ => read_frozen(args, &session, &vm, &disk),
     }?;
     match args.json {
         true => crate::out::line(format!("{told:#}")),
@@ -61,9 +61,10 @@ fn read_frozen(args: &NfcCheckArgs, session: &Session, vm: &Vm, disk: &VmDisk) -
         session.remove_snapshot(&left.id)?;
     }
     let made = session.create_snapshot(&vm.id, SNAPSHOT_NAME, SNAPSHOT_DESCRIPTION, false)?;
-    let told = frozen(session, vm, disk, &made.id).and_then(|frozen| match stop.is_set() {
+    let frozen = frozen(session, vm, disk, &made.id).map_err(Failure::from);
+    let told = frozen.and_then(|frozen| match stop.is_set() {
         true => Err(Failure::new(Exit::Interrupted, "interrupted")),
-        false => read(args, session, vm, disk, Some((&frozen, &made.id))),
+        false => read(args, session, vm, disk, &frozen),
     });
     let removed = session.remove_snapshot(&made.id);
     drop(undo);
@@ -84,20 +85,12 @@ fn read_frozen(args: &NfcCheckArgs, session: &Session, vm: &Vm, disk: &VmDisk) -
     }
 }
 
-/// The disk as a snapshot froze it.
-fn frozen(session: &Session, vm: &Vm, disk: &VmDisk, snapshot: &str) -> Result<VmDisk, Failure> {
-    session.snapshot_disks(snapshot)?.into_iter().find(|it| it.key == disk.key).ok_or_else(|| {
-        let message = format!("{} of {} is left out of snapshots", disk.label, vm.name);
-        Failure::new(Exit::Source, message).advise("name another disk")
-    })
-}
-
 fn read(
     args: &NfcCheckArgs,
     session: &Session,
     vm: &Vm,
     disk: &VmDisk,
-    frozen: Option<(&VmDisk, &str)>,
+    frozen: &VmDisk,
 ) -> Result<Value, Failure> {
     let trace = match &args.trace {
         Some(path) => {
@@ -108,14 +101,13 @@ fn read(
         None => None,
     };
     let way = NfcWay::unasked();
-    let (read_from, snapshot) = frozen.unwrap_or((disk, ""));
     let asked = Asked {
         session,
         vm,
         disk,
-        frozen: read_from,
+        frozen,
         route: Route::Provider,
-        identity: format!("{} {snapshot}", read_from.path),
+        identity: frozen.path.clone(),
         extents: None,
         trace,
     };

@@ -372,8 +372,8 @@ impl<'a> Journey<'a> {
 
 /// What was decided about a VM, and is not its host's fault, or no more than its host is tried.
 fn is_told(cause: Cause) -> bool {
-    let is_said = matches!(cause, Cause::Cancelled | Cause::Hook | Cause::Check | Cause::Skipped);
-    is_said || matches!(cause, Cause::HostFailed | Cause::NotItsTurn)
+    use Cause::{Cancelled, Check, Hook, HostFailed, NotItsTurn, Skipped};
+    matches!(cause, Cancelled | Hook | Check | Skipped | HostFailed | NotItsTurn)
 }
 
 /// Said of a phase that ended without anything to do.

@@ -237,7 +237,6 @@ func (c *conn) answer() error {
 			err = c.serveReads(req)
 		} else {
 			err = c.serveOne(&req)
-			c.answered(1)
 		}
 		if err != nil {
 			_ = c.flush()
@@ -255,6 +254,7 @@ func (c *conn) answered(n int) {
 // serveOne answers anything but a read.
 func (c *conn) serveOne(req *request) error {
 	stage, payload, extra := c.serve(req)
+	c.answered(1)
 	return c.reply(stage, req, payload, extra)
 }
 
