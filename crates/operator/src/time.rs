@@ -1,5 +1,6 @@
 //! Moments as Kubernetes writes them: RFC 3339 in UTC.
 
+use drover_types::calendar::{days_since_1970, moment_text};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Seconds since 1970.
@@ -16,22 +17,7 @@ impl Moment {
 
     /// As `2026-01-02T03:04:05Z`.
     pub fn text(self) -> String {
-        let (days, of_day) = (self.0.div_euclid(DAY), self.0.rem_euclid(DAY));
-        // Howard Hinnant, "chrono-compatible low-level date algorithms": years begin in March.
-        let shifted = days + 719_468;
-        let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-        let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-        let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        let month = (5 * of_year + 2) / 153;
-        let day = of_year - (153 * month + 2) / 5 + 1;
-        let month = if month < 10 { month + 3 } else { month - 9 };
-        let year = year_of_era + era * 400 + i64::from(month <= 2);
-        format!(
-            "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
-            of_day / 3600,
-            of_day / 60 % 60,
-            of_day % 60
-        )
+        moment_text(self.0.saturating_mul(1000))
     }
 
     /// Reads what [`Moment::text`] writes; parts of seconds are dropped.
@@ -45,11 +31,7 @@ impl Moment {
         if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
             return None;
         }
-        let year = if month <= 2 { year - 1 } else { year };
-        let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
-        let of_year = (153 * (if month > 2 { month - 3 } else { month + 9 }) + 2) / 5 + day - 1;
-        let of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + of_year;
-        Some(Moment((era * 146_097 + of_era - 719_468) * DAY + hour * 3600 + minute * 60 + second))
+        Some(Moment(days_since_1970(year, month, day) * DAY + hour * 3600 + minute * 60 + second))
     }
 }
 

@@ -1,3 +1,5 @@
+use drover_types::calendar::{days_since_1970, moment_text};
+
 /// Seconds since 1970 of an XML date and time: `2026-11-21T13:17:33.25+01:00`. Without an offset it is UTC.
 /// Absent if it is none, or lies before 1970.
 pub(crate) fn seconds_of(text: &str) -> Option<u64> {
@@ -10,37 +12,20 @@ pub(crate) fn seconds_of(text: &str) -> Option<u64> {
     if !in_range || hour > 24 || minute > 59 || second > 60 {
         return None;
     }
-    let local = days_before(year, month) + day - 1;
+    let local = days_since_1970(year, month, day);
     let seconds = local * 86_400 + hour * 3600 + minute * 60 + second - offset_seconds(zone)?;
     u64::try_from(seconds).ok()
 }
 
 /// The same the other way round, in UTC: `2026-11-21T13:17:33Z`.
 pub(crate) fn text_of(seconds: u64) -> String {
-    let (days, second) = ((seconds / 86_400) as i64, seconds % 86_400);
-    // The year is guessed too late by a day's fraction at the most, then corrected.
-    let mut year = 1970 + days * 400 / 146_097 + 1;
-    while days_before(year, 1) > days {
-        year -= 1;
-    }
-    let month = (1..=12).rev().find(|month| days_before(year, *month) <= days).unwrap_or(1);
-    let day = days - days_before(year, month) + 1;
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    moment_text(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000))
 }
 
 fn numbers(text: &str, separator: char) -> Option<[i64; 3]> {
     let mut parts = text.split(separator).map(|part| part.parse::<u16>().ok().map(i64::from));
     let found = [parts.next()??, parts.next()??, parts.next()??];
     parts.next().is_none().then_some(found)
-}
-
-/// Days from the start of 1970 to the start of a month.
-fn days_before(year: i64, month: i64) -> i64 {
-    // Years that begin in March have their odd day at the end (Howard Hinnant, "chrono-compatible date algorithms").
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let leap_days = year / 4 - year / 100 + year / 400;
-    year * 365 + leap_days + (153 * month + 2) / 5 - 719_468
 }
 
 fn offset_seconds(zone: &str) -> Option<i64> {
