@@ -218,8 +218,8 @@ impl Found<'_> {
             self.add(
                 "disk-has-parent",
                 part,
-                "is a linked clone: its file holds only changes to another",
-                "make it a full clone",
+                "holds only changes to another file, and no snapshot is told: a linked clone, or snapshots that are not shown",
+                "make it a full clone, or look whether the account may see the VM's snapshots",
             );
         }
         if disk.shared {
