@@ -44,7 +44,8 @@ Examples:
 Next: edit the file, then drover plan check web.yaml";
 
 pub const PLAN_CHECK: &str = "\
-Exit codes: 0 the plan will run, 3 it has errors, 4 the user lacks rights, 5 the provider cannot be reached.
+Exit codes: 0 the plan will run, 3 it has errors, 4 the user lacks rights, 5 the provider cannot be reached,
+7 the target cannot take it.
 
 Examples:
   drover plan check web.yaml
