@@ -22,6 +22,7 @@ use drover_kubevirt::{Access, Cluster, KubeError, KubeErrorKind, Seen};
 use drover_operator::admission::Admissions;
 use drover_operator::fence::is_older;
 use drover_operator::jobs::{Jobs, Known};
+use drover_operator::model::Work;
 use drover_operator::objects::Shape;
 use drover_operator::time::Moment;
 use drover_schedule::Budgets;
@@ -426,8 +427,10 @@ impl Operator {
     fn readmit(&mut self) {
         let now_ms = self.now_ms();
         for (name, migration) in &self.migrations {
-            if migration.status.job.is_some() {
-                self.admissions.want(name, &migration.spec, true, now_ms);
+            let status = &migration.status;
+            let work = status.job.as_ref().map(|job| job.work);
+            if let Some(work) = work.or(status.keeps_slot().then_some(Work::Move)) {
+                self.admissions.want(name, &migration.spec, work, true, now_ms);
             }
         }
         self.admissions.admit(now_ms);

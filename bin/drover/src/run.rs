@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use drover_copy::RetryPolicy;
 use drover_engine::{
     Board, Cause, Clock, EngineError, GivenUp, Leave, Observer, PlanRow, PlanState, RunFacts, RunOutcome,
-    Runner, Schedule, Store, SystemClock, TargetProvider, VmRow, VmState,
+    Runner, Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState,
 };
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
@@ -395,22 +395,35 @@ pub fn give_up_by_leave(
     leave: &Leave<'_>,
 ) -> Result<GivenUp, Failure> {
     let name = &file.plan.name;
+    at_source(file, store, state, meant, &|source, target| {
+        store.ask_cancel(name)?;
+        let until = Instant::now() + CANCEL_WAIT;
+        loop {
+            match drover_engine::cancel_by_leave(name, store, source, target, leave) {
+                Err(EngineError::Running { .. }) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+                result => return result,
+            }
+        }
+    })
+}
+
+/// Does something with source and target of a plan that does not run: at the source that is meant alone.
+pub fn at_source<T>(
+    file: &PlanFile,
+    store: &Store,
+    state: Option<&Path>,
+    meant: Option<&Meant>,
+    act: &dyn Fn(&dyn SourceProvider, &PlanTarget) -> Result<T, EngineError>,
+) -> Result<T, Failure> {
     let (source, about) = to_give_up(file, store)?;
     meant.map_or(Ok(()), |meant| meant.check_source(&about))?;
     // Nobody waits for a site that is away: what is left there is told, and goes with the next try.
     let stop = StopSignal::default();
     stop.stop();
     let target = PlanTarget::new(file, &about, state, &stop);
-    store.ask_cancel(name)?;
-    let until = Instant::now() + CANCEL_WAIT;
-    loop {
-        match drover_engine::cancel_by_leave(name, store, source.as_ref(), &target, leave) {
-            Err(EngineError::Running { .. }) if Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(200));
-            }
-            result => return Ok(result?),
-        }
-    }
+    Ok(act(source.as_ref(), &target)?)
 }
 
 #[cfg(test)]

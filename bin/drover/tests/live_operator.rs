@@ -186,6 +186,11 @@ fn vms_of_a_plan_arrive_whoever_dies_on_the_way_and_none_gets_a_second_migration
     operated.make(&plan);
     operated.moves("web01", 0);
 
+    operated.wait("the node finds the operator ready", || {
+        let deployment = operated.landing.cluster.get(DEPLOYMENT).unwrap().unwrap_or_default();
+        deployment["status"]["readyReplicas"] == 1
+    });
+
     // The worker's pod dies: another goes on.
     let pod = operated.worker("web01").unwrap();
     operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=1"));
@@ -572,6 +577,59 @@ fn a_worker_whose_lock_is_removed_stops_and_leaves_the_vm_to_whom_it_is() {
     assert_holds(&a, &operated.landing.stage.path("a"));
     let lock = operated.landing.cluster.get(&lock).unwrap().unwrap();
     assert_eq!(lock["spec"]["migration"]["uid"], it["metadata"]["uid"]);
+}
+
+/// Kills the process of a pod's worker, so that it says no more.
+fn kill(pod: &Value) {
+    let wanted = format!("--pod\0{}\0", pod["metadata"]["uid"].as_str().unwrap());
+    let is_it = |process: &String| {
+        std::fs::read_to_string(format!("/proc/{process}/cmdline")).is_ok_and(|line| line.contains(&wanted))
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let process = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).find(is_it).unwrap();
+    assert!(std::process::Command::new("kill").args(["-KILL", &process]).status().unwrap().success());
+}
+
+/// Some 90 s.
+#[test]
+#[ignore = "soak"]
+fn a_guest_that_dead_workers_left_off_is_switched_on_again_and_moves_when_that_is_asked_for() {
+    let operated = Operated::new(163, |folder| {
+        let web = vm("web01", &[&disk_file(folder, "a", 64 * MIB)]);
+        vec![with(web, json!({"power": "on"}))]
+    });
+    let Some(mut operated) = operated else { return };
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, 64 * MIB).unwrap();
+    operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1MiB"));
+    let status = |operated: &Operated| operated.migration("web01").unwrap()["status"].clone();
+    let power = |operated: &Operated| operated.landing.stage.sim.vm("web01").unwrap()["power"].clone();
+    for outages in 1..=3 {
+        let seen = operated.done_bytes("web01");
+        operated.moves("web01", seen);
+        assert_eq!(
+            (&status(&operated)["worker"]["outage"], power(&operated)),
+            (&json!(true), json!("poweredOff"))
+        );
+        let pod = operated.worker("web01").unwrap();
+        kill(&operated.landing.cluster.get(&format!("{PODS}/{pod}")).unwrap().unwrap());
+        operated.wait("that counts", || status(&operated)["outages"] == outages);
+        assert_eq!(status(&operated)["guestOff"], true);
+    }
+    operated.wait("it is switched on", || operated.condition("web01", "GuestOn")["status"] == "True");
+    assert_eq!(power(&operated), "poweredOn");
+    let failed = status(&operated);
+    assert_eq!((&failed["phase"], &failed["guestOff"]), (&json!("Failed"), &json!(false)), "{failed:#}");
+    assert_eq!(operated.condition("web01", "Arrived")["reason"], "TooManyOutages");
+    let seen = operated.done_bytes("web01");
+    assert!(seen > 0, "{failed:#}");
+
+    let name = operated.migration("web01").unwrap()["metadata"]["name"].as_str().unwrap().to_string();
+    let again = json!({"metadata": {"annotations": {"drover.dev/retry": "mended"}}});
+    operated.landing.cluster.merge(&format!("{OWN}/migrations/{name}"), &again).unwrap();
+    operated.wait("it arrives", || operated.phase("web01") == "Done");
+    assert_holds(&a, &operated.landing.stage.path("a"));
+    assert!(operated.condition("web01", "GuestOn").is_null());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Gives a plan up.
+//! Gives a plan up, or leaves its guests on at their source until it goes on.
 
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::PlannedVm;
@@ -8,7 +8,8 @@ use crate::clock::SystemClock;
 use crate::error::{EngineError, ProviderError, chain};
 use crate::event::{Board, NoObserver};
 use crate::itinerary::{
-    Context, asked_down, has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again, untrack,
+    Context, asked_down, has_begun, look, may_run_at_target, moment_of, remove_own_snapshots,
+    switch_on_again, untrack,
 };
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
@@ -44,12 +45,8 @@ pub fn cancel_by_leave(
     leave: &Leave<'_>,
 ) -> Result<GivenUp, EngineError> {
     let _lock = PlanLock::take(store, plan)?;
-    let (board, options, stop) = (Board::default(), TransferOptions::default(), StopSignal::default());
-    let observer = &NoObserver;
-    let (options, stop, clock) = (&options, &stop, &SystemClock);
-    let board = &board;
-    let context =
-        Context { plan, source, target, store, observer, board, options, stop, clock, outside: None };
+    let (board, options, stop) = <(Board, TransferOptions, StopSignal)>::default();
+    let context = context(plan, store, (source, target), (&board, &options, &stop));
     let mut given_up = GivenUp::default();
     for row in store.vms(plan)? {
         let problems = match (row.state, &row.phase) {
@@ -73,6 +70,71 @@ pub fn cancel_by_leave(
     let state = if given_up.left.is_empty() { PlanState::Cancelled } else { PlanState::Incomplete };
     given_up.left.extend(store.end_plan(plan, state).err().map(|error| unkept(&error)));
     Ok(given_up)
+}
+
+/// Switches on again at their source what runs of a plan switched off, with leave asked for before each step. Snapshots and definitions
+/// of these VMs go; what was copied stays, and the next run goes on with it. Gives what could not be done.
+///
+/// # Errors
+/// If another process runs the plan, or the state cannot be read.
+pub fn switch_on_by_leave(
+    plan: &str,
+    store: &Store,
+    source: &dyn SourceProvider,
+    target: &dyn TargetProvider,
+    leave: &Leave<'_>,
+) -> Result<Vec<String>, EngineError> {
+    let _lock = PlanLock::take(store, plan)?;
+    let (board, options, stop) = <(Board, TransferOptions, StopSignal)>::default();
+    let context = context(plan, store, (source, target), (&board, &options, &stop));
+    let mut left = Vec::new();
+    let is_off = |row: &VmRow| row.switched_off && !row.state.has_arrived();
+    for row in store.vms(plan)?.into_iter().filter(is_off) {
+        let problems = switch_vm_on(&context, &row, leave).unwrap_or_else(|error| vec![unkept(&error)]);
+        left.extend(problems.into_iter().map(|problem| format!("{}: {problem}", row.name)));
+    }
+    Ok(left)
+}
+
+fn switch_vm_on(context: &Context<'_>, row: &VmRow, leave: &Leave<'_>) -> Result<Vec<String>, StoreError> {
+    let planned: PlannedVm = match serde_json::from_str(&row.planned) {
+        Ok(planned) => planned,
+        Err(error) => return Ok(vec![format!("its plan cannot be read ({error})")]),
+    };
+    match fate(context, row, &planned) {
+        Ok(Fate::Undo) => {}
+        Ok(Fate::Arrived | Fate::LeftAlone) => {
+            let at = &planned.target_name;
+            return Ok(vec![format!("{at} was started at the target, so its source stays off")]);
+        }
+        Err(error) => return Ok(vec![chain(&error)]),
+    }
+    if has_begun(context, &planned, Phase::Copy)? || has_begun(context, &planned, Phase::Passes)? {
+        // Somebody might start it at the target while it runs at its source.
+        if let Err(error) = leave().and_then(|()| context.target.undo_define(&planned)) {
+            return Ok(vec![chain(&error)]);
+        }
+    }
+    let mut problems = thaw(context, &planned, leave);
+    problems.extend(leave_on(context, &planned, leave)?);
+    if problems.is_empty()
+        && planned.warm.is_some()
+        && context.store.warm(context.plan, &row.id)?.reason.is_some()
+    {
+        // It is decided anew, by whoever asks for it.
+        context.store.undo_cutover(context.plan, &row.id, moment_of(&planned))?;
+    }
+    Ok(problems)
+}
+
+fn context<'a>(
+    plan: &'a str,
+    store: &'a Store,
+    (source, target): (&'a dyn SourceProvider, &'a dyn TargetProvider),
+    (board, options, stop): (&'a Board, &'a TransferOptions, &'a StopSignal),
+) -> Context<'a> {
+    let (observer, clock) = (&NoObserver, &SystemClock);
+    Context { plan, source, target, store, observer, board, options, stop, clock, outside: None }
 }
 
 /// Of a VM that was given up before, and begun anew since, only change tracking may be left to switch off.
@@ -194,19 +256,28 @@ fn undo(context: &Context<'_>, planned: &PlannedVm, leave: &Leave<'_>) -> Result
         problems.extend(forget_passes(context, planned).err().map(|error| unkept(&error)));
     }
     problems.extend(thaw(context, planned, leave));
-    match may_go_down(context, planned)? {
-        true => problems.push(format!(
+    problems.extend(leave_on(context, planned, leave)?);
+    Ok(problems)
+}
+
+/// Switches a guest on again that drover switched off; gives what went wrong.
+fn leave_on(
+    context: &Context<'_>,
+    planned: &PlannedVm,
+    leave: &Leave<'_>,
+) -> Result<Vec<String>, StoreError> {
+    if may_go_down(context, planned)? {
+        return Ok(vec![format!(
             "{} is not seen off, and may have been asked to shut down less than {} s ago; cancel again after that, and if it has gone down, it \
              is switched on again",
             planned.vm.name,
             planned.shutdown_timeout.as_secs()
-        )),
-        false => match leave() {
-            Ok(()) => problems.extend(switch_on_again(context, planned)),
-            Err(error) => problems.push(chain(&error)),
-        },
+        )]);
     }
-    Ok(problems)
+    Ok(match leave() {
+        Ok(()) => switch_on_again(context, planned),
+        Err(error) => vec![chain(&error)],
+    })
 }
 
 fn forget_passes(context: &Context<'_>, planned: &PlannedVm) -> Result<(), StoreError> {

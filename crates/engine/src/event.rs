@@ -158,6 +158,9 @@ pub enum Event {
         next_ms: i64,
         /// How long the VM would be down if it moved over now.
         forecast: Option<Downtime>,
+        /// Whether it moves over only when somebody asks for it.
+        #[serde(default)]
+        until_asked: bool,
     },
     /// A VM moves over.
     CutoverStarted {

@@ -33,7 +33,7 @@ mod wave_hooks;
 mod waves;
 
 pub use begun::{begun, left_out};
-pub use cancel::{GivenUp, Leave, cancel, cancel_by_leave};
+pub use cancel::{GivenUp, Leave, cancel, cancel_by_leave, switch_on_by_leave};
 pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::{Limits, PlannedVm, WaveHooks};
-use drover_schedule::{Ended, Tenant, Wait};
+use drover_schedule::{Ended, Quarantined, Tenant, Wait};
 use drover_types::Wave;
 
 use crate::clock::Clock;
@@ -97,6 +97,8 @@ pub struct RunOutcome {
     pub skipped: usize,
     /// How each VM ended that this run took on.
     pub ends: Vec<VmEnd>,
+    /// Hosts because of which VMs failed.
+    pub hosts: Vec<Quarantined>,
     /// Why the end could not be recorded, of a VM or of the run. What is told here is so all the same.
     pub unkept: Option<StoreError>,
 }
@@ -159,8 +161,8 @@ impl Runner<'_> {
         let done_before = before.done;
         self.observer.event(&Event::PlanStarted { plan: self.plan.into(), vms: todo.len(), done_before });
         todo.iter().for_each(|vm| self.board.add_capacity(vm.capacity_bytes()));
-        let ends = self.run_vms(&todo, &rows, self.schedule()?, run);
-        Ok(self.end(&before, ends))
+        let (ends, hosts) = self.run_vms(&todo, &rows, self.schedule()?, run);
+        Ok(RunOutcome { hosts, ..self.end(&before, ends) })
     }
 
     fn run_vms(
@@ -169,7 +171,7 @@ impl Runner<'_> {
         left: &[VmRow],
         schedule: Arc<Schedule>,
         number: i64,
-    ) -> Vec<VmEnd> {
+    ) -> (Vec<VmEnd>, Vec<Quarantined>) {
         let site = &self.site();
         let to_call: Vec<&str> = WaveCalls::to_call_before(self.wave_hooks).collect();
         let joining =
@@ -225,8 +227,9 @@ impl Runner<'_> {
         self.tell_given_up(run);
         self.tell_waves(run);
         self.keep_foresight(FORESIGHT_WAIT);
-        self.tell_schedule(run);
-        std::mem::take(&mut ends.lock().unwrap_or_else(PoisonError::into_inner))
+        let hosts = schedule.quarantine(tenant);
+        self.tell_schedule(run, &hosts);
+        (std::mem::take(&mut ends.lock().unwrap_or_else(PoisonError::into_inner)), hosts)
     }
 
     /// All VMs have ended: calls what is left to be called after waves, and waits for it, so that a request to stop is heeded
@@ -263,17 +266,12 @@ impl Runner<'_> {
     }
 
     /// Tells what was learned of hosts, and which of them failed.
-    fn tell_schedule(&self, run: &Run<'_>) {
-        let failed = |host: drover_schedule::Quarantined| {
+    fn tell_schedule(&self, run: &Run<'_>, hosts: &[Quarantined]) {
+        let failed = |host: &Quarantined| {
             let now = if host.is_open { ", and was left alone" } else { "" };
             format!("host {}: {} VMs failed because of it{now}", host.host, host.failures)
         };
-        let lines = run
-            .schedule
-            .found(run.tenant)
-            .into_iter()
-            .chain(run.schedule.quarantine(run.tenant).into_iter().map(failed));
-        for line in lines {
+        for line in run.schedule.found(run.tenant).into_iter().chain(hosts.iter().map(failed)) {
             // A note that cannot be kept is a loss to the report only.
             let _ = self.store.add_event(self.plan, None, None, "note", &line);
         }
@@ -388,7 +386,8 @@ impl Runner<'_> {
         let unfinished = self.vms.len() - done - not_cleaned_up - failed.len();
         let skipped = count(VmState::Skipped);
         let unkept = ends.iter_mut().find_map(|end| end.unkept.take());
-        let mut outcome = RunOutcome { done, not_cleaned_up, failed, unfinished, skipped, ends, unkept };
+        let mut outcome =
+            RunOutcome { done, not_cleaned_up, failed, unfinished, skipped, ends, hosts: Vec::new(), unkept };
         // A plan whose state lacks the end of a VM is not over.
         let is_over = outcome.is_complete() && outcome.unkept.is_none();
         let state = if is_over { PlanState::Done } else { PlanState::Incomplete };

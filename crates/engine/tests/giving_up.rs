@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use drover_engine::{
     Cause, EngineError, Event, NoObserver, Observer, Phase, PlanState, ProviderError, Store, VmState, cancel,
-    cancel_by_leave,
+    cancel_by_leave, switch_on_by_leave,
 };
 use drover_mover::{StopSignal, journal_path};
 use drover_types::inventory::PowerState;
@@ -582,4 +582,64 @@ fn what_was_copied_before_it_was_given_up_removes_no_images_of_others() {
     world.as_if_killed();
     assert!(cancel(PLAN, &world.store, &world, &world).unwrap().left.is_empty());
     assert_eq!(world.calls("remove images"), removed, "no copy was begun since");
+}
+
+#[test]
+fn a_guest_that_a_dead_run_left_off_is_switched_on_and_its_copy_is_gone_on_with() {
+    for phase in [Phase::Snapshot, Phase::Verify, Phase::Define, Phase::Start] {
+        let world = one();
+        world.run(&Watch(|event: &Event| assert!(!enters(event, "on", phase), "the process dies")));
+        world.as_if_killed();
+        assert_eq!(world.power("vm-on"), PowerState::Off, "{phase}");
+        let images = world.images().len();
+        let refused = || Err(ProviderError::new(Cause::Cancelled, "another does it"));
+        let left = switch_on_by_leave(PLAN, &world.store, &world, &world, &refused).unwrap();
+        assert!(!left.is_empty() && world.power("vm-on") == PowerState::Off, "{phase}: {left:?}");
+        let left = switch_on_by_leave(PLAN, &world.store, &world, &world, &|| Ok(())).unwrap();
+        assert_eq!(left, Vec::<String>::new(), "{phase}");
+        assert_eq!((world.power("vm-on"), world.own_snapshots()), (PowerState::On, 0), "{phase}");
+        assert!(!world.row("vm-on").switched_off && !world.is_defined("on"), "{phase}");
+        assert_eq!(world.images().len(), images, "{phase}: what was copied stays");
+        world.run(&NoObserver);
+        world.assert_arrived(phase.name());
+    }
+}
+
+#[test]
+fn a_guest_that_runs_at_the_target_is_not_switched_on_at_its_source() {
+    let world = one();
+    world.set_trouble("start", Trouble::DiesAfter);
+    world.run(&NoObserver);
+    world.as_if_killed();
+    assert!(world.runs_at_target("on"));
+    let left = switch_on_by_leave(PLAN, &world.store, &world, &world, &|| Ok(())).unwrap();
+    assert!(left.iter().any(|left| left.contains("its source stays off")), "{left:?}");
+    assert_eq!(world.power("vm-on"), PowerState::Off);
+    world.run(&NoObserver);
+    world.assert_arrived("at last");
+}
+
+#[test]
+fn a_run_tells_whether_a_vm_failed_because_of_its_host() {
+    for (call, failures) in [("open source", 1), ("define", 0)] {
+        let world = one();
+        world.set_trouble(call, Trouble::Fails);
+        let outcome = world.run(&NoObserver);
+        assert_eq!((outcome.failed.len(), outcome.hosts.len()), (1, failures), "{call}: {outcome:?}");
+    }
+}
+
+#[test]
+fn who_stops_a_run_when_it_hears_that_the_guest_is_to_go_down_keeps_it_up() {
+    let (world, stop) = (one(), StopSignal::default());
+    let hears = Watch(|event: &Event| {
+        if enters(event, "on", Phase::PowerOff) {
+            stop.stop();
+        }
+    });
+    world.run_until(&hears, &stop);
+    assert_eq!((world.calls("shut down"), world.power("vm-on")), (0, PowerState::On));
+    assert!(!world.row("vm-on").switched_off);
+    world.run(&NoObserver);
+    world.assert_arrived("at last");
 }

@@ -9,6 +9,7 @@
 //! A status is written before the act that it announces. Each act can be carried out twice, and each is decided anew from what is there:
 //! an operator that dies between the two loses nothing. A worker is made only when no pod of an earlier one is left.
 
+use crate::admission::HostTold;
 use crate::lock::{self, LockSeen, MOVED_ELSEWHERE};
 use crate::model::{JobRef, MigrationSpec, Named, Phase, Status, Work};
 use crate::objects::{Note, job_name, migration_name};
@@ -38,6 +39,17 @@ const CLAIM_GOES_SECONDS: i64 = 10;
 pub const FAILURES_MAX: u32 = 8;
 /// Seconds for which undoing is tried by itself.
 pub const UNDO_SECONDS_MAX: i64 = 24 * 3600;
+
+/// Whether the guest runs again at the source after its Migration failed.
+const GUEST_ON: &str = "GuestOn";
+
+/// The condition that tells of a work.
+pub fn condition_of(work: Work) -> &'static str {
+    match work {
+        Work::Move | Work::Undo => "Arrived",
+        Work::SwitchOn => GUEST_ON,
+    }
+}
 
 /// How the plan stands to a Migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,8 +184,10 @@ pub struct Decision {
     pub act: Act,
     /// When to decide again, if nothing changes before.
     pub wake: Option<Moment>,
-    /// Whether it wants a slot of the scheduler, or has one to keep; of questions it tells nothing.
-    pub wants_slot: bool,
+    /// For what it wants a slot of the scheduler, or has one to keep; of questions it tells nothing.
+    pub wants_slot: Option<Work>,
+    /// What the end of a worker tells of the VM's host, to be told to the scheduler once the status is written.
+    pub host: Option<HostTold>,
     /// What happened.
     pub notes: Vec<Note>,
 }
@@ -182,11 +196,12 @@ pub struct Decision {
 pub fn decide(spec: &MigrationSpec, status: &Status, facts: &Facts) -> Decision {
     let is_edited = status.observed_generation != facts.generation;
     let status = status.clone();
-    let mut run = Run { spec, facts, status, is_edited, wake: None, wants_slot: false, notes: Vec::new() };
+    let mut run =
+        Run { spec, facts, status, is_edited, wake: None, wants_slot: None, host: None, notes: Vec::new() };
     run.status.observed_generation = facts.generation;
     let act = run.act();
-    let Run { status, wake, wants_slot, notes, .. } = run;
-    Decision { status, act, wake, wants_slot, notes }
+    let Run { status, wake, wants_slot, host, notes, .. } = run;
+    Decision { status, act, wake, wants_slot, host, notes }
 }
 
 struct Run<'a> {
@@ -196,7 +211,8 @@ struct Run<'a> {
     /// Whether the spec is another than the one that was decided on last.
     is_edited: bool,
     wake: Option<Moment>,
-    wants_slot: bool,
+    wants_slot: Option<Work>,
+    host: Option<HostTold>,
     notes: Vec<Note>,
 }
 
@@ -232,7 +248,8 @@ impl Run<'_> {
         };
         let stray = jobs.iter().find(is_stray);
         if let Some(job) = stray {
-            self.wants_slot = current.is_some() || !job.has_ended;
+            let of_job = (!job.has_ended).then_some(Work::Move);
+            self.wants_slot = current.as_ref().map(|job| job.work).or(of_job);
             if job.is_going {
                 self.wake(now.plus(LINGER_SECONDS));
                 return Act::Nothing;
@@ -269,7 +286,7 @@ impl Run<'_> {
     /// A worker was decided on, and its end was not looked at yet.
     fn at_work(&mut self, mut job: JobRef) -> Act {
         let now = self.facts.now;
-        self.wants_slot = true;
+        self.wants_slot = Some(job.work);
         let Some(seen) = self.facts.jobs.iter().find(|seen| seen.name == job.name).cloned() else {
             return match (job.uid.is_some(), self.facts.pods) {
                 (_, None) => Act::AskPods,
@@ -319,11 +336,18 @@ impl Run<'_> {
             }
             self.wake(until);
         } else {
+            let says = self.status.word().and_then(|word| word.reason.as_deref());
             let (reason, message) = match job.work {
+                Work::Move if says == Some(reason::WAITS_FOR_CUTOVER) => (
+                    reason::WAITS_FOR_CUTOVER,
+                    "it is copied while its guest runs, and moves over when somebody asks for it: set the annotation drover.dev/cutover to \
+                     anything new",
+                ),
                 Work::Move => ("Moving", "its worker moves it"),
                 Work::Undo => ("Undoing", "its worker undoes what was begun"),
+                Work::SwitchOn => ("SwitchingOn", "its worker switches the guest on again at the source"),
             };
-            self.tell("Arrived", false, reason, message);
+            self.tell(condition_of(job.work), false, reason, message);
         }
         Act::Nothing
     }
@@ -332,7 +356,7 @@ impl Run<'_> {
     fn end_epoch(&mut self) {
         self.status.job = None;
         self.status.epoch += 1;
-        self.wants_slot = false;
+        self.wants_slot = None;
     }
 
     /// No worker is there.
@@ -367,7 +391,11 @@ impl Run<'_> {
             return Act::RemoveMigration;
         }
         if self.status.phase == Phase::Failed {
-            return Act::Nothing;
+            // Nobody else looks after the guest.
+            return match self.may_be_off() && !self.has_lost_state() {
+                true => self.begin(Work::SwitchOn),
+                false => Act::Nothing,
+            };
         }
         if let PlanStanding::Unknown(why) = &self.facts.plan
             && !has_begun
@@ -434,7 +462,12 @@ impl Run<'_> {
     /// Makes a worker, once all is there that it needs.
     fn begin(&mut self, work: Work) -> Act {
         let now = self.facts.now;
-        let waiting = if work == Work::Move { Phase::Pending } else { Phase::Cancelling };
+        let (waiting, queued) = match work {
+            Work::Move => (Phase::Pending, Phase::Queued),
+            Work::Undo => (Phase::Cancelling, Phase::Cancelling),
+            Work::SwitchOn => (Phase::Failed, Phase::Failed),
+        };
+        let kind = condition_of(work);
         // What has begun goes to the provider as it is now: the worker proves that it is the same vCenter.
         let blocked = match &self.facts.provider {
             ProviderStanding::Missing(why) => Some(("ProviderMissing", why.clone())),
@@ -442,16 +475,21 @@ impl Run<'_> {
             ProviderStanding::Other(_) | ProviderStanding::Same => None,
         };
         if let Some((reason, why)) = blocked {
-            return self.rest(waiting, reason, &why);
+            self.status.phase = waiting;
+            self.tell(kind, false, reason, &why);
+            return Act::Nothing;
         }
         if let Some(next) = self.status.next_try.filter(|next| *next > now) {
+            self.wants_slot = self.status.keeps_slot().then_some(Work::Move);
             self.wake(next);
             return Act::Nothing;
         }
-        self.wants_slot = true;
+        self.wants_slot = Some(work);
         if !self.facts.is_admitted {
-            let phase = if work == Work::Move { Phase::Queued } else { Phase::Cancelling };
-            return self.rest(phase, "WaitsForSlot", "host, datastore or budget are taken by others");
+            self.status.phase = queued;
+            let why = "host, datastore or budget are taken by others, or its host fails and is left alone for a while";
+            self.tell(kind, false, "WaitsForSlot", why);
+            return Act::Nothing;
         }
         if let Err(act) = self.vm_is_free(work).and_then(|()| self.claim_ready()) {
             return act;
@@ -465,6 +503,9 @@ impl Run<'_> {
         let name = job_name(&self.facts.me.name, self.status.epoch);
         self.status.job = Some(JobRef { name, uid: None, work, at: now, overdue: false });
         self.status.next_try = None;
+        if work != Work::SwitchOn {
+            self.status.conditions.retain(|it| it.kind != GUEST_ON);
+        }
         if work == Work::Move {
             self.status.phase = Phase::Running;
             self.tell("Arrived", false, "Starting", "its worker is made");
@@ -525,7 +566,7 @@ impl Run<'_> {
         let act = self.rest(Phase::Pending, reason, why);
         let until = self.facts.now.plus(seconds);
         self.status.next_try = Some(until);
-        self.wants_slot = false;
+        self.wants_slot = None;
         self.wake(until);
         act
     }
@@ -534,7 +575,7 @@ impl Run<'_> {
         let off = if self.may_be_off() { ". Its guest may be off at the source" } else { "" };
         let what = format!("{what}{off}");
         self.status.phase = Phase::Failed;
-        self.wants_slot = false;
+        self.wants_slot = None;
         self.tell("StateLost", true, "StateLost", &what);
         self.tell("Arrived", false, "StateLost", &what);
     }

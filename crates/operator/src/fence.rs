@@ -102,8 +102,14 @@ pub fn unwanted(work: Work, migration: &Value) -> Option<&'static str> {
     match (work, is_given_up) {
         (Work::Move, true) => Some("it is given up"),
         (Work::Undo, false) => Some("it is not given up"),
-        _ => None,
+        (Work::Move, false) | (Work::Undo, true) | (Work::SwitchOn, _) => None,
     }
+}
+
+/// What [`crate::CUTOVER`] says that no worker heeded yet.
+pub fn asked_cutover(migration: &Value) -> Option<&str> {
+    let word = migration["metadata"]["annotations"][crate::CUTOVER].as_str()?;
+    (migration["status"]["cutover"] != word).then_some(word)
 }
 
 /// Whether a worker may use a Provider as it is now. What has begun may whatever became of it, since the vCenter itself is proven by its
@@ -202,6 +208,15 @@ mod tests {
         for it in [cancelled, going] {
             assert!(unwanted(Work::Move, &it).is_some() && unwanted(Work::Undo, &it).is_none());
         }
+    }
+
+    #[test]
+    fn a_cutover_is_asked_for_once_by_each_word() {
+        let migration = |status: Value| json!({"metadata": {"annotations": {crate::CUTOVER: "monday"}}, "status": status});
+        assert_eq!(asked_cutover(&migration(json!({}))), Some("monday"));
+        assert_eq!(asked_cutover(&migration(json!({"cutover": "sunday"}))), Some("monday"));
+        assert_eq!(asked_cutover(&migration(json!({"cutover": "monday"}))), None);
+        assert_eq!(asked_cutover(&json!({"metadata": {}, "status": {"cutover": "monday"}})), None);
     }
 
     #[test]

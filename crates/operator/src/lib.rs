@@ -36,6 +36,8 @@ pub const FINALIZER: &str = "drover.dev/undo";
 pub const ABANDON: &str = "drover.dev/abandon";
 /// Annotation: whatever it says anew, a Migration that has failed is tried again.
 pub const RETRY: &str = "drover.dev/retry";
+/// Annotation: whatever it says anew, a Migration that moves warm moves over now.
+pub const CUTOVER: &str = "drover.dev/cutover";
 /// Label of all that is made for a Migration: its name.
 pub const MIGRATION: &str = "drover.dev/migration";
 /// Annotation of the same: the Migration's UID.

@@ -116,6 +116,8 @@ pub enum Work {
     Move,
     /// It undoes what was begun.
     Undo,
+    /// It switches the guest on again at the source, and leaves what was copied.
+    SwitchOn,
 }
 
 /// The Job of the last worker.
@@ -153,9 +155,15 @@ pub struct WorkerWord {
     /// Words for people.
     #[serde(default)]
     pub message: Option<String>,
-    /// Whether the guest was shut down for its try, or an earlier one that was cut off.
+    /// Whether the guest was shut down for its try, or an earlier one that was cut off; said before it is shut down.
     #[serde(default)]
     pub outage: bool,
+    /// Whether drover left the guest off; absent where that is not known.
+    #[serde(default, rename = "leftOff")]
+    pub left_off: Option<bool>,
+    /// Whether it failed because of the host that serves the disks.
+    #[serde(default, rename = "hostFailed")]
+    pub host_failed: bool,
 }
 
 /// How far the copy is.
@@ -214,6 +222,8 @@ pub struct Status {
     pub tries: u32,
     /// Tries that shut the guest down and failed: too many of them end it, whatever they failed of.
     pub outages: u32,
+    /// Whether the guest is off because a worker shut it down, as far as is known.
+    pub guest_off: bool,
     /// The most bytes at the target when it failed.
     pub failed_at_bytes: u64,
     /// Before then nothing is tried.
@@ -247,6 +257,11 @@ impl Status {
     /// What of it is sent to the server, in which nothing is left out, so that what is absent is taken away there.
     pub fn patch(&self) -> Value {
         json!(self)
+    }
+
+    /// Whether it waits for its next try with its guest down: nobody else gets its slot meanwhile.
+    pub fn keeps_slot(&self) -> bool {
+        self.phase == Phase::Retrying && self.guest_off
     }
 
     /// The word of the worker of this epoch.

@@ -105,8 +105,10 @@ pub fn job(migration: &Named, epoch: u64, work: Work, secret: &str, begun: bool,
         json!("$(DROVER_POD)"),
     ];
     args.extend(shape.images().iter().flat_map(|image| [json!("--target-image"), json!(image)]));
-    if work == Work::Undo {
-        args.push(json!("--undo"));
+    match work {
+        Work::Move => {}
+        Work::Undo => args.push(json!("--undo")),
+        Work::SwitchOn => args.push(json!("--switch-on")),
     }
     if begun {
         args.push(json!("--begun"));

@@ -7,8 +7,6 @@ use crate::random::Random;
 pub const FAILURES_MAX: u32 = 3;
 /// The first wait, in milliseconds; each further one is twice as long.
 pub const BACKOFF_MS: u64 = 30_000;
-/// Tries of a host that is left alone; after the last it is given up.
-pub const TRIES_MAX: u32 = 5;
 /// No wait is longer than about this.
 pub const BACKOFF_MS_MAX: u64 = 30 * 60_000;
 
@@ -29,13 +27,14 @@ pub enum Permit {
 ///
 /// Three failures in a row open it: no VM starts there. After a wait that doubles each time, between half and all of
 /// its length by chance so that hosts do not come back in step, one VM is tried. If that one works it closes; after
-/// [`TRIES_MAX`] tries the host is given up.
+/// so many tries as it is made with the host is given up.
 #[derive(Clone, Debug)]
 pub struct Breaker {
     random: Random,
     state: State,
     /// All failures so far.
     failures: u32,
+    tries_max: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +55,9 @@ enum State {
 }
 
 impl Breaker {
-    /// A closed one; `random` decides its jitter.
-    pub fn new(random: Random) -> Breaker {
-        Breaker { random, state: State::Closed { in_a_row: 0 }, failures: 0 }
+    /// A closed one; `random` decides its jitter, and after `tries_max` tries the host is given up.
+    pub fn new(random: Random, tries_max: u32) -> Breaker {
+        Breaker { random, state: State::Closed { in_a_row: 0 }, failures: 0, tries_max }
     }
 
     /// Whether VMs of the host may start.
@@ -121,7 +120,7 @@ impl Breaker {
             // VMs that ran when it opened fail one after the other: that is one failure of the host.
             State::Open { .. } | State::GivenUp => return,
             State::Trying { by: tried, .. } if by != tried => return,
-            State::Trying { opened, .. } if opened + 1 >= TRIES_MAX => {
+            State::Trying { opened, .. } if opened + 1 >= self.tries_max => {
                 self.state = State::GivenUp;
                 return;
             }
@@ -151,11 +150,12 @@ pub(crate) fn backoff_ms(number: u32, random: &mut Random) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budgets::HOST_TRIES;
 
     const VM: JobId = JobId(1);
 
     fn open() -> Breaker {
-        let mut breaker = Breaker::new(Random::new(7));
+        let mut breaker = Breaker::new(Random::new(7), HOST_TRIES);
         (0..FAILURES_MAX).for_each(|_| breaker.failed(VM, 1000));
         breaker
     }
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn three_failures_in_a_row_open_it_and_fewer_do_not() {
-        let mut breaker = Breaker::new(Random::new(7));
+        let mut breaker = Breaker::new(Random::new(7), HOST_TRIES);
         for _ in 0..9 {
             breaker.failed(VM, 0);
             breaker.failed(VM, 0);
@@ -181,7 +181,7 @@ mod tests {
     fn one_vm_is_tried_after_the_wait_and_closes_it_or_doubles_the_wait() {
         let mut breaker = open();
         let mut now = 1000;
-        for number in 0..TRIES_MAX - 1 {
+        for number in 0..HOST_TRIES - 1 {
             let until = until(&breaker, now);
             let longest = (BACKOFF_MS << number).min(BACKOFF_MS_MAX);
             assert!((longest / 2..=longest).contains(&(until - now)), "wait {number}: {}", until - now);
@@ -200,12 +200,24 @@ mod tests {
     #[test]
     fn a_host_that_fails_each_try_is_given_up() {
         let mut breaker = open();
-        for _ in 0..TRIES_MAX {
+        for _ in 0..HOST_TRIES {
             let now = until(&breaker, 1000);
             breaker.started(VM, now);
             breaker.failed(VM, now);
         }
         assert_eq!((breaker.permit(u64::MAX), breaker.is_open()), (Permit::Never, true));
+    }
+
+    #[test]
+    fn a_host_that_is_never_given_up_is_tried_at_the_longest_wait() {
+        let mut breaker = Breaker { tries_max: u32::MAX, ..open() };
+        let mut now = 1000;
+        for _ in 0..100 {
+            now = until(&breaker, now);
+            breaker.started(VM, now);
+            breaker.failed(VM, now);
+        }
+        assert!((BACKOFF_MS_MAX / 2..=BACKOFF_MS_MAX).contains(&(until(&breaker, now) - now)));
     }
 
     #[test]

@@ -8,6 +8,8 @@ pub const VMS_PER_HOST: u32 = 20;
 pub const DISKS: u32 = 200;
 /// Guests that are down for their last pass at once.
 pub const CUTOVERS: u32 = 20;
+/// Tries of a host that is left alone; after the last it is given up.
+pub const HOST_TRIES: u32 = 5;
 
 /// Budgets of a [`crate::Scheduler`], and what is assumed of rates. 0 counts as 1, so that every schedule ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +24,8 @@ pub struct Budgets {
     pub disks: u32,
     /// Guests that are down for their last pass at once.
     pub cutovers: u32,
+    /// Tries of a host that failed and is left alone between them, after which it is given up.
+    pub host_tries: u32,
     /// In which order jobs go.
     pub order: Order,
     /// What is assumed of rates.
@@ -38,6 +42,7 @@ impl Default for Budgets {
             disks_per_datastore: u32::MAX,
             disks: DISKS,
             cutovers: CUTOVERS,
+            host_tries: HOST_TRIES,
             order: Order::Critical,
             rates: Rates::default(),
             seed: 0,

@@ -83,7 +83,7 @@ impl Tally {
                 return self.leave(vm, *state, error.as_deref(), advice.as_deref());
             }
             Event::PassStarted { vm, number, .. } => self.passing(vm, Some(format!("pass {number}"))),
-            Event::PassWaits { vm, number, next_ms, forecast } => {
+            Event::PassWaits { vm, number, next_ms, forecast, .. } => {
                 self.passing(vm, Some(wait_words(*number, *next_ms, forecast.as_ref())));
             }
             Event::CutoverStarted { vm, .. } => self.passing(vm, None),
@@ -274,7 +274,7 @@ fn words(event: &Event) -> String {
                 Bytes(*changed_bytes)
             )
         }
-        Event::PassWaits { vm, number, next_ms, forecast } => {
+        Event::PassWaits { vm, number, next_ms, forecast, .. } => {
             format!("{vm}: {}", wait_words(*number, *next_ms, forecast.as_ref()))
         }
         Event::CutoverStarted { vm, reason, forecast } => {

@@ -76,6 +76,9 @@ pub struct OperatorWorkerArgs {
     /// Undo what was begun
     #[arg(long)]
     pub undo: bool,
+    /// Switch the guest on again at the source, if drover left it off
+    #[arg(long, conflicts_with = "undo")]
+    pub switch_on: bool,
     /// An earlier worker wrote to the state claim
     #[arg(long)]
     pub begun: bool,

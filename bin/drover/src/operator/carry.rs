@@ -1,10 +1,10 @@
 //! What was decided is carried out.
 
 use drover_kubevirt::{Change, KubeError, KubeErrorKind, objects::uid};
-use drover_operator::decide::{Act, ClaimSeen, Facts, JobSeen};
+use drover_operator::decide::{Act, ClaimSeen, Facts, JobSeen, condition_of};
 use drover_operator::jobs::Known;
 use drover_operator::lock::{self, LockSeen};
-use drover_operator::model::Named;
+use drover_operator::model::{Named, Work};
 use drover_operator::objects::{self, Note};
 use drover_operator::{FINALIZER, MIGRATION, MIGRATION_UID};
 use serde_json::{Value, json};
@@ -133,7 +133,8 @@ impl Operator {
         let Some(migration) = self.migrations.get(name) else { return Ok(Done::Whole) };
         let mut status = migration.status.clone();
         let has_arrived = status.condition("Arrived").is_some_and(|it| it.status == "True");
-        let kind = if has_arrived { "CleanedUp" } else { "Arrived" };
+        let work = migration.status.job.as_ref().map_or(Work::Move, |job| job.work);
+        let kind = if has_arrived { "CleanedUp" } else { condition_of(work) };
         if status.set(kind, false, reason, &error.what, now()) {
             let body = json!({
                 "metadata": {"resourceVersion": migration.meta.version}, "status": {"conditions": status.conditions},

@@ -1,7 +1,7 @@
 //! Migrations: decided on one by one.
 
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
-use drover_operator::decide::{ClaimSeen, Facts, PlanStanding, ProviderStanding, decide};
+use drover_operator::decide::{ClaimSeen, Decision, Facts, PlanStanding, ProviderStanding, decide};
 use drover_operator::layout::standing;
 use drover_operator::lock::LockSeen;
 use drover_operator::model::{MigrationSpec, Named, Phase, Pinned, Status};
@@ -131,20 +131,10 @@ impl Operator {
         for _ in 0..ACTS_MAX {
             let Some(migration) = self.migrations.get(name) else { return Ok(()) };
             let decision = decide(&migration.spec, &migration.status, &facts);
-            let now_ms = self.now_ms();
-            match decision.wants_slot {
-                _ if decision.act.is_question() => {}
-                false => self.admissions.leave(name, now_ms),
-                true if facts.is_admitted => {}
-                // The scheduler is asked once for all, at the end of the round.
-                true => {
-                    let goes_on = migration.status.epoch > 0;
-                    self.admissions.want(name, &migration.spec, goes_on, now_ms);
-                }
-            }
             if decision.status != migration.status {
                 self.write_status(name, &decision.status)?;
             }
+            self.keep_slot(name, &decision);
             self.tell("Migration", name, &decision.notes);
             if let Some(wake) = decision.wake {
                 self.wakes.insert(name.to_string(), wake);
@@ -156,6 +146,24 @@ impl Operator {
         }
         self.wakes.insert(name.to_string(), now());
         Ok(())
+    }
+
+    /// Tells the scheduler what was decided.
+    fn keep_slot(&mut self, name: &str, decision: &Decision) {
+        let Some(migration) = self.migrations.get(name) else { return };
+        let now_ms = self.now_ms();
+        if let Some(told) = decision.host {
+            self.admissions.tell(name, told, now_ms);
+        }
+        match decision.wants_slot {
+            _ if decision.act.is_question() => {}
+            None => self.admissions.leave(name, now_ms),
+            // The scheduler is asked once for all, at the end of the round.
+            Some(work) => {
+                let goes_on = decision.status.epoch > 0;
+                self.admissions.want(name, &migration.spec, work, goes_on, now_ms);
+            }
+        }
     }
 
     /// Writes a status, if nothing has changed since it was seen.

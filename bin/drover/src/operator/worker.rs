@@ -16,7 +16,7 @@ use drover_engine::{Board, Cause, PlanState, ProviderError, RunOutcome, Store, V
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_mover::StopSignal;
 use drover_operator::decide::reason;
-use drover_operator::fence::{Fence, Taken, takes_provider, unwanted};
+use drover_operator::fence::{Fence, Taken, asked_cutover, takes_provider, unwanted};
 use drover_operator::model::{
     MigrationSpec, Named, Pinned, Place, ProviderSpec, Work, WorkerWord, plan_text,
 };
@@ -33,7 +33,7 @@ use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 use crate::own::OwnedStore;
 use crate::policy::PlanPolicy;
-use crate::run::{Meant, Prepared, Setting, Words, exit_of, give_up_by_leave};
+use crate::run::{Meant, Prepared, Setting, Words, at_source, exit_of, give_up_by_leave};
 use crate::signals::stop_on_signals;
 
 /// How often it looks whether it is still meant, and tells how far it is.
@@ -53,11 +53,16 @@ struct End {
     message: String,
     /// Whether the guest was down for it.
     outage: bool,
+    /// Whether drover left it off; absent where that is not known.
+    left_off: Option<bool>,
+    /// Whether it failed because of the host that serves the disks.
+    host_failed: bool,
 }
 
 impl End {
     fn new(exit: Exit, reason: impl Into<String>, message: impl Into<String>) -> End {
-        End { exit, reason: reason.into(), message: message.into(), outage: false }
+        let (reason, message) = (reason.into(), message.into());
+        End { exit, reason, message, outage: false, left_off: None, host_failed: false }
     }
 }
 
@@ -113,6 +118,13 @@ impl Post {
         self.read().map(|found| self.fence.holds(&found))
     }
 
+    /// Passes on a cutover that is asked for, if one is.
+    fn heed_cutover(&self, found: &Value, state: &Path, plan: &str) -> Result<(), Failure> {
+        let Some(word) = asked_cutover(found) else { return Ok(()) };
+        drover_engine::ask_cutover(&Store::open(state)?, plan, None)?;
+        self.write(&[("cutover", json!(word))]).map_err(failure)
+    }
+
     fn change(&self, operations: &Value) -> Result<Value, KubeError> {
         self.cluster.change(&format!("{}/status", self.path), Change::Operations, operations)
     }
@@ -131,6 +143,8 @@ impl Post {
             reason: Some(end.reason.clone()),
             message: Some(end.message.chars().take(2000).collect()),
             outage: end.outage,
+            left_off: end.left_off,
+            host_failed: end.host_failed,
         };
         let mut fields = vec![("worker", json!(word))];
         if !roots.is_empty() {
@@ -221,24 +235,35 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     let told = found["status"]["progress"]["doneBytes"].as_u64().unwrap_or_default();
     let watcher = watch(&desk, told, is_over.clone())?;
     let mut roots = Vec::new();
-    let end = if args.undo { desk.undo() } else { desk.go(&mut roots) };
+    let end = match desk.work() {
+        Work::Move => desk.go(&mut roots),
+        Work::Undo => desk.undo(),
+        Work::SwitchOn => desk.switch_on(),
+    };
     let end = desk.held.end(end.unwrap_or_else(|end| end));
     is_over.store(true, Ordering::SeqCst);
     // A panic there was printed.
     let _ = watcher.join();
     crate::out::say(format_args!("{}: {}", end.reason, end.message));
-    post.say(&end, &roots, &desk.progress(end.exit == Exit::Success && !args.undo));
+    post.say(&end, &roots, &desk.progress(end.exit == Exit::Success && desk.work() == Work::Move));
     Ok(end.exit)
 }
 
 /// What is to be done, if it still is.
 fn spec_of(args: &OperatorWorkerArgs, found: &Value) -> Result<MigrationSpec, End> {
-    let work = if args.undo { Work::Undo } else { Work::Move };
-    if let Some(why) = unwanted(work, found) {
+    if let Some(why) = unwanted(work_of(args), found) {
         return Err(End::new(Exit::Interrupted, "Changed", why));
     }
     serde_json::from_value(found["spec"].clone())
         .map_err(|error| End::new(Exit::Plan, reason::UNPARSABLE, format!("the Migration: {error}")))
+}
+
+fn work_of(args: &OperatorWorkerArgs) -> Work {
+    match (args.undo, args.switch_on) {
+        (true, _) => Work::Undo,
+        (false, true) => Work::SwitchOn,
+        (false, false) => Work::Move,
+    }
 }
 
 /// What says whose state is on the claim.
@@ -302,17 +327,31 @@ fn watch(
 ) -> Result<std::thread::JoinHandle<()>, Failure> {
     let (post, stop, board) = (desk.post.clone(), desk.stop.clone(), desk.board.clone());
     let (held, mut look) = (desk.held.clone(), Look::new());
+    let (moves, state, plan) = (desk.work() == Work::Move, desk.args.state.clone(), engine_plan(&desk.me()));
+    let mut refused = String::new();
     let total = total_bytes(&desk.spec);
     let mut seen = Instant::now();
     let thread = std::thread::Builder::new().name("watch".into());
     let run = move || {
         while !is_over.load(Ordering::SeqCst) {
             let asked = Instant::now();
-            let answer = post.is_mine();
+            let answer = post.read();
             let is_mine = answer.is_ok();
             match answer {
-                Ok(true) => seen = asked,
-                Ok(false) => {
+                Ok(found) if post.fence.holds(&found) => {
+                    seen = asked;
+                    // It is heeded once the VM is on its way: until then it is refused, and asked for again.
+                    if moves && let Err(failure) = post.heed_cutover(&found, &state, &plan) {
+                        if refused != failure.message {
+                            crate::out::say(format_args!(
+                                "the cutover is not asked for yet: {}",
+                                failure.message
+                            ));
+                        }
+                        refused = failure.message;
+                    }
+                }
+                Ok(_) => {
                     crate::out::say("the Migration has another worker, or is gone: stopping");
                     stop.stop();
                     return;
@@ -366,6 +405,10 @@ impl Desk<'_> {
             0 => Value::Null,
             done => progress_of(total, done),
         }
+    }
+
+    fn work(&self) -> Work {
+        work_of(self.args)
     }
 
     fn me(&self) -> Named {
@@ -471,26 +514,62 @@ impl Desk<'_> {
         put_mark(self.args)?;
         self.held.take()?;
         self.begin()?;
-        let steps = Steps { held: &self.held, stop: &self.stop };
-        let before = Power::of(&store, &name, &self.spec.vm.id)?;
+        let vm = &self.spec.vm.id;
+        let steps = Steps {
+            held: &self.held,
+            stop: &self.stop,
+            says: &|field, value| self.post.write(&[(field, value)]),
+            is_off: &|| Power::of(&store, &name, vm).map_or(true, |now| now.is_off),
+        };
+        let before = Power::of(&store, &name, vm)?;
         let outcome = prepared.run(&setting, &steps, &self.board).map_err(End::from);
+        let now = Power::of(&store, &name, vm);
         // What cannot be read now may well be one.
-        let outage = Power::of(&store, &name, &self.spec.vm.id).map_or(true, |now| now.is_outage(&before));
-        let outcome = outcome.map_err(|end| End { outage, ..end })?;
+        let outage = now.as_ref().map_or(true, |now| now.is_outage(&before));
+        let left_off = now.ok().map(|now| now.is_off);
+        let outcome = outcome.map_err(|end| End { outage, left_off, ..end })?;
         for disk in store.disks(&name).map_err(Failure::from)? {
             if let Some(root) = disk.root {
                 let is_equal = disk.target_root.as_ref() == Some(&root);
                 roots.push(json!({"disk": disk.label, "root": root, "verified": is_equal}));
             }
         }
-        Ok(End { outage, ..end_of(&outcome, self.stop.is_set()) })
+        let host_failed = !outcome.hosts.is_empty();
+        Ok(End { outage, left_off, host_failed, ..end_of(&outcome, self.stop.is_set()) })
+    }
+
+    /// Switches the guest on again that was left off, if it is, and keeps all that was copied.
+    fn switch_on(&self) -> Result<End, End> {
+        let file = self.file()?;
+        let store = OwnedStore::open(&self.args.state)?;
+        let name = &file.plan.name;
+        let on = |words: &str| End { left_off: Some(false), ..End::new(Exit::Success, "SwitchedOn", words) };
+        if store.plan(name).map_err(Failure::from)?.is_none() {
+            return Ok(on("nothing was begun"));
+        }
+        if !Power::of(&store, name, &self.spec.vm.id)?.is_off {
+            return Ok(on("drover did not leave its guest off"));
+        }
+        self.begin()?;
+        self.held.take()?;
+        let (state, meant) = (Some(self.args.state.as_path()), self.meant());
+        let leave = || self.may_go_on();
+        let left = at_source(&file, &store, state, Some(&meant), &|source, target| {
+            drover_engine::switch_on_by_leave(name, &store, source, target, &leave)
+        })?;
+        match left.is_empty() {
+            true => Ok(on("its guest is on again at the source")),
+            false if self.stop.is_set() => Err(End::new(Exit::Interrupted, "Stopped", left.join("; "))),
+            false => Err(End::new(Exit::Source, "SwitchOnFailed", left.join("; "))),
+        }
     }
 
     fn undo(&self) -> Result<End, End> {
         let file = self.file()?;
         let store = OwnedStore::open(&self.args.state)?;
         let row = store.plan(&file.plan.name).map_err(Failure::from)?;
-        let undone = |words: &str| Ok(End::new(Exit::Success, "Undone", words));
+        let undone =
+            |words: &str| Ok(End { left_off: Some(false), ..End::new(Exit::Success, "Undone", words) });
         let Some(row) = row else { return undone("nothing was begun") };
         let name = row.name.clone();
         // Before what the plan says of itself: a plan that was given up may have a VM that had arrived. What is left of that one at its

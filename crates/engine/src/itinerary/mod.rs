@@ -31,7 +31,7 @@ pub(crate) use self::source::{
 use self::still::Stillness;
 use self::warm::FrozenVm;
 pub use self::warm::MOMENT_GRACE_MS;
-pub(crate) use self::warm::untrack;
+pub(crate) use self::warm::{moment_of, untrack};
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};

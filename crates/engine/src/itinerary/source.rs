@@ -81,6 +81,10 @@ impl Journey<'_> {
             }
             (PowerState::On, PowerOff::Shutdown | PowerOff::Force) => {}
         }
+        // Whoever was told that it enters this phase may have stopped it.
+        if self.context.stop.is_set() {
+            return Err(EngineError::Cancelled);
+        }
         // Before it happens: after a crash in between, cancelling switches it on again.
         self.record_going_down()?;
         match (self.shut_down(&now), self.planned.power_off) {

@@ -1,6 +1,9 @@
 //! A worker came to its end.
 
-use super::{Act, FAILURES_MAX, OUTAGES_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Run};
+use super::{
+    Act, FAILURES_MAX, GUEST_ON, OUTAGES_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Run, condition_of,
+};
+use crate::admission::HostTold;
 use crate::model::{JobRef, Phase, Work, WorkerWord};
 
 /// Exits of workers, as drover's commands end. See `docs/reference/exit-codes.md`.
@@ -27,10 +30,12 @@ pub mod reason {
     pub const STATE_LOST: &str = "StateLost";
     /// The lock of its VM was removed, or is another's.
     pub const LOCK_LOST: &str = "VmLockLost";
+    /// While it works: the VM is copied again and again until somebody asks for its cutover.
+    pub const WAITS_FOR_CUTOVER: &str = "WaitsForCutover";
 }
 
-const MAY_BE_OFF: &str = "its guest may be off: look at the source. The annotation drover.dev/retry moves it, and cancelling this Migration undoes \
-                          what was begun and switches its guest on again";
+const MAY_BE_OFF: &str =
+    "its guest may be off: a worker switches it on again at the source, as the condition GuestOn tells";
 const BEGUN_KEEPS_ITS_PLAN: &str = "it is tried again; an edit of the Plan changes nothing in what has begun: if the plan is wrong, cancel and remove this Migration";
 
 impl Run<'_> {
@@ -39,18 +44,32 @@ impl Run<'_> {
         let word = self.status.word().cloned();
         let has_begun = word.is_some();
         self.end_epoch();
+        let was_off = self.status.guest_off;
+        if let Some(word) = &word {
+            // Before it shuts the guest down, a worker says so.
+            let is_cut_off = word.exit.is_none() && word.outage;
+            self.status.guest_off = word.left_off.unwrap_or(was_off || is_cut_off);
+        }
+        // The guest was down for a try that began and ended so, and for one that never told how it ended.
+        let was_down = was_off && self.status.guest_off;
         let ended = word.filter(|word| word.exit.is_some());
+        let is_silent = ended.is_none() && has_begun && job.work == Work::Move;
+        if is_silent && self.status.guest_off && !self.is_unwanted() && self.was_last_outage() {
+            self.fail_of_outages("its worker ended without a word");
+            return self.wait(0);
+        }
         match (&ended, job.work) {
             (Some(word), _) if word.reason.as_deref() == Some(reason::STATE_LOST) => {
                 let message = word.message.clone().unwrap_or_default();
                 self.lose(&message);
             }
-            (Some(word), Work::Move) => self.moved(word),
+            (Some(word), Work::Move) => self.moved(word, was_down),
             (Some(word), Work::Undo) => self.undone(word),
+            (Some(word), Work::SwitchOn) => self.switched_on(word),
             (None, _) if was_disrupted => {
                 self.pause(PAUSE_SECONDS_MIN, job.work);
                 self.tell(
-                    "Arrived",
+                    condition_of(job.work),
                     false,
                     "WorkerEvicted",
                     "the cluster took its worker's pod away; another goes on",
@@ -73,21 +92,27 @@ impl Run<'_> {
                 self.count(work, reason, message, !job.overdue && has_begun);
             }
         }
+        // At the source it stays off for good.
+        self.status.guest_off &= !self.has_arrived();
+        self.wants_slot = self.status.keeps_slot().then_some(Work::Move);
         // What is next is decided with the status that is written now; the Job is of an epoch that is over then.
         self.wait(0)
     }
 
-    fn moved(&mut self, word: &WorkerWord) {
+    fn moved(&mut self, word: &WorkerWord, was_down: bool) {
         let message = word.message.clone().unwrap_or_default();
         let said = word.reason.clone().unwrap_or_else(|| "Failed".into());
         let had_arrived = self.has_arrived();
         let code = word.exit.unwrap_or_default();
-        if word.outage && ![exit::SUCCESS, exit::NOT_CLEANED_UP].contains(&code) && self.was_last_outage() {
-            let what = format!(
-                "{message}; {OUTAGES_MAX} tries shut its guest down and failed, so it is not shut down again by itself: mend the cause and \
-                 set the annotation drover.dev/retry, or cancel this Migration"
-            );
-            self.fail("TooManyOutages", &what);
+        let has_moved = [exit::SUCCESS, exit::NOT_CLEANED_UP].contains(&code);
+        self.host = match has_moved {
+            true => Some(HostTold::Served).filter(|_| !had_arrived),
+            false => Some(HostTold::Failed).filter(|_| word.host_failed),
+        };
+        // Where the source is not reached or lets nobody in, no other work would switch the guest on.
+        let was_down = was_down && ![exit::ACCESS, exit::CONNECTION].contains(&code);
+        if !has_moved && (word.outage || was_down) && self.was_last_outage() {
+            self.fail_of_outages(&message);
             return;
         }
         match code {
@@ -174,6 +199,18 @@ impl Run<'_> {
         self.tell("CleanedUp", false, &said, &message);
     }
 
+    fn switched_on(&mut self, word: &WorkerWord) {
+        let message = word.message.clone().unwrap_or_default();
+        if word.exit == Some(exit::SUCCESS) {
+            self.status.guest_off = false;
+            self.status.next_try = None;
+            self.tell(GUEST_ON, true, "SwitchedOn", &message);
+            return;
+        }
+        let said = word.reason.clone().unwrap_or_else(|| "SwitchOnFailed".into());
+        self.count(Work::SwitchOn, &said, &message, false);
+    }
+
     /// Counts a try for which the guest was down. Whatever it failed of, and wherever that is mended: the next one would stop the guest again.
     fn was_last_outage(&mut self) -> bool {
         self.status.outages = self.status.outages.saturating_add(1);
@@ -193,13 +230,23 @@ impl Run<'_> {
             self.fail(reason, message);
         } else {
             self.pause_by_failures(work);
-            self.tell("Arrived", false, reason, message);
+            self.tell(condition_of(work), false, reason, message);
         }
     }
 
-    /// Nothing is tried any more, and nobody looks after the guest.
+    fn fail_of_outages(&mut self, message: &str) {
+        let what = format!(
+            "{message}; {OUTAGES_MAX} tries had its guest down and failed, so it is not shut down again by itself: mend the cause and \
+             set the annotation drover.dev/retry, or cancel this Migration"
+        );
+        self.fail("TooManyOutages", &what);
+    }
+
+    /// It is not tried any more.
     fn fail(&mut self, reason: &str, message: &str) {
         self.status.phase = Phase::Failed;
+        // What is tried from now on is to switch its guest on.
+        self.status.tries = 0;
         let message = match self.may_be_off() {
             true => format!("{message}. {MAY_BE_OFF}"),
             false => message.to_string(),
@@ -207,10 +254,10 @@ impl Run<'_> {
         self.tell("Arrived", false, reason, &message);
     }
 
-    /// Whether a worker shut the guest down, or ended without saying whether it did. It switches the guest on again, unless that fails.
+    /// Whether a worker left the guest off, or ended without saying whether it did.
     pub(super) fn may_be_off(&self) -> bool {
-        let is_unsaid = |word: &WorkerWord| word.outage || word.exit.is_none();
-        self.status.begun && (self.status.outages > 0 || self.status.worker.as_ref().is_some_and(is_unsaid))
+        let is_unsaid = |word: &WorkerWord| word.exit.is_none() || word.outage && word.left_off.is_none();
+        self.status.begun && (self.status.guest_off || self.status.worker.as_ref().is_some_and(is_unsaid))
     }
 
     fn pause_by_failures(&mut self, work: Work) {
@@ -219,7 +266,11 @@ impl Run<'_> {
     }
 
     fn pause(&mut self, seconds: i64, work: Work) {
-        self.status.phase = if work == Work::Move { Phase::Retrying } else { Phase::Cancelling };
+        self.status.phase = match work {
+            Work::Move => Phase::Retrying,
+            Work::Undo => Phase::Cancelling,
+            Work::SwitchOn => Phase::Failed,
+        };
         self.status.next_try = Some(self.facts.now.plus(seconds));
     }
 }

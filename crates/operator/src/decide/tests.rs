@@ -81,9 +81,12 @@ impl World {
             let decision = decide(&self.spec, &self.status, &self.facts);
             let word = self.status.worker.clone();
             let is_same = self.status == decision.status;
-            self.status = decision.status;
+            // What is asked for changes what is decided: until then nothing of it is written.
+            if !decision.act.is_question() {
+                self.status = decision.status;
+                self.notes.extend(decision.notes);
+            }
             assert_eq!(self.status.worker, word, "that is the worker's");
-            self.notes.extend(decision.notes);
             match decision.act {
                 Act::Nothing if is_same || self.wakes_later(&decision.wake) => {
                     self.forget();
@@ -794,7 +797,7 @@ fn a_stray_job_keeps_the_slot_until_its_pod_is_gone() {
         let stray = JobSeen { name: "stray".into(), uid: "s".into(), is_going, ..JobSeen::default() };
         world.facts.jobs = world.job.iter().cloned().chain([stray]).collect();
         let decision = decide(&world.spec, &world.status, &world.facts);
-        assert!(decision.wants_slot, "{is_going} {has_job}");
+        assert!(decision.wants_slot.is_some(), "{is_going} {has_job}");
     }
 }
 
@@ -807,4 +810,20 @@ fn a_name_that_is_not_the_vms_is_refused() {
     world.facts.is_going = true;
     world.settle();
     assert!(world.is_gone);
+}
+
+#[test]
+fn one_that_waits_to_be_asked_for_its_cutover_says_so() {
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    assert_eq!(world.reason("Arrived"), "Moving");
+    let says = |world: &mut World, word: Option<&str>| {
+        world.status.worker.as_mut().unwrap().reason = word.map(str::to_string);
+        world.settle();
+        world.reason("Arrived")
+    };
+    assert_eq!(says(&mut world, Some(reason::WAITS_FOR_CUTOVER)), "WaitsForCutover");
+    assert!(world.status.condition("Arrived").unwrap().message.contains(crate::CUTOVER));
+    assert_eq!(says(&mut world, None), "Moving");
 }

@@ -306,6 +306,17 @@ impl Scheduler {
         ids.into_iter().for_each(|id| self.finished(id, Ended::Failed, now_ms));
     }
 
+    /// Forgets a job that has ended, of a tenant that goes on. Its id means nothing from then on.
+    ///
+    /// # Panics
+    /// If it has not ended.
+    pub fn forget_job(&mut self, id: JobId) {
+        let is_over = matches!(self.jobs[&id].state, State::Over(_));
+        assert!(is_over, "job {} is forgotten and has not ended", id.0);
+        self.jobs.remove(&id);
+        self.given_up.retain(|(it, _)| *it != id);
+    }
+
     /// Forgets a tenant, all of whose jobs have ended. Their ids mean nothing from then on.
     ///
     /// # Panics

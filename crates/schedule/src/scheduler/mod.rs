@@ -200,7 +200,7 @@ impl Scheduler {
             left_bytes: 0,
             left_ms: 0,
             longest: BTreeSet::new(),
-            breaker: Breaker::new(Random::of(self.budgets.seed, name)),
+            breaker: Breaker::new(Random::of(self.budgets.seed, name), self.budgets.host_tries),
             lanes: BTreeMap::new(),
         });
         self.host_of.insert(name.to_string(), self.hosts.len() - 1);
@@ -347,6 +347,7 @@ fn sound(budgets: Budgets) -> Budgets {
         disks_per_datastore: budgets.disks_per_datastore.max(1),
         disks: budgets.disks.max(1),
         cutovers: budgets.cutovers.max(1),
+        host_tries: budgets.host_tries.max(1),
         ..budgets
     }
 }

@@ -72,6 +72,11 @@ impl Scheduler {
         self.hosts.iter().filter_map(closed).chain(self.holds.next_ms()).min()
     }
 
+    /// Hosts that failed and are left alone, or are being tried.
+    pub fn left_alone(&self) -> impl Iterator<Item = &str> {
+        self.hosts.iter().filter(|host| host.breaker.is_open()).map(|host| host.name.as_str())
+    }
+
     /// What each host has in use, in the order in which they became known.
     pub fn usage(&self) -> Vec<Usage> {
         self.hosts.iter().map(|host| self.usage_at(host)).collect()

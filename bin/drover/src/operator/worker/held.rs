@@ -11,7 +11,7 @@ use drover_mover::StopSignal;
 use drover_operator::decide::reason;
 use drover_operator::lock::{self, LockSeen, MOVED_ELSEWHERE, REFUSED};
 use drover_operator::model::{MigrationSpec, Named};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::End;
 use crate::exit::Exit;
@@ -25,6 +25,10 @@ const UNSEEN_MAX: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(500);
 /// How often one that came and went is tried to be taken.
 const TRIES: usize = 3;
+
+/// Fields of what a worker says while it works.
+const OUTAGE: &str = "worker/outage";
+const REASON: &str = "worker/reason";
 
 /// The lock of a VM.
 pub struct Held {
@@ -150,6 +154,10 @@ impl Look {
 pub struct Steps<'a> {
     pub held: &'a Held,
     pub stop: &'a StopSignal,
+    /// Writes a field of the status.
+    pub says: &'a (dyn Fn(&str, Value) -> Result<(), KubeError> + Sync),
+    /// Whether the guest is off because of drover, or may be.
+    pub is_off: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl Steps<'_> {
@@ -169,15 +177,47 @@ impl Steps<'_> {
     }
 }
 
+impl Steps<'_> {
+    /// Before the guest is shut down: should this worker end without a word, it is known all the same that it may be off.
+    fn announce(&self) {
+        let until = Instant::now() + UNSEEN_MAX;
+        while !self.stop.is_set() {
+            match (self.says)(OUTAGE, json!(true)) {
+                Ok(()) => return,
+                Err(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+                Err(error) => {
+                    crate::out::say(format_args!(
+                        "it cannot be told that the guest goes down: {error}: stopping"
+                    ));
+                    self.stop.stop();
+                }
+            }
+        }
+    }
+}
+
 impl Observer for Steps<'_> {
     fn event(&self, event: &Event) {
         if let Ok(text) = serde_json::to_string(event) {
             crate::out::say(text);
         }
-        if let Event::PhaseEnded { phase, .. } = event
-            && *phase < Phase::Start
-        {
-            self.look();
+        match event {
+            Event::PhaseStarted { phase: Phase::PowerOff, .. } => self.announce(),
+            // For people alone.
+            Event::PassWaits { until_asked: true, .. } => {
+                let _ = (self.says)(REASON, json!(reason::WAITS_FOR_CUTOVER));
+            }
+            Event::CutoverStarted { .. } => {
+                let _ = (self.says)(REASON, Value::Null);
+            }
+            Event::PhaseEnded { phase, .. } if *phase < Phase::Start => {
+                self.look();
+                // It was off before. Unsaid, this try counts as one that shut it down, should nothing more be heard of it.
+                if *phase == Phase::PowerOff && !(self.is_off)() {
+                    let _ = (self.says)(OUTAGE, json!(false));
+                }
+            }
+            _ => {}
         }
     }
 }

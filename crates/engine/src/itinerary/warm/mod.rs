@@ -10,6 +10,7 @@ mod replica;
 mod unmapped;
 
 pub use self::outlook::MOMENT_GRACE_MS;
+pub(crate) use self::outlook::moment_of;
 pub(super) use self::pass::{DiskPass, FrozenVm};
 pub(super) use self::unmapped::Unmapped;
 

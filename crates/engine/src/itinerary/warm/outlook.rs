@@ -6,7 +6,7 @@ use drover_copy::converge::{
     Advice, Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, UNSEEN_BOOT, UNSEEN_SHUTDOWN,
     When, off_by,
 };
-use drover_plan::{Audit, Cutover, Interval};
+use drover_plan::{Audit, Cutover, Interval, PlannedVm};
 
 use crate::itinerary::{Journey, NOTHING_DONE, Outcome};
 use crate::phase::Phase;
@@ -42,10 +42,7 @@ impl Journey<'_> {
 
     /// The moment of the plan at which the VM is to move over.
     pub(super) fn moment(&self) -> Option<i64> {
-        match self.planned.warm?.cutover {
-            Cutover::At(moment) => Some(moment),
-            Cutover::Manual | Cutover::Auto => None,
-        }
+        moment_of(self.planned)
     }
 
     /// Why the plan's moment does not count any more: whoever chose it meant a maintenance window, and did not
@@ -115,6 +112,14 @@ impl Journey<'_> {
         let now = self.context.clock.now_ms();
         let forecast = Trend::of(&facts(passes)).map(|trend| in_millis(trend.forecast(&costs, now)));
         Ok(forecast.map(|forecast| Downtime { without_shutdown, without_start, ..forecast }))
+    }
+}
+
+/// The moment of its plan at which a VM is to move over.
+pub(crate) fn moment_of(planned: &PlannedVm) -> Option<i64> {
+    match planned.warm?.cutover {
+        Cutover::At(moment) => Some(moment),
+        Cutover::Manual | Cutover::Auto => None,
     }
 }
 

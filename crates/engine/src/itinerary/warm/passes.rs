@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use drover_copy::converge::{Decision, Reason, Trend};
+use drover_copy::converge::{Decision, Reason, Trend, When};
 
 use super::guardian::power_word;
 use super::outlook::{advice_words, facts, reason_word};
@@ -229,7 +229,8 @@ impl Journey<'_> {
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         store.set_next_pass(plan, id, Some(until_ms), forecast)?;
         let number = 1 + passes.last().map_or(0, |pass| pass.number);
-        self.tell(Event::PassWaits { vm: self.name(), number, next_ms: until_ms, forecast });
+        let until_asked = self.contract()?.when == When::Asked;
+        self.tell(Event::PassWaits { vm: self.name(), number, next_ms: until_ms, forecast, until_asked });
         self.sleep_until(until_ms, true)?;
         Ok(store.set_next_pass(plan, id, None, forecast)?)
     }

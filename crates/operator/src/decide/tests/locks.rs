@@ -11,7 +11,7 @@ fn a_vm_that_another_has_gets_no_worker_until_it_is_free() {
     let told = world.status.condition("Arrived").unwrap().message.clone();
     assert!(told.contains("other/vm"), "{told}");
     world.facts.jobs = Vec::new();
-    assert!(!decide(&world.spec, &world.status, &world.facts).wants_slot, "others have its slot");
+    assert!(decide(&world.spec, &world.status, &world.facts).wants_slot.is_none(), "others have its slot");
     world.later(100_000);
     assert!(world.made.is_empty());
     // The other one was undone.

@@ -3,8 +3,14 @@
 use super::*;
 
 impl World {
-    /// Its last try shut the guest down and failed, and the next one is due.
+    /// Its last try shut the guest down, failed and switched it on again, and the next one is due.
     fn fails_after_shutdown(&mut self, exit: u8, reason: &str) {
+        self.ends(exit, reason, Some(false));
+        self.later(PAUSE_SECONDS_MAX);
+    }
+
+    /// Its last try shut the guest down and fails; whether it left it off.
+    fn ends(&mut self, exit: u8, reason: &str, left_off: Option<bool>) {
         self.works();
         self.status.worker = Some(WorkerWord {
             epoch: self.status.epoch,
@@ -12,10 +18,50 @@ impl World {
             reason: Some(reason.into()),
             message: Some("words".into()),
             outage: true,
+            left_off,
             ..WorkerWord::default()
         });
         self.dies(false);
-        self.later(PAUSE_SECONDS_MAX);
+    }
+
+    /// Its worker says that it shuts the guest down, and nothing more.
+    fn dies_after_shutdown(&mut self, by_cluster: bool) {
+        self.works();
+        self.status.worker.as_mut().unwrap().outage = true;
+        self.dies(by_cluster);
+    }
+
+    /// A worker that only switches the guest on again ends.
+    fn switches_on(&mut self, exit: u8) {
+        self.works();
+        assert_eq!(self.reason("GuestOn"), "SwitchingOn");
+        self.status.worker = Some(WorkerWord {
+            epoch: self.status.epoch,
+            exit: Some(exit),
+            reason: Some("SwitchedOn".into()),
+            left_off: Some(exit != 0),
+            ..WorkerWord::default()
+        });
+        self.dies(false);
+    }
+
+    /// Tries fail and leave the guest off, until none follows.
+    fn fails_for_good(&mut self) {
+        for round in 1..=OUTAGES_MAX {
+            self.ends(7, "Target", Some(true));
+            if round < OUTAGES_MAX {
+                self.later(PAUSE_SECONDS_MAX);
+            }
+        }
+    }
+
+    fn is_on_again(&self) -> bool {
+        self.status.condition("GuestOn").is_some_and(|it| it.status == "True")
+    }
+
+    fn wants_slot(&mut self) -> bool {
+        self.facts.jobs = self.job.iter().chain(&self.old_jobs).cloned().collect();
+        decide(&self.spec, &self.status, &self.facts).wants_slot.is_some()
     }
 }
 
@@ -73,9 +119,9 @@ fn one_that_arrived_had_its_outage_for_good() {
         for _ in 1..OUTAGES_MAX {
             world.fails_after_shutdown(8, "TargetFull");
         }
-        world.fails_after_shutdown(exit, "Reason");
+        world.ends(exit, "Reason", Some(true));
         assert_eq!(world.status.condition("Arrived").unwrap().status, "True", "exit {exit}");
-        assert_ne!(world.status.phase, Phase::Failed);
+        assert!(world.status.phase != Phase::Failed && !world.status.guest_off && !world.wants_slot());
     }
 }
 
@@ -94,10 +140,11 @@ fn a_worker_that_never_reached_the_server_ends_nothing() {
 #[test]
 fn one_that_failed_says_that_its_guest_may_be_off() {
     let message = |world: &World| world.status.condition("Arrived").unwrap().message.clone();
-    // A worker shut it down, and said so.
+    // A worker shut it down, and could not switch it on again.
     let mut world = World::new();
     world.settle();
-    world.fails_after_shutdown(6, "Source");
+    world.ends(6, "Source", Some(true));
+    world.later(PAUSE_SECONDS_MAX);
     world.works();
     world.fails(3, reason::UNPARSABLE);
     assert_eq!(world.status.phase, Phase::Failed);
@@ -126,4 +173,136 @@ fn one_that_failed_says_that_its_guest_may_be_off() {
     world.settle();
     world.fails(3, reason::FORBIDDEN);
     assert_eq!((world.status.phase, message(&world).as_str()), (Phase::Failed, "words"));
+}
+
+#[test]
+fn a_worker_that_dies_after_it_said_that_it_shuts_the_guest_down_had_an_outage() {
+    for by_cluster in [false, true] {
+        let mut world = World::new();
+        world.settle();
+        for round in 1..=OUTAGES_MAX {
+            assert_eq!((world.status.phase, world.status.outages), (Phase::Running, round - 1));
+            world.dies_after_shutdown(by_cluster);
+            world.later(PAUSE_SECONDS_MAX);
+        }
+        assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Failed, "TooManyOutages"));
+    }
+    // One that died before it said so left the guest alone, and one that never came to the server is none.
+    let mut world = World::new();
+    world.settle();
+    for _ in 1..FAILURES_MAX {
+        world.works();
+        world.dies(false);
+        world.later(PAUSE_SECONDS_MAX);
+    }
+    assert_eq!((world.status.outages, world.status.phase), (0, Phase::Running));
+}
+
+#[test]
+fn tries_that_come_to_nothing_while_the_guest_is_down_are_outages_too() {
+    // The plan is wrong by now: the guest is not left off for ever because of it.
+    let mut world = World::new();
+    world.settle();
+    world.dies_after_shutdown(false);
+    for _ in 1..OUTAGES_MAX {
+        world.later(PAUSE_SECONDS_MAX);
+        world.works();
+        world.says(3, "Plan");
+    }
+    assert_eq!(world.reason("Arrived"), "TooManyOutages");
+    assert_eq!(world.made.last().unwrap().1, Work::SwitchOn);
+    // A vCenter that is not reached would switch nothing on either: whoever comes first goes on.
+    let mut world = World::new();
+    world.settle();
+    world.dies_after_shutdown(false);
+    for exit in [4, 5, 4, 5] {
+        world.later(PAUSE_SECONDS_MAX);
+        world.works();
+        world.says(exit, "Connection");
+    }
+    assert_eq!((world.status.phase, world.status.guest_off), (Phase::Retrying, true));
+    world.later(PAUSE_SECONDS_MAX);
+    world.works();
+    world.says(0, "Success");
+    assert_eq!(world.status.phase, Phase::Done);
+}
+
+#[test]
+fn a_guest_that_is_down_keeps_its_slot_between_tries() {
+    let mut world = World::new();
+    world.settle();
+    world.dies_after_shutdown(false);
+    assert_eq!(world.status.phase, Phase::Retrying);
+    assert!(world.wants_slot(), "nobody else gets it");
+    world.later(PAUSE_SECONDS_MAX);
+    world.ends(7, "Target", Some(false));
+    assert_eq!(world.status.phase, Phase::Retrying);
+    assert!(!world.wants_slot(), "its guest runs again, so others have their turn");
+}
+
+#[test]
+fn after_it_failed_a_guest_that_is_off_is_switched_on_again() {
+    let mut world = World::new();
+    world.settle();
+    world.fails_for_good();
+    let failed = (Phase::Failed, "TooManyOutages".to_string());
+    assert_eq!((world.status.phase, world.reason("Arrived")), failed);
+    assert_eq!(world.made.last(), Some(&(OUTAGES_MAX as u64 + 1, Work::SwitchOn)));
+    // The source is away, or the worker dies: it is tried until the guest is on.
+    for exit in [5, 6, 7] {
+        world.switches_on(exit);
+        assert!(!world.is_on_again());
+        world.later(PAUSE_SECONDS_MAX);
+    }
+    world.works();
+    world.dies(false);
+    world.later(PAUSE_SECONDS_MAX);
+    assert_eq!((world.status.phase, world.reason("Arrived")), failed, "why it failed is still told");
+    world.switches_on(0);
+    assert!(world.is_on_again() && !world.status.guest_off && world.claim.is_some());
+    let made = world.made.len();
+    world.later(100_000);
+    assert_eq!(world.made.len(), made, "that is all");
+    // A retry goes on with what was copied, and what was told of the guest holds no more.
+    world.facts.retry = Some("mended".into());
+    world.settle();
+    assert_eq!(world.made.last().unwrap().1, Work::Move);
+    assert!(world.status.condition("GuestOn").is_none());
+}
+
+#[test]
+fn a_cancel_undoes_what_a_switch_on_is_about_to() {
+    let mut world = World::new();
+    world.settle();
+    world.fails_for_good();
+    world.works();
+    world.spec.cancel = true;
+    world.settle();
+    assert_eq!(world.made.last().unwrap().1, Work::SwitchOn, "it is let to its end");
+    world.switches_on(7);
+    assert_eq!(world.made.last().unwrap().1, Work::Undo);
+    world.works();
+    world.says(0, "Undone");
+    assert_eq!(world.status.phase, Phase::Cancelled);
+}
+
+#[test]
+fn the_scheduler_is_told_once_what_the_end_of_a_worker_says_of_the_host() {
+    let told = |exit: u8, host_failed: bool| {
+        let mut world = World::new();
+        world.settle();
+        world.works();
+        world.status.worker =
+            Some(WorkerWord { epoch: 1, exit: Some(exit), host_failed, ..WorkerWord::default() });
+        world.job.as_mut().unwrap().has_ended = true;
+        world.facts.jobs = world.job.iter().cloned().collect();
+        let decision = decide(&world.spec, &world.status, &world.facts);
+        let host = decision.host;
+        let after = decide(&world.spec, &decision.status, &world.facts);
+        assert_eq!(after.host, None, "the Job is of an epoch that is over");
+        host
+    };
+    assert_eq!([told(0, false), told(13, false)], [Some(HostTold::Served); 2]);
+    assert_eq!([told(6, true), told(5, true), told(9, true)], [Some(HostTold::Failed); 3]);
+    assert_eq!([told(6, false), told(3, false), told(130, false)], [None; 3]);
 }

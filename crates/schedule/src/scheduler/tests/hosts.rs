@@ -25,7 +25,7 @@ fn a_host_that_fails_is_left_alone_while_others_go_on_and_given_up_in_the_end() 
         }
         assert!(tries < 50);
     }
-    assert_eq!(tries, crate::breaker::TRIES_MAX);
+    assert_eq!(tries, crate::budgets::HOST_TRIES);
     assert!(scheduler.take_given_up().iter().all(|(_, ended)| *ended == Ended::HostFailed));
     let quarantine = scheduler.quarantine(&["a", "b"].into());
     assert_eq!((quarantine.len(), quarantine[0].host.as_str(), quarantine[0].is_open), (1, "a", true));
@@ -101,7 +101,7 @@ fn a_vm_that_is_past_its_host_closes_no_host_that_fails() {
         let mut tries = match state {
             "open" => 0,
             "tried" => 1,
-            _ => crate::breaker::TRIES_MAX,
+            _ => crate::budgets::HOST_TRIES,
         };
         while tries > 0 {
             now += BACKOFF_MS_MAX;
