@@ -7,6 +7,7 @@
 //! ```
 
 mod carry;
+mod figures;
 mod lease;
 mod migrations;
 mod plans;
@@ -26,11 +27,13 @@ use drover_operator::model::Work;
 use drover_operator::objects::Shape;
 use drover_operator::time::Moment;
 use drover_schedule::Budgets;
+use drover_server::Server;
 use serde_json::Value;
 
 use crate::cli::{OperatorArgs, OperatorCommand};
 use crate::exit::{Exit, Failure};
 use crate::signals::stop_on_signals;
+use figures::Told;
 use lease::Lease;
 use migrations::Migration;
 use plans::{Plan, Provider};
@@ -78,8 +81,14 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     // What was asked for under the lease lands not long after it.
     cluster.wait_at_most(ANSWER_MAX);
     crate::out::say(format_args!("drover operator: namespace {namespace} of {}", cluster.server()));
+    let told = Arc::new(Told::new());
+    let server = args.listen.map(|listen| Server::tell(listen, told.clone())).transpose();
+    let server = server.map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+    if let Some(server) = &server {
+        crate::out::say(format_args!("figures at http://{}/metrics", server.address()));
+    }
     let lease = Lease::new(cluster.clone(), &namespace);
-    if !lease.take(&|| stop.is_set()) {
+    if !lease.take(&|| stop.is_set(), &|waits| told.set_ready(waits)) {
         return Ok(Exit::Success);
     }
     crate::out::say("it leads");
@@ -96,7 +105,7 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     let budgets = Budgets { vms_per_host: args.vms_per_host, disks: args.disks, ..Budgets::default() };
     let (sender, receiver) = sync_channel(QUEUE);
     KINDS.iter().try_for_each(|kind| follow(*kind, &cluster, &namespace, &sender))?;
-    let mut operator = Operator::new(cluster, namespace, shape, budgets, lease.clone(), sender);
+    let mut operator = Operator::new(cluster, namespace, shape, budgets, lease.clone(), told, sender);
     let ended = operator.serve(&receiver, &|| stop.is_set());
     if ended.is_ok() {
         lease.give_back();
@@ -220,6 +229,12 @@ struct Operator {
     /// A kind that nobody follows any more.
     unwatched: Option<Kind>,
     begun: Instant,
+    /// When plans were summed up last.
+    counted: Moment,
+    /// Workers that ended, by exit; those that told none.
+    ends: BTreeMap<Option<u8>, u64>,
+    told: Arc<Told>,
+    told_at: Option<Instant>,
 }
 
 impl Operator {
@@ -229,6 +244,7 @@ impl Operator {
         shape: Shape,
         budgets: Budgets,
         lease: Lease,
+        told: Arc<Told>,
         sender: SyncSender<Message>,
     ) -> Operator {
         Operator {
@@ -249,6 +265,10 @@ impl Operator {
             is_resolving: false,
             unwatched: None,
             begun: Instant::now(),
+            counted: Moment::default(),
+            ends: BTreeMap::new(),
+            told,
+            told_at: None,
         }
     }
 
@@ -273,6 +293,7 @@ impl Operator {
                 return Err(Failure::new(Exit::Internal, format!("nobody watches {kind:?}s any more")));
             }
             self.check_lease().map_err(failure)?;
+            self.tell_figures();
             if self.complete.len() == KINDS.len() {
                 self.tend_plans();
                 self.tend_migrations();

@@ -1,5 +1,6 @@
 //! The API server of a cluster.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -85,6 +86,8 @@ pub struct Cluster {
     last: OnceLock<Instant>,
     /// How long an answer may take, where that is less than [`ANSWER_MAX`].
     patience: OnceLock<Duration>,
+    /// Requests so far.
+    requests: AtomicU64,
 }
 
 impl Cluster {
@@ -135,6 +138,7 @@ impl Cluster {
                     plugin,
                     last,
                     patience,
+                    requests: AtomicU64::new(0),
                 }))
             }
             Err(error) => {
@@ -147,6 +151,11 @@ impl Cluster {
     /// The server's address.
     pub fn server(&self) -> &str {
         &self.server
+    }
+
+    /// How many requests were made so far; streams of changes count none.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -287,6 +296,7 @@ impl Cluster {
         body: Option<&Value>,
         kind: &str,
     ) -> Result<Value, KubeError> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
         let about = format!("{method} {}", path.split('?').next().unwrap_or_default());
         let told = |(kind, what): Told| KubeError::new(kind, format!("{about}: {what}"));
         let bytes = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();

@@ -32,20 +32,29 @@ pub fn values() -> Result<Values> {
 /// A template of the chart, as Helm renders it in a namespace.
 ///
 /// # Errors
-/// If it asks for what is not a value, the namespace, or a value as JSON.
+/// If it asks for what is not a value, the namespace, a value as JSON, or a part that is there if a value says so.
 pub fn render(template: &str, values: &Values, namespace: &str) -> Result<String> {
     let text = std::fs::read_to_string(workspace().join("deploy/chart/templates").join(template))?;
     let (mut rendered, mut rest) = (String::new(), text.as_str());
     while let Some((before, after)) = rest.split_once("{{") {
         let (action, after) = after.split_once("}}").context("an action without an end")?;
         let action = action.trim();
+        rendered.push_str(before);
+        if let Some(name) = action.strip_prefix("if .Values.") {
+            let (part, after) = after.split_once("{{ end }}").context("a part without an end")?;
+            let value = values.get(name).with_context(|| format!("no value {name}"))?;
+            rest = after;
+            if value != "false" {
+                rendered.push_str(part);
+            }
+            continue;
+        }
         let value = action.strip_prefix("toJson ").unwrap_or(action).strip_prefix(".Values.");
         let value = match (action, value) {
             (".Release.Namespace", _) => namespace,
             (_, Some(name)) => values.get(name).with_context(|| format!("no value {name}"))?,
             _ => bail!("{template}: {{{{ {action} }}}} is not known here"),
         };
-        rendered.push_str(before);
         rendered.push_str(value);
         rest = after;
     }

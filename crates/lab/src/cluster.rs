@@ -57,25 +57,14 @@ impl Cluster {
     /// # Errors
     /// If it does not start although it could, or where `DROVER_NEEDS_CLUSTER` is set and it could not.
     pub fn start(folder: &Path, drover: &Path) -> Result<Option<Cluster>> {
-        let lab = lab_folder().join("cluster");
-        let why = if !lab.join("cluster").is_file() {
-            "no Kubernetes (`make lab`)"
-        } else if !["/usr/bin/containerd", "/usr/sbin/runc", "/usr/lib/cni/bridge"]
-            .iter()
-            .all(|it| Path::new(it).exists())
-        {
-            "no containerd, runc or CNI plug-ins (scripts/prepare)"
-        } else if std::fs::metadata("/proc/self")?.uid() != 0 {
-            "a cluster wants root"
-        } else {
-            return Cluster::begin(folder, drover, &lab).map(Some);
-        };
-        ensure!(std::env::var_os("DROVER_NEEDS_CLUSTER").is_none(), "{why}");
-        println!("skipped: {why}");
-        Ok(None)
-    }
-
-    fn begin(folder: &Path, drover: &Path, lab: &Path) -> Result<Cluster> {
+        let has = |it: &&str| Path::new(it).exists();
+        let why = Cluster::why_not().or_else(|| {
+            let needed = ["/usr/bin/containerd", "/usr/sbin/runc", "/usr/lib/cni/bridge"];
+            (!needed.iter().all(has)).then_some("no containerd, runc or CNI plug-ins (scripts/prepare)")
+        });
+        if let Some(why) = why {
+            return Cluster::skip(why);
+        }
         ensure!(drover.is_file(), "{} is not built", drover.display());
         std::fs::create_dir_all(folder)?;
         let image = folder.join("drover.tar");
@@ -85,13 +74,56 @@ impl Cluster {
             .arg(&image)
             .status()?;
         ensure!(made.success(), "lab/cluster/image failed");
+        let cluster = Cluster::begin(folder, Some(&image))?;
+        cluster.make(
+            "/apis/storage.k8s.io/v1/storageclasses",
+            &json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": CLASS},
+                "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
+            }),
+        )?;
+        Ok(Some(cluster))
+    }
+
+    /// Starts an API server with its etcd in a folder, and nothing else: no pod ever runs. Otherwise as [`Cluster::start`].
+    ///
+    /// # Errors
+    /// As of [`Cluster::start`].
+    pub fn start_api(folder: &Path) -> Result<Option<Cluster>> {
+        match Cluster::why_not() {
+            Some(why) => Cluster::skip(why),
+            None => Cluster::begin(folder, None).map(Some),
+        }
+    }
+
+    fn why_not() -> Option<&'static str> {
+        if !lab_folder().join("cluster/cluster").is_file() {
+            return Some("no Kubernetes (`make lab`)");
+        }
+        let is_root = std::fs::metadata("/proc/self").is_ok_and(|it| it.uid() == 0);
+        (!is_root).then_some("a cluster wants root")
+    }
+
+    fn skip(why: &str) -> Result<Option<Cluster>> {
+        ensure!(std::env::var_os("DROVER_NEEDS_CLUSTER").is_none(), "{why}");
+        println!("skipped: {why}");
+        Ok(None)
+    }
+
+    /// With an image for its pods; without one no pods run.
+    fn begin(folder: &Path, image: Option<&Path>) -> Result<Cluster> {
+        std::fs::create_dir_all(folder)?;
         // Free when it is taken again, unless somebody was faster.
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-        let child = Command::new(workspace().join("lab/cluster/up"))
+        let mut up = Command::new(workspace().join("lab/cluster/up"));
+        if image.is_none() {
+            up.env("DROVER_API_ONLY", "1");
+        }
+        let child = up
             .arg(folder)
-            .arg(lab)
+            .arg(lab_folder().join("cluster"))
             .arg(port.to_string())
-            .arg(&image)
+            .args(image)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()?;
@@ -106,13 +138,6 @@ impl Cluster {
             }
             thread::sleep(POLL);
         }
-        cluster.make(
-            "/apis/storage.k8s.io/v1/storageclasses",
-            &json!({
-                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": CLASS},
-                "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
-            }),
-        )?;
         Ok(cluster)
     }
 
@@ -154,6 +179,7 @@ impl Cluster {
             let plural = match kind {
                 "CustomResourceDefinition" => "customresourcedefinitions",
                 "ServiceAccount" => "serviceaccounts",
+                "Service" => "services",
                 "ClusterRole" => "clusterroles",
                 "ClusterRoleBinding" => "clusterrolebindings",
                 "Role" => "roles",

@@ -21,9 +21,27 @@ fn each_value_is_rendered() {
     for name in values().unwrap().into_keys() {
         let mut changed = values().unwrap();
         changed.insert(name.clone(), "something-else".into());
-        let of = |values| render("operator.yaml", values, "vms").unwrap();
+        let of =
+            |values| ["operator.yaml", "servicemonitor.yaml"].map(|it| render(it, values, "vms").unwrap());
         assert_ne!(of(&changed), of(&values().unwrap()), "{name}");
     }
+}
+
+#[test]
+fn figures_are_followed_only_where_that_is_asked_for() {
+    let mut values = values().unwrap();
+    assert_eq!(render("servicemonitor.yaml", &values, "vms").unwrap().trim(), "");
+    values.insert("serviceMonitor".into(), "true".into());
+    let plain = read("servicemonitor.yaml");
+    let (_, plain) = plain.split_once("\napiVersion").unwrap();
+    let rendered = render("servicemonitor.yaml", &values, "vms").unwrap();
+    assert_eq!(rendered.trim(), format!("apiVersion{plain}").trim());
+    // It finds the Service, which finds the pods.
+    let operator = read("operator.yaml");
+    let label = "app.kubernetes.io/name: drover-operator";
+    assert!(rendered.contains(&format!("matchLabels: {{{label}}}")));
+    assert!(operator.contains(&format!("  name: drover-operator-metrics\n  labels: {{{label}}}\n")));
+    assert!(operator.contains(&format!("  selector: {{{label}}}\n")));
 }
 
 #[test]

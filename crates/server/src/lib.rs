@@ -1,4 +1,5 @@
-//! The daemon's HTTP side: routes, tokens and roles, the audit of orders, server-sent events, metrics and the page.
+//! The daemon's HTTP side: routes, tokens and roles, the audit of orders, server-sent events, metrics and the page; and what the operator
+//! tells of itself ([`Figures`]).
 //!
 //! It knows no provider and no engine. [`Operations`] is what it needs of the program, all of it blocking; the server calls it
 //! from a bounded number of threads. `openapi.json` describes the API, and the tests hold the server against it.
@@ -9,6 +10,7 @@ mod answer;
 mod auth;
 mod bounds;
 mod events;
+mod figures;
 mod keys;
 mod listen;
 mod metrics;
@@ -23,7 +25,9 @@ mod turns;
 pub use auth::{Caller, Denied, Gate, Role, TokenFile, TokenFileError, TokenRow, random_hex};
 pub use bounds::Bounds;
 pub use events::{EventHub, Message};
+pub use figures::Figures;
 pub use listen::{Server, ServerError, ServerOptions, TlsFiles};
+pub use metrics::Text as MetricsText;
 pub use operations::*;
 pub use problem::{Kind, Problem};
 pub use routes::routes;

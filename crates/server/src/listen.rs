@@ -26,6 +26,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::auth::{Gate, TokenFile};
 use crate::bounds::Bounds;
 use crate::events::{EventHub, Message};
+use crate::figures::{self, Figures};
 use crate::keys::Keys;
 use crate::metrics::Counters;
 use crate::operations::Operations;
@@ -93,20 +94,7 @@ impl Server {
         hub: EventHub,
         operations: Arc<dyn Operations>,
     ) -> Result<Server, ServerError> {
-        let failed = |what: String| move |source| ServerError { what, source };
         let tls = options.tls.as_ref().map(tls_acceptor).transpose()?;
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .max_blocking_threads(Turns::threads(&options.bounds) + THREADS)
-            .thread_name("serve")
-            .enable_io()
-            .enable_time()
-            .build()
-            .map_err(failed("threads".into()))?;
-        let listener = runtime
-            .block_on(TcpListener::bind(options.listen))
-            .map_err(failed(format!("listening on {}", options.listen)))?;
-        let address = listener.local_addr().map_err(failed("listening".into()))?;
         let (stop, stopping) = watch::channel(false);
         let bounds = options.bounds;
         let app = Arc::new(App {
@@ -115,7 +103,7 @@ impl Server {
             hub,
             bounds,
             keys: Keys::new(bounds.keys, bounds.key_bytes, bounds.key_time),
-            counters: Counters::default(),
+            counters: Arc::default(),
             turns: Turns::new(&bounds),
             readiness: Readiness::default(),
             told_of_tokens: Mutex::default(),
@@ -124,9 +112,36 @@ impl Server {
             open_metrics: options.open_metrics,
             stopping: stopping.clone(),
         });
+        let service = Service { router: router(app.clone()), bounds, counters: app.counters.clone() };
+        let runtime = runtime(Turns::threads(&bounds) + THREADS)?;
+        runtime.spawn(tell_rates(app, stopping));
+        Server::listen(runtime, options.listen, tls, service, stop)
+    }
+
+    /// Begins to tell what a program without an API tells of itself, in the clear and to everybody.
+    ///
+    /// # Errors
+    /// If the address is taken.
+    pub fn tell(listen: SocketAddr, figures: Arc<dyn Figures>) -> Result<Server, ServerError> {
+        let service =
+            Service { router: figures::router(figures), bounds: Bounds::default(), counters: Arc::default() };
+        Server::listen(runtime(THREADS)?, listen, None, service, watch::channel(false).0)
+    }
+
+    fn listen(
+        runtime: Runtime,
+        listen: SocketAddr,
+        tls: Option<TlsAcceptor>,
+        service: Service,
+        stop: watch::Sender<bool>,
+    ) -> Result<Server, ServerError> {
+        let listener = runtime.block_on(TcpListener::bind(listen));
+        let listener = listener.map_err(failed(format!("listening on {listen}")))?;
+        let address = listener.local_addr().map_err(failed("listening".into()))?;
+        let stopping = stop.subscribe();
         let thread = std::thread::Builder::new()
             .name("serve".into())
-            .spawn(move || serve(runtime, listener, tls, app, stopping));
+            .spawn(move || serve(runtime, listener, tls, service, stopping));
         Ok(Server { address, stop, thread: Some(thread.map_err(failed("threads".into()))?) })
     }
 
@@ -144,6 +159,21 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
+}
+
+fn failed(what: String) -> impl FnOnce(io::Error) -> ServerError {
+    move |source| ServerError { what, source }
+}
+
+fn runtime(blocking_threads: usize) -> Result<Runtime, ServerError> {
+    Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .max_blocking_threads(blocking_threads)
+        .thread_name("serve")
+        .enable_io()
+        .enable_time()
+        .build()
+        .map_err(failed("threads".into()))
 }
 
 fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ServerError> {
@@ -169,14 +199,13 @@ fn serve(
     runtime: Runtime,
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
-    app: Arc<App>,
+    service: Service,
     stopping: watch::Receiver<bool>,
 ) {
-    let connections = Arc::new(Semaphore::new(app.bounds.connections));
-    runtime.spawn(tell_rates(app.clone(), stopping.clone()));
-    let all = app.bounds.connections as u32;
+    let connections = Arc::new(Semaphore::new(service.bounds.connections));
+    let all = service.bounds.connections as u32;
     runtime.block_on(async {
-        accept(listener, tls, app, stopping, connections.clone()).await;
+        accept(listener, tls, service, stopping, connections.clone()).await;
         // Those that do not end in time are cut off.
         let _ = timeout(END_TIME, connections.acquire_many(all)).await;
     });
@@ -186,11 +215,10 @@ fn serve(
 async fn accept(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
-    app: Arc<App>,
+    service: Service,
     mut stopping: watch::Receiver<bool>,
     connections: Arc<Semaphore>,
 ) {
-    let router = router(app.clone());
     let addresses = Addresses::default();
     loop {
         let Ok(permit) = connections.clone().acquire_owned().await else { return };
@@ -200,12 +228,11 @@ async fn accept(
         };
         match accepted {
             Ok((stream, from)) => {
-                let Some(place) = addresses.enter(from.ip(), app.bounds.address_connections) else {
+                let Some(place) = addresses.enter(from.ip(), service.bounds.address_connections) else {
                     continue;
                 };
                 let one = One {
-                    router: router.clone(),
-                    app: app.clone(),
+                    service: service.clone(),
                     stopping: stopping.clone(),
                     _permit: permit,
                     _place: place,
@@ -218,10 +245,17 @@ async fn accept(
     }
 }
 
+/// What answers.
+#[derive(Clone)]
+struct Service {
+    router: Router,
+    bounds: Bounds,
+    counters: Arc<Counters>,
+}
+
 /// One connection.
 struct One {
-    router: Router,
-    app: Arc<App>,
+    service: Service,
     stopping: watch::Receiver<bool>,
     _permit: OwnedSemaphorePermit,
     _place: Place,
@@ -269,7 +303,7 @@ impl One {
         match tls {
             None => self.serve(stream, from).await,
             Some(tls) => {
-                if let Ok(Ok(stream)) = timeout(self.app.bounds.head_time, tls.accept(stream)).await {
+                if let Ok(Ok(stream)) = timeout(self.service.bounds.head_time, tls.accept(stream)).await {
                     self.serve(stream, from).await;
                 }
             }
@@ -277,13 +311,13 @@ impl One {
     }
 
     async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, from: SocketAddr) {
-        let bounds = self.app.bounds;
-        let service = TowerToHyperService::new(self.router.layer(Extension(from)));
+        let Service { router, bounds, counters } = self.service;
+        let service = TowerToHyperService::new(router.layer(Extension(from)));
         let stream = TokioIo::new(Patient::new(stream, bounds.stall_time));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(bounds.head_time).max_buf_size(bounds.head_bytes);
         let mut connection = std::pin::pin!(http.serve_connection(stream, service));
-        self.app.counters.connections.fetch_add(1, Ordering::Relaxed);
+        counters.connections.fetch_add(1, Ordering::Relaxed);
         tokio::select! {
             // What a client did wrong is its own affair.
             _ = connection.as_mut() => {}
@@ -292,7 +326,7 @@ impl One {
                 let _ = timeout(END_TIME, connection).await;
             }
         }
-        self.app.counters.connections.fetch_sub(1, Ordering::Relaxed);
+        counters.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

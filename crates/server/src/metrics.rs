@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
 use crate::operations::{Counts, Gauges, Live};
 
 /// What the server counts itself.
@@ -22,15 +25,34 @@ impl Counters {
     }
 }
 
-struct Text(String);
+/// A text of figures: families with their values behind them.
+#[derive(Debug)]
+pub struct Text(String);
+
+impl Default for Text {
+    fn default() -> Text {
+        let mut text = Text(String::new());
+        text.family("build_info", "gauge", "The program that answers.");
+        text.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        text
+    }
+}
+
+impl From<Text> for String {
+    fn from(text: Text) -> String {
+        text.0
+    }
+}
 
 impl Text {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
+    /// Begins a family: `name` stands without `drover_`, and `kind` is `gauge` or `counter`.
+    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.0, "# HELP drover_{name} {help}\n# TYPE drover_{name} {kind}");
     }
 
-    fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+    /// A value of the family.
+    pub fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
         let label = |(name, value): &(&str, &str)| format!("{name}=\"{}\"", escaped(value));
         let labels: Vec<String> = labels.iter().map(label).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
@@ -42,11 +64,14 @@ fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
+/// As Prometheus takes it.
+pub(crate) fn answer(text: String) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
 /// All of them.
 pub(crate) fn text(gauges: &Gauges, live: &Live, counters: &Counters, watchers: usize) -> String {
-    let mut text = Text(String::new());
-    text.family("build_info", "gauge", "The program that answers.");
-    text.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    let mut text = Text::default();
     text.family("plans", "gauge", "Plans by state.");
     let mut states: BTreeMap<&str, u64> = BTreeMap::new();
     gauges.plans.iter().for_each(|plan| *states.entry(&plan.state).or_default() += 1);

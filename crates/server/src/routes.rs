@@ -35,7 +35,7 @@ pub(crate) struct App {
     pub hub: EventHub,
     pub bounds: Bounds,
     pub keys: Keys,
-    pub counters: Counters,
+    pub counters: Arc<Counters>,
     pub turns: Turns,
     pub readiness: Readiness,
     /// The cause that was told last for which no token can be checked.
@@ -283,15 +283,18 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-async fn healthz() -> Response {
+pub(crate) async fn healthz() -> Response {
     answer_json(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
 async fn readyz(State(app): Shared) -> Response {
-    match readiness(&app).await {
-        Ok(Ok(())) => answer_json(StatusCode::OK, &json!({ "status": "ready" })),
-        Ok(Err(why)) => Problem::new(Kind::Unavailable, why).into_response(),
-        Err(problem) => problem.into_response(),
+    readiness(&app).await.map(answer_ready).unwrap_or_else(Problem::into_response)
+}
+
+pub(crate) fn answer_ready(ready: Result<(), String>) -> Response {
+    match ready {
+        Ok(()) => answer_json(StatusCode::OK, &json!({ "status": "ready" })),
+        Err(why) => Problem::new(Kind::Unavailable, why).into_response(),
     }
 }
 
@@ -318,8 +321,7 @@ async fn prometheus(State(app): Shared, caller: Option<Extension<Caller>>) -> Re
         gauges.plans.retain(|plan| caller.sees(&plan.project));
         live.plans.retain(|plan| caller.sees(&plan.project));
     }
-    let text = metrics::text(&gauges, &live, &app.counters, app.hub.watchers());
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
+    Ok(metrics::answer(metrics::text(&gauges, &live, &app.counters, app.hub.watchers())))
 }
 
 async fn about(State(app): Shared, Extension(caller): Extension<Caller>) -> Response {

@@ -1,5 +1,6 @@
 //! Arguments of `drover operator`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -42,6 +43,9 @@ pub struct OperatorArgs {
     /// Disks at once in all
     #[arg(long, value_name = "NUMBER", default_value_t = 200)]
     pub disks: u32,
+    /// Serve /metrics, /healthz and /readyz to everybody at this address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<SocketAddr>,
     /// Kubeconfig [default: KUBECONFIG, ~/.kube/config, or the pod's own]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,

@@ -38,8 +38,8 @@ impl Lease {
         Lease(Arc::new(Inner { cluster, all, me, renewed: Mutex::new(Instant::now()), is_lost, is_over }))
     }
 
-    /// Waits until it is had, then renews it; `false` if `stops` said so before.
-    pub fn take(&self, stops: &dyn Fn() -> bool) -> bool {
+    /// Waits until it is had, then renews it; `false` if `stops` said so before. `tells` hears whether the server answers meanwhile.
+    pub fn take(&self, stops: &dyn Fn() -> bool, tells: &dyn Fn(Result<(), String>)) -> bool {
         let mut seen: Option<(String, Instant)> = None;
         let mut said = String::new();
         while !stops() {
@@ -49,8 +49,9 @@ impl Lease {
                     std::thread::spawn(move || inner.renew());
                     return true;
                 }
-                Ok(false) => {}
+                Ok(false) => tells(Ok(())),
                 Err(error) => {
+                    tells(Err(error.what.clone()));
                     if said != error.what {
                         crate::out::say(format_args!("{error}; it is tried again"));
                         said = error.what;

@@ -66,6 +66,7 @@ impl Operator {
             if !self.lease.is_held() {
                 return;
             }
+            self.tell_figures();
             self.wakes.remove(&name);
             let tended = match self.tend(&name) {
                 // It was changed since it was seen.
@@ -131,13 +132,9 @@ impl Operator {
         for _ in 0..ACTS_MAX {
             let Some(migration) = self.migrations.get(name) else { return Ok(()) };
             let decision = decide(&migration.spec, &migration.status, &facts);
-            if decision.status != migration.status {
-                self.write_status(name, &decision.status)?;
-            }
-            self.keep_slot(name, &decision);
-            self.tell("Migration", name, &decision.notes);
-            if let Some(wake) = decision.wake {
-                self.wakes.insert(name.to_string(), wake);
+            // Until it is answered nothing is decided.
+            if !decision.act.is_question() {
+                self.keep(name, &decision)?;
             }
             match self.carry_out(name, &decision.act, &mut facts)? {
                 Done::Again => {}
@@ -148,15 +145,27 @@ impl Operator {
         Ok(())
     }
 
-    /// Tells the scheduler what was decided.
-    fn keep_slot(&mut self, name: &str, decision: &Decision) {
-        let Some(migration) = self.migrations.get(name) else { return };
+    /// Keeps what was decided, and tells the scheduler once it is written.
+    fn keep(&mut self, name: &str, decision: &Decision) -> Result<(), KubeError> {
+        let Some(migration) = self.migrations.get(name) else { return Ok(()) };
+        let exit = migration.status.word().and_then(|word| word.exit);
+        let has_ended = migration.status.job.is_some() && decision.status.job.is_none();
+        if decision.status != migration.status {
+            self.write_status(name, &decision.status)?;
+        }
+        if has_ended {
+            *self.ends.entry(exit).or_default() += 1;
+        }
+        self.tell("Migration", name, &decision.notes);
+        if let Some(wake) = decision.wake {
+            self.wakes.insert(name.to_string(), wake);
+        }
+        let Some(migration) = self.migrations.get(name) else { return Ok(()) };
         let now_ms = self.now_ms();
         if let Some(told) = decision.host {
             self.admissions.tell(name, told, now_ms);
         }
         match decision.wants_slot {
-            _ if decision.act.is_question() => {}
             None => self.admissions.leave(name, now_ms),
             // The scheduler is asked once for all, at the end of the round.
             Some(work) => {
@@ -164,6 +173,7 @@ impl Operator {
                 self.admissions.want(name, &migration.spec, work, goes_on, now_ms);
             }
         }
+        Ok(())
     }
 
     /// Writes a status, if nothing has changed since it was seen.

@@ -56,7 +56,6 @@ pub struct Plan {
     next: Option<(Moment, i64)>,
     /// After Migrations of it could not be cancelled, as above.
     cancel_next: Option<(Moment, i64)>,
-    counted: Moment,
     /// A Migration of it is gone, or one because of which a VM was refused.
     pub is_stale: bool,
 }
@@ -75,8 +74,7 @@ impl Plan {
             keys: spec["plan"].clone(),
             next: known.as_ref().filter(|_| is_same).and_then(|it| it.next),
             cancel_next: known.as_ref().filter(|_| is_same).and_then(|it| it.cancel_next),
-            is_stale: known.as_ref().is_some_and(|it| it.is_stale),
-            counted: known.map(|it| it.counted).unwrap_or_default(),
+            is_stale: known.is_some_and(|it| it.is_stale),
             meta,
         }
     }
@@ -116,6 +114,14 @@ impl Plan {
         let Meta { name, uid, generation, .. } = self.meta.clone();
         Pinned { name, uid, generation }
     }
+}
+
+/// What a plan's Migrations come to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    migrations: u64,
+    done: u64,
+    failed: u64,
 }
 
 /// A Provider, as it was seen last.
@@ -177,8 +183,12 @@ impl Operator {
     pub(super) fn tend_plans(&mut self) {
         let at = now();
         let names: Vec<String> = self.plans.keys().cloned().collect();
+        let sums = self.sums(at);
         for name in names {
-            let tended = self.cancel_all(&name, at).and_then(|()| self.count(&name, at));
+            let sum =
+                |plan: &Plan| sums.as_ref().map(|sums| sums.get(&plan.meta.uid).copied().unwrap_or_default());
+            let sum = self.plans.get(&name).and_then(sum);
+            let tended = self.cancel_all(&name, at).and_then(|()| self.count(&name, sum));
             if let Err(error) = tended
                 && error.kind != KubeErrorKind::Conflict
             {
@@ -483,20 +493,25 @@ impl Operator {
         Ok(())
     }
 
-    /// Sums up what a plan's Migrations come to.
-    fn count(&mut self, name: &str, at: Moment) -> Result<(), KubeError> {
-        let Some(plan) = self.plans.get_mut(name).filter(|plan| plan.counted.plus(COUNT_SECONDS) <= at)
-        else {
-            return Ok(());
-        };
-        plan.counted = at;
-        let uid = plan.meta.uid.clone();
-        let (mut migrations, mut done, mut failed) = (0, 0, 0);
-        for it in self.migrations.values().filter(|it| it.spec.plan_ref.uid == uid) {
-            migrations += 1;
-            done += u64::from(it.status.phase == Phase::Done);
-            failed += u64::from(it.status.phase == Phase::Failed);
+    /// What the Migrations of plans come to, by the UID of each plan; nothing where that was summed up a moment ago.
+    fn sums(&mut self, at: Moment) -> Option<BTreeMap<String, Sum>> {
+        if self.counted.plus(COUNT_SECONDS) > at {
+            return None;
         }
+        self.counted = at;
+        let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
+        for it in self.migrations.values() {
+            let uid = &it.spec.plan_ref.uid;
+            let sum = sums.entry(uid.clone()).or_default();
+            sum.migrations += 1;
+            sum.done += u64::from(it.status.phase == Phase::Done);
+            sum.failed += u64::from(it.status.phase == Phase::Failed);
+        }
+        Some(sums)
+    }
+
+    fn count(&mut self, name: &str, sum: Option<Sum>) -> Result<(), KubeError> {
+        let Some(Sum { migrations, done, failed }) = sum else { return Ok(()) };
         self.write(name, |status| {
             (status.migrations, status.done, status.failed) = (migrations, done, failed);
         })
