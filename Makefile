@@ -5,7 +5,7 @@ GO ?= go
 LAB := target/lab
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: check-conversion cluster help demo demo-kube test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-fleet bench-live soak fuzz mutants clean
+.PHONY: check-conversion cluster help demo demo-kube test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-fleet bench-live bench-operator soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
 	@echo "make bench-warm  passes of a warm migration, many disks of one host through VDDK's stand-in"
 	@echo "make bench-fleet  5,000 VMs in the simulator, as one plan and as 40; plans that share hosts; runs that break"
+	@echo "make bench-operator  5,000 Migrations of the operator beside a real API server, their workers played (as root)"
 	@echo "make bench-live  drover bench memory: running guests that move, by QEMU alone and by drover, also over a long line (as root; ARGS='--size 1g')"
 	@echo "make soak    kills, resumes and suspends copies while 20 guests move warm, lines are cut and everything goes wrong (HOURS=2 in all)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
@@ -125,6 +126,10 @@ bench-fleet: build lab
 bench-live: build prepare lab
 	@target/release/drover bench memory --qemu $(LAB)/qemu/qemu-system-x86_64 --accel tcg \
 		$(if $(findstring --place,$(ARGS)),,--place here,line) $(ARGS)
+
+# Its own number of Migrations, unless MIGRATIONS says another.
+bench-operator: prepare lab
+	@DROVER_MIGRATIONS=$(or $(MIGRATIONS),5000) DROVER_NEEDS_CLUSTER=1 $(CARGO) test -q --release --workspace --test live_operator_scale -- --nocapture
 
 check-conversion: prepare lab
 	@scripts/get-v2v $(LAB)/v2v

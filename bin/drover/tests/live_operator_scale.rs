@@ -1,0 +1,248 @@
+//! `drover operator` beside a true API server with many Migrations, whose workers are played: how long it takes until all had their turn, what
+//! that costs the API server, and what the operator holds in memory. `make bench-operator` plays 5,000 of them.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use drover_kubevirt::{Access, Change, Cluster, Seen};
+use drover_lab::chart;
+use drover_operator::model::{DiskSize, MigrationSpec, Pinned, Size, SourceId, VmId};
+use drover_operator::objects::{migration, migration_name};
+use drover_operator::{EPOCH, MIGRATION};
+use serde_json::{Value, json};
+
+const OWN: &str = "/apis/drover.dev/v1alpha1/namespaces/vms";
+const JOBS: &str = "/apis/batch/v1/namespaces/vms/jobs";
+const SOURCE: &str = "0a1b2c3d-3d1c-0c4c-8b0e-9a6d1f1a2b3c";
+/// Who makes them at once.
+const MAKERS: usize = 4;
+const HOSTS: usize = 50;
+/// Requests for one Migration from its beginning to its end, at most.
+const REQUESTS_MAX: f64 = 20.0;
+const RSS_MAX: u64 = 300 << 20;
+
+/// An operator that runs beside the API server, as one who may all.
+struct Operator {
+    child: Child,
+    port: u16,
+}
+
+impl Operator {
+    fn start(kubeconfig: &Path, log: &Path) -> Operator {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let child = Command::new(env!("CARGO_BIN_EXE_drover"))
+            .args(["operator", "--namespace", "vms", "--image", "localhost/drover:test", "--kubeconfig"])
+            .arg(kubeconfig)
+            .args(["--listen", &format!("127.0.0.1:{port}")])
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(log).unwrap())
+            .spawn()
+            .unwrap();
+        Operator { child, port }
+    }
+
+    fn ask(&self, path: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.ask("/readyz").is_some_and(|text| text.starts_with("HTTP/1.1 200"))
+    }
+
+    /// A figure, by its name and labels.
+    fn figure(&self, name: &str) -> u64 {
+        let text = self.ask("/metrics").unwrap_or_default();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.map_or(0, |value| value.trim().parse().unwrap())
+    }
+
+    fn in_phase(&self, phase: &str) -> u64 {
+        self.figure(&format!("drover_operator_migrations{{phase=\"{phase}\"}}"))
+    }
+
+    /// The most memory that it held so far.
+    fn rss_max(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+}
+
+impl Operator {
+    /// Lets the next one lead at once.
+    fn end(mut self) {
+        assert!(Command::new("kill").arg(self.child.id().to_string()).status().unwrap().success());
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spec(number: usize, plan: &Pinned, provider: &Pinned) -> MigrationSpec {
+    let name = format!("web{number:05}");
+    let keys = json!({
+        "target": {"type": "kubevirt", "storage_class": "fast", "namespace": "vms"}, "networks": {"*": "pod:masquerade"},
+        "mode": "cold", "power_off": "shutdown", "start": true, "vms": [{"id": format!("vm-{number}"), "target_name": name}],
+    });
+    MigrationSpec {
+        plan_ref: plan.clone(),
+        provider: provider.clone(),
+        source: SourceId { instance_uuid: SOURCE.into() },
+        vm: VmId {
+            instance_uuid: format!("5030a0e6-3d1c-0c4c-8b0e-{number:012x}"),
+            id: format!("vm-{number}"),
+            name: name.clone(),
+        },
+        target_name: name,
+        size: Size {
+            host: format!("host-{}", number % HOSTS),
+            disks: vec![DiskSize { bytes: 40 << 30, datastore: format!("datastore-{}", number % 7) }],
+        },
+        plan: keys,
+        cancel: false,
+    }
+}
+
+fn pinned(object: &Value) -> Pinned {
+    let metadata = &object["metadata"];
+    let text = |key: &str| metadata[key].as_str().unwrap().to_string();
+    Pinned { name: text("name"), uid: text("uid"), generation: metadata["generation"].as_i64().unwrap() }
+}
+
+/// The Provider and a Plan that counts as laid over it, and their Migrations.
+fn make(kube: &Arc<Cluster>, count: usize) {
+    let api = "drover.dev/v1alpha1";
+    let provider = json!({"apiVersion": api, "kind": "Provider", "metadata": {"name": "vcenter"},
+        "spec": {"endpoint": "vcenter.example.org", "secretName": "vcenter", "insecure": true}});
+    let provider = pinned(&kube.create(&format!("{OWN}/providers"), &provider, false).unwrap());
+    let plan = json!({"apiVersion": api, "kind": "Plan", "metadata": {"name": "all"},
+        "spec": {"provider": "vcenter", "plan": {"target": {"type": "kubevirt"}, "vms": [{"glob": "*"}]}}});
+    let plan = pinned(&kube.create(&format!("{OWN}/plans"), &plan, false).unwrap());
+    let status = json!({"status": {"observedGeneration": 1, "resolvedGeneration": 1, "provider": provider}});
+    kube.change(&format!("{OWN}/plans/all/status"), Change::Merge, &status).unwrap();
+    std::thread::scope(|scope| {
+        for maker in 0..MAKERS {
+            let (plan, provider) = (&plan, &provider);
+            scope.spawn(move || {
+                for number in (maker..count).step_by(MAKERS) {
+                    let spec = spec(number, plan, provider);
+                    let name = migration_name(SOURCE, &spec.vm.instance_uuid);
+                    kube.create(&format!("{OWN}/migrations"), &migration(&name, &spec), false).unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// Plays workers and the controller of Jobs: whatever Job is made has moved its VM at once.
+fn play(kube: Arc<Cluster>) {
+    let query = "labelSelector=app.kubernetes.io%2Fmanaged-by%3Ddrover-operator";
+    kube.clone().follow(JOBS, query, |seen| {
+        let Seen::There(job) = seen else { return true };
+        if job["status"]["succeeded"] == 1 || !job["metadata"]["deletionTimestamp"].is_null() {
+            return true;
+        }
+        let migration = job["metadata"]["labels"][MIGRATION].as_str().unwrap();
+        let epoch: u64 = job["metadata"]["annotations"][EPOCH].as_str().unwrap().parse().unwrap();
+        let bytes = 40_u64 << 30;
+        let word = json!({"status": {
+            "begun": true, "worker": {"epoch": epoch, "pod": "played", "exit": 0, "reason": "Success", "message": "it arrived"},
+            "progress": {"totalBytes": bytes, "doneBytes": bytes, "percent": 100},
+        }});
+        kube.change(&format!("{OWN}/migrations/{migration}/status"), Change::Merge, &word).unwrap();
+        let now = "2026-01-01T00:00:00Z";
+        let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
+        let ended = json!({"status": {
+            "startTime": now, "completionTime": now, "succeeded": 1,
+            "conditions": [condition("SuccessCriteriaMet"), condition("Complete")],
+        }});
+        let name = job["metadata"]["name"].as_str().unwrap();
+        kube.change(&format!("{JOBS}/{name}/status"), Change::Merge, &ended).unwrap();
+        true
+    });
+}
+
+#[track_caller]
+fn wait(what: &str, log: &Path, within: Duration, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + within;
+    while !holds() {
+        let told = || std::fs::read_to_string(log).unwrap_or_default();
+        assert!(
+            Instant::now() < until,
+            "{what}: {}",
+            told().lines().rev().take(30).collect::<Vec<_>>().join("\n")
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn many_migrations_cost_the_same_each() {
+    let count = std::env::var("DROVER_MIGRATIONS").map_or(100, |it| it.parse().unwrap());
+    let patience = Duration::from_secs(120) + Duration::from_millis(500) * count as u32;
+    let folder = tempfile::Builder::new().prefix("kv-").tempdir().unwrap();
+    let Some(cluster) = drover_lab::Cluster::start_api(folder.path()).unwrap() else { return };
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "vms"}});
+    cluster.make("/api/v1/namespaces", &namespace).unwrap();
+    chart::install_resources(&cluster, "vms").unwrap();
+    let access = Access { kubeconfig: Some(cluster.kubeconfig()), context: None };
+    let kube = Cluster::connect(&access).unwrap();
+    make(&kube, count);
+    let player = Cluster::connect(&access).unwrap();
+    // It ends with the process.
+    std::thread::spawn(move || play(player));
+
+    let (log, begun) = (folder.path().join("operator.log"), Instant::now());
+    let operator = Operator::start(&cluster.kubeconfig(), &log);
+    wait("it is ready", &log, patience, || operator.is_ready());
+    let ready = begun.elapsed();
+    wait("all were admitted", &log, patience, || {
+        operator.in_phase("Pending") + operator.in_phase("Queued") == 0 && operator.in_phase("Done") > 0
+    });
+    let admitted = begun.elapsed();
+    wait("all arrived", &log, patience, || operator.in_phase("Done") == count as u64);
+    let (done, requests) = (begun.elapsed(), operator.figure("drover_operator_requests_total"));
+    let each = requests as f64 / count as f64;
+    // What has arrived costs nothing any more.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = operator.figure("drover_operator_requests_total");
+    std::thread::sleep(Duration::from_secs(4));
+    let at_rest = operator.figure("drover_operator_requests_total") - before;
+    let rss = operator.rss_max();
+    operator.end();
+    // Another begins with all of it.
+    let begun = Instant::now();
+    let operator = Operator::start(&cluster.kubeconfig(), &log);
+    wait("it leads, and knows them", &log, patience, || operator.in_phase("Done") == count as u64);
+    let again = begun.elapsed();
+    std::thread::sleep(Duration::from_secs(2));
+    let (asked_again, rss_again) = (operator.figure("drover_operator_requests_total"), operator.rss_max());
+    println!(
+        "{count} Migrations: ready after {:.1} s, all admitted after {:.1} s, all done after {:.1} s; {each:.1} requests each, {at_rest} in 4 s \
+         at rest; RSS {} MiB at most. Begun again: {:.1} s, {asked_again} requests, RSS {} MiB",
+        ready.as_secs_f64(),
+        admitted.as_secs_f64(),
+        done.as_secs_f64(),
+        rss >> 20,
+        again.as_secs_f64(),
+        rss_again >> 20,
+    );
+    assert!(each <= REQUESTS_MAX, "{each} requests for each Migration");
+    assert!(at_rest <= 10, "{at_rest} requests at rest");
+    assert!(asked_again <= 100 + count as u64 / 100, "{asked_again} requests of one that begins again");
+    assert!(rss.max(rss_again) < RSS_MAX, "{rss} and {rss_again} bytes");
+}
