@@ -67,6 +67,7 @@ lab: $(LAB)/vsphere-sim
 	@scripts/get-qemu $(LAB)/qemu-11.1 11.1 || echo "make: live migration to QEMU 11.1 will not be tested"
 	@scripts/get-rdma-vm $(LAB)/rdma-vm || echo "make: live migration by RDMA will not be tested"
 	@scripts/get-page-tests $(LAB)/page || echo "make: the daemon's page will not be tested"
+	@scripts/get-pyvmomi $(LAB)/pyvmomi || echo "make: the simulator will not be tested with pyVmomi"
 	@scripts/get-sshd $(LAB)/sshd || echo "make: libvirt over ssh will be tested with a stand-in for ssh"
 	@scripts/get-libvirt $(LAB)/libvirt || echo "make: libvirt domains that move will not be tested"
 	@scripts/get-cluster $(LAB)/cluster || echo "make: KubeVirt will not be tested"
@@ -95,9 +96,10 @@ check-packages: lab
 	@scripts/make-packages --program target/debug/drover --out $(LAB)/packages
 	@scripts/test-packages $(LAB)/packages
 
-check-go:
+check-go: $(LAB)/vsphere-sim
 	@echo "tests of the simulator"
 	@cd lab/vsphere-sim && test -z "$$(gofmt -l .)" && $(GO) vet ./... && $(GO) test ./...
+	@[ ! -e $(LAB)/pyvmomi/ready ] || $(LAB)/pyvmomi/bin/python lab/pyvmomi/check.py $(LAB)/vsphere-sim
 
 bench: build lab
 	@scripts/prepare bench

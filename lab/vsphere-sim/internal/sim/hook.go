@@ -25,8 +25,11 @@ func newHook(s *Sim) *hook {
 
 func (h *hook) Reference() types.ManagedObjectReference { return h.Self }
 
-// PutObject freezes the disks for a new snapshot.
+// PutObject freezes the disks for a new snapshot, and names tasks by their methods.
 func (h *hook) PutObject(ctx *simulator.Context, item mo.Reference) {
+	if task, ok := item.(*simulator.Task); ok {
+		task.Info.Name = h.methodOf(task)
+	}
 	snapshot, ok := item.(*simulator.VirtualMachineSnapshot)
 	if !ok {
 		return
@@ -45,6 +48,25 @@ func (h *hook) PutObject(ctx *simulator.Context, item mo.Reference) {
 	}
 	h.sim.showSnapshot(snapshot, m)
 	h.sim.showLive(ctx, m)
+}
+
+// methodOf is the method that began a task, as vSphere tells it; govmomi's simulator has names of its own. VMware's Python
+// SDK knows no others, and fails while it waits.
+func (h *hook) methodOf(task *simulator.Task) string {
+	switch name := task.Info.Name; name {
+	case "CreateSnapshotEx":
+		return "CreateSnapshot_Task"
+	case "ReconfigVm":
+		return "ReconfigVM_Task"
+	case "PowerVm_Task":
+		m := h.sim.byMoid(task.Info.Entity.Value)
+		if m != nil && m.vm.Runtime.PowerState == types.VirtualMachinePowerStatePoweredOn {
+			return "PowerOffVM_Task"
+		}
+		return "PowerOnVM_Task"
+	default:
+		return strings.TrimSuffix(name, "_Task") + "_Task"
+	}
 }
 
 // RemoveObject merges the files of snapshots that are gone. govmomi's simulator forgets to remove
