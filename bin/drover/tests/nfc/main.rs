@@ -116,6 +116,14 @@ fn a_host_that_shows_another_certificate_never_sees_the_ticket() {
     let stats = stage.sim.get("/nfc/stats").unwrap();
     assert_eq!((&stats["tickets_used"], &stats["tickets_bad"]), (&json!(0), &json!(0)), "{stats}");
     stage.sim.post("/nfc/set", json!({"ticket_pin": "certificate"})).unwrap();
+    // Somebody in between who lets the first handshake through. The ticket is used up by then; NFC does not begin.
+    stage.sim.post("/nfc/set", json!({"takeover_cert": "other"})).unwrap();
+    let refused = stage.run(&["migrate", &plan(&stage, "taken-over", "", &[])]);
+    assert_eq!(refused.code, Some(5), "{}", refused.err);
+    assert!(refused.err.contains("certificate"), "{}", refused.err);
+    let used = &stage.sim.get("/nfc/stats").unwrap()["tickets_used"];
+    assert_eq!((used, counted(&stage, "esx1.lab", "vpxa-nfc", "sessions_opened")), (&json!(1), 0));
+    stage.sim.post("/nfc/set", json!({"takeover_cert": "same"})).unwrap();
     stage.migrate(&plan(&stage, "pem", "", &[]));
     assert_equal(&stage, "pem", "one", 0, &stage.path("a"));
 }

@@ -25,6 +25,8 @@ type Behaviour struct {
 	RefuseTLS  bool   `json:"refuse_tls"`
 	BadTicket  string `json:"bad_ticket"` // later or session: where 530 comes
 
+	TakeoverCert string `json:"takeover_cert"` // of the second handshake: same, other
+
 	// Classic messages.
 	Version     uint32 `json:"version"`
 	Status36    string `json:"status_36"` // before or after 51
@@ -65,7 +67,7 @@ type Behaviour struct {
 func defaults() Behaviour {
 	return Behaviour{
 		TicketLifeMS: 5 * 60 * 1000, TicketPin: "thumbprint", LibVersion: 11,
-		SHA256: true, NFCSSL: true, BadTicket: "later",
+		SHA256: true, NFCSSL: true, BadTicket: "later", TakeoverCert: "same",
 		Version: 11, Status36: "after", HoldSurplus: true, CompareTags: true,
 		Strict: true, BufferBytesMax: 2 << 20, MemoryBytes: 48 << 20, SessionsMax: 52, ErrorThenReply: true, LockErrorCode: 16392,
 		OpenAnswersType: 2, FragmentOrder: "forward", Mix: 1, CodecAnswer: "as_asked", WriteSpace: -1,
@@ -80,6 +82,7 @@ func (b *Behaviour) check() error {
 	}{
 		{"ticket_pin", b.TicketPin, []string{"thumbprint", "wrong", "none", "certificate"}},
 		{"bad_ticket", b.BadTicket, []string{"later", "session"}},
+		{"takeover_cert", b.TakeoverCert, []string{"same", "other"}},
 		{"status_36", b.Status36, []string{"after", "before"}},
 		{"fragment_order", b.FragmentOrder, []string{"forward", "reverse", "shuffle"}},
 		{"codec_answer", b.CodecAnswer, []string{"as_asked", "raw", "raw_kept"}},

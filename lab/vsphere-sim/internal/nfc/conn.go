@@ -114,7 +114,11 @@ func (c *conn) talk() error {
 	c.service.connections.add(1)
 	defer c.service.connections.add(-1)
 	if ssl {
-		cert, err := c.host.cert()
+		give := c.host.cert
+		if b.TakeoverCert == "other" {
+			give = c.host.other
+		}
+		cert, err := give()
 		if err != nil {
 			return err
 		}

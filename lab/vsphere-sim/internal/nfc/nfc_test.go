@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -199,6 +201,7 @@ func TestTicketsAreForOneUseOneVMAndOneService(t *testing.T) {
 func TestHandshakeVariants(t *testing.T) {
 	l := start(t)
 	for order, want := range map[string]string{
+		`{"takeover_cert":"other"}`:                       "another certificate",
 		`{"split_bytes":7}`:                               "",
 		`{"sha256":false}`:                                "", // The client then leaves lines and message 43 out.
 		`{"status_36":"before"}`:                          "",
@@ -216,6 +219,67 @@ func TestHandshakeVariants(t *testing.T) {
 		_, err := l.join(l.ticket(nil), "vpxa-nfcssl")
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", order, err, want)
+		}
+	}
+}
+
+func TestClassicMessagesInAnyLegalOrderLeadToAIO(t *testing.T) {
+	l := start(t)
+	tagged, params, hello := message(43, tag), message(33), message(51, uint32(11))
+	client, names, flags, aio := message(54, uint32(4), uint32(7)), []byte("vddknbdmode"), message(55, uint32(3)), message(52)
+	usual := []uint32{36, 51, 52}
+	for what, one := range map[string]struct {
+		records       [][]byte
+		after, before []uint32 // What comes back, where 36 answers 51, and where it answers 33.
+	}{
+		"VDDK's":                   {[][]byte{tagged, params, hello, client, names, flags, aio}, usual, usual},
+		"version 12 with a 1":      {[][]byte{tagged, params, message(51, uint32(12), uint32(1)), client, names, flags, aio}, usual, usual},
+		"names in 54's record":     {[][]byte{tagged, params, hello, append(client[:264:264], names...), flags, aio}, usual, usual},
+		"names in two records":     {[][]byte{tagged, params, hello, client, names[:4], names[4:], flags, aio}, usual, usual},
+		"51 before 33":             {[][]byte{tagged, hello, params, client, names, flags, aio}, usual, []uint32{51, 36, 52}},
+		"54 and 55 before 51":      {[][]byte{tagged, params, client, names, flags, hello, aio}, usual, usual},
+		"54 first":                 {[][]byte{client, names, tagged, params, hello, flags, aio}, usual, usual},
+		"43 after 51":              {[][]byte{params, hello, tagged, client, names, flags, aio}, usual, usual},
+		"55 before 54":             {[][]byte{tagged, params, hello, flags, client, names, aio}, usual, usual},
+		"no 55":                    {[][]byte{tagged, params, hello, client, names, aio}, usual, usual},
+		"no 54":                    {[][]byte{tagged, params, hello, flags, aio}, usual, usual},
+		"no 33":                    {[][]byte{tagged, hello, client, names, flags, aio}, usual, []uint32{51, 52}},
+		"no 43":                    {[][]byte{params, hello, client, names, flags, aio}, usual, usual},
+		"51 and 52 alone":          {[][]byte{hello, aio}, usual, []uint32{51, 52}},
+		"not legal: 52 before 51":  {[][]byte{tagged, params, client, names, flags, aio}, []uint32{20}, []uint32{36, 20}},
+		"not legal: 52 with words": {[][]byte{tagged, params, hello, message(52, uint32(1))}, []uint32{36, 51, 20}, []uint32{36, 51, 20}},
+	} {
+		for _, status := range []string{"after", "before"} {
+			for _, service := range []string{"vpxa-nfc", "vpxa-nfcssl"} {
+				l.set(fmt.Sprintf(`{"status_36":%q}`, status))
+				want := one.after
+				if status == "before" {
+					want = one.before
+				}
+				ticket := l.ticket(nil)
+				c, err := l.dial(ticket)
+				check(t, err)
+				check(t, c.authd(ticket, service))
+				for _, record := range one.records {
+					_, err := c.wire.Write(record)
+					check(t, err)
+				}
+				var got []uint32
+				for range want {
+					kind, _, err := c.classicReply()
+					check(t, err)
+					got = append(got, kind)
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("%s, 36 %s, %s: came %v, want %v", what, status, service, got, want)
+				}
+				if got[len(got)-1] == 52 {
+					check(t, c.session(65536, 1))
+					check(t, c.open(diskName, 0x1e))
+					c.close()
+				}
+				_ = c.tcp.Close()
+			}
 		}
 	}
 }

@@ -60,6 +60,7 @@ type host struct {
 	name      string
 	behaviour atomic.Pointer[Behaviour]
 	cert      func() (*certificate, error)
+	other     func() (*certificate, error) // of somebody in between
 	pace      pace
 	services  map[string]*service
 	listeners []net.Listener
@@ -89,6 +90,7 @@ func (s *Server) AddHost(name string, listeners []net.Listener) {
 	}
 	// RSA keys take time, so they are made when first needed.
 	h.cert = sync.OnceValues(func() (*certificate, error) { return newCertificate(s.key, name, addresses) })
+	h.other = sync.OnceValues(func() (*certificate, error) { return newCertificate(s.key, name, addresses) })
 	behaviour := defaults()
 	h.behaviour.Store(&behaviour)
 	s.mu.Lock()
