@@ -36,7 +36,7 @@ const REQUEST_BYTES_MAX: u64 = 32 << 20;
 const CHUNK_BYTES: u64 = 64 << 10;
 
 /// How often a session of the API is kept alive; it ends after half an hour without a call.
-const KEEP_ALIVE: Duration = Duration::from_secs(5 * 60);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(5 * 60);
 
 /// Tries to open a disk that each meet another obstacle: a ticket that was too old, a tag that is not known, buffers
 /// that are too large.
@@ -128,6 +128,25 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
+    /// `kept_alive` is when the session of the API was last used.
+    pub fn new(
+        name: &str,
+        size: u64,
+        wish: CodecWish,
+        tickets: Arc<dyn Tickets>,
+        kept_alive: Instant,
+    ) -> Facts {
+        Facts {
+            name: name.to_string(),
+            size,
+            choice: Mutex::new(Choice::new(wish)),
+            plain: AtomicU64::new(0),
+            wire: AtomicU64::new(0),
+            tickets,
+            kept_alive: Mutex::new(kept_alive),
+        }
+    }
+
     pub fn codec(&self) -> Codec {
         lock(&self.choice).next()
     }
@@ -205,15 +224,7 @@ impl NfcDisk {
             );
             return Err(NfcError::new(NfcErrorKind::Protocol, format!("opening {}", options.path), why));
         }
-        let facts = Arc::new(Facts {
-            name: options.name.clone(),
-            size,
-            choice: Mutex::new(Choice::new(options.codec)),
-            plain: AtomicU64::new(0),
-            wire: AtomicU64::new(0),
-            tickets,
-            kept_alive: Mutex::new(Instant::now()),
-        });
+        let facts = Arc::new(Facts::new(&options.name, size, options.codec, tickets, Instant::now()));
         let mut state = NfcState::default();
         tell(&mut state, &made);
         let name = options.name.clone();

@@ -94,3 +94,66 @@ impl Drop for NfcLane {
         self.slot.lock().abandon(self.owner);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use drover_disk::Buffer;
+
+    use super::*;
+    use crate::choice::CodecWish;
+    use crate::connect::{Ticket, Tickets};
+    use crate::disk::KEEP_ALIVE;
+    use crate::error::{NfcError, NfcErrorKind};
+    use crate::slot::tests::{BYTES, answer, slot};
+
+    /// Tells of each call that keeps the session of the API alive.
+    struct Calls(Sender<()>);
+
+    impl Tickets for Calls {
+        fn ticket(&self) -> Result<Ticket, NfcError> {
+            Err(NfcError::new(NfcErrorKind::Missing, "ticket", "none is asked for"))
+        }
+
+        fn keep_alive(&self) {
+            self.0.send(()).unwrap();
+        }
+    }
+
+    /// Reads three times over a connection whose session of the API was used at `kept_alive`.
+    fn calls_of_reads(kept_alive: Instant) -> Receiver<()> {
+        let (ours, mut host) = UnixStream::pair().unwrap();
+        let (calls, called) = channel();
+        let size = u64::from(BYTES);
+        let codec = CodecWish::Always(Codec::None);
+        let facts = Arc::new(Facts::new("one", size, codec, Arc::new(Calls(calls)), kept_alive));
+        let limits = Limits {
+            bytes_min: SECTOR_BYTES,
+            bytes_preferred: size,
+            bytes_max: size,
+            lanes_max: 1,
+            depth_max: 1,
+        };
+        let mut lane = NfcLane::new(slot(ours), 1, facts, limits, false);
+        for id in 0..3 {
+            let work = Work::Read(Buffer::zeroed(BYTES as usize));
+            lane.submit(Request { id, span: ByteSpan::new(0, size), work });
+            answer(&mut host);
+            assert!(lane.complete().unwrap().result.is_ok());
+        }
+        called
+    }
+
+    #[test]
+    fn reads_keep_the_session_of_the_api_alive_by_a_call_now_and_then() {
+        let long_ago = Instant::now().checked_sub(KEEP_ALIVE).unwrap();
+        let called = calls_of_reads(long_ago);
+        assert_eq!(called.recv_timeout(Duration::from_secs(30)), Ok(()));
+        // The lane is gone, and with it whoever could call again.
+        assert!(called.recv_timeout(Duration::from_secs(30)).is_err(), "one call, and not one of each read");
+        assert!(calls_of_reads(Instant::now()).recv_timeout(Duration::from_secs(30)).is_err());
+    }
+}

@@ -164,7 +164,7 @@ impl Slot {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     use std::time::Instant;
@@ -176,7 +176,7 @@ mod tests {
     use crate::budget::Ledger;
     use crate::frame::{HEAD_BYTES, Head, Io, kind};
 
-    const BYTES: u32 = 512;
+    pub const BYTES: u32 = 512;
 
     /// A lane with a request of its own, from sending to its end.
     fn read(slot: &Slot, owner: u64) -> Ended {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     /// Takes a request off the stream, and gives a good answer to it.
-    fn answer(host: &mut UnixStream) {
+    pub fn answer(host: &mut UnixStream) {
         let mut request = [0; HEAD_BYTES + 44];
         host.read_exact(&mut request).unwrap();
         host.write_all(&answer_to(&request)).unwrap();
@@ -203,7 +203,7 @@ mod tests {
         answer
     }
 
-    fn slot(ours: UnixStream) -> Arc<Slot> {
+    pub fn slot(ours: UnixStream) -> Arc<Slot> {
         let socket = Socket::Unix(ours);
         socket.set_timeout(Duration::from_secs(30)).unwrap();
         let connection = Connection::new(Stream::Plain(socket), 65536, Duration::from_secs(30), None);
