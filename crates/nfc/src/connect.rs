@@ -206,18 +206,29 @@ pub fn classic(way: &Way, mut stream: Stream, tag: Option<&str>) -> Result<(Stre
         match negotiation.next() {
             // One to a record of TLS: hosts take one message of each.
             Step::Send(messages) => {
-                messages.iter().try_for_each(|it| stream.send_all(it, limit)).map_err(failed)?;
+                for message in messages {
+                    if let Some(trace) = way.trace.as_ref().filter(|_| message.len() == MESSAGE_BYTES) {
+                        trace.message(false, &message);
+                    }
+                    stream.send_all(&message, limit).map_err(failed)?;
+                }
             }
             Step::Receive => {
                 let mut message = [0; MESSAGE_BYTES];
                 fill(&mut stream, &mut message, until).map_err(failed)?;
-                trace(way, &format!("<- classic type={}", frame::u32_at(&message, 0)));
+                if let Some(trace) = &way.trace {
+                    trace.message(true, &message);
+                }
                 negotiation.on_message(&message)?;
             }
             Step::ReceiveText(length) => {
                 let mut text = vec![0; length];
                 fill(&mut stream, &mut text, until).map_err(failed)?;
-                return Err(negotiation.on_text(&text));
+                let error = negotiation.on_text(&text);
+                if let Some(trace) = &way.trace {
+                    trace.text(&error.why);
+                }
+                return Err(error);
             }
             Step::Done => return Ok((stream, negotiation.version().unwrap_or(0))),
         }

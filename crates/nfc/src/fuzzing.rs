@@ -97,28 +97,114 @@ fn requests(mut connection: Connection) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, MutexGuard};
+
     use super::*;
     use crate::connection::CONTROL;
     use crate::pending::Ended;
+    use crate::trace::Trace;
 
     const HANDSHAKE: &[u8] = include_bytes!("../../../fuzz/corpus/nfc_handshake/seed-all");
     const FRAMES: &[u8] = include_bytes!("../../../fuzz/corpus/nfc_frames/seed-all");
     const REFUSED: &[u8] = include_bytes!("../../../fuzz/corpus/nfc_handshake/seed-refused");
 
+    const TICKET: &str = "52-ab";
+
+    /// What a trace wrote.
+    #[derive(Clone, Default)]
+    struct Traced(Arc<Mutex<Vec<u8>>>);
+
+    impl Traced {
+        fn trace(&self) -> Option<Arc<Trace>> {
+            Some(Arc::new(Trace::new(Box::new(self.clone()))))
+        }
+
+        fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
+            self.0.lock().unwrap()
+        }
+
+        /// Its lines, without their times.
+        fn lines(&self) -> Vec<String> {
+            let text = String::from_utf8(self.bytes().clone()).unwrap();
+            text.lines().map(|line| line.split_once(' ').unwrap().1.to_string()).collect()
+        }
+    }
+
+    impl Write for Traced {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.bytes().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     /// Up to the last classic message; gives the host's version.
-    fn open(bytes: &[u8]) -> Result<u32, NfcError> {
+    fn open(bytes: &[u8], trace: Option<Arc<Trace>>) -> Result<u32, NfcError> {
         let (socket, _peer) = stream_of(bytes).unwrap();
-        let way = Way { tls: Arc::new(NoTls), encrypted: true, timeout: LIMIT, trace: None, no_tag: false };
+        let way = Way { tls: Arc::new(NoTls), encrypted: true, timeout: LIMIT, trace, no_tag: false };
         let ticket = Ticket {
             host: "esx1".to_string(),
             port: 902,
             trust: Trust::System,
             service: "nfc".to_string(),
-            session: Secret::new("52-ab"),
+            session: Secret::new(TICKET),
         };
         let (stream, tag) = connect::talk(&way, &ticket, socket)?;
         assert_eq!(tag, Some("PlainText"));
         Ok(connect::classic(&way, stream, tag)?.1)
+    }
+
+    #[test]
+    fn a_trace_tells_what_both_sides_say_but_neither_ticket_nor_names_nor_data() {
+        let traced = Traced::default();
+        assert_eq!(open(HANDSHAKE, traced.trace()).unwrap(), 11);
+        let lines = traced.lines();
+        let messages: Vec<&str> =
+            lines.iter().filter(|line| line.contains("classic")).map(String::as_str).collect();
+        assert_eq!(
+            messages[..3],
+            [
+                "-> classic type=43 body=506c61696e54657874000000",
+                "-> classic type=33 body=",
+                "-> classic type=51 body=0b000000"
+            ]
+        );
+        let of_host = "<- classic type=51 body=0b000000";
+        assert!(messages[3..5].contains(&of_host), "{messages:?}");
+        assert!(
+            messages[3..5].iter().any(|line| line.starts_with("<- classic type=36 body=")),
+            "{messages:?}"
+        );
+        assert_eq!(
+            messages[5..],
+            [
+                "-> classic type=54 body=0600000007000000",
+                "-> classic type=55 body=03000000",
+                "-> classic type=52 body=",
+                "<- classic type=52 body="
+            ]
+        );
+        assert!(lines.contains(&"-> PROXY nfcssl".to_string()), "{lines:?}");
+        let text = lines.join("\n");
+        assert!(!text.contains(TICKET) && !text.contains("SESSION") && !text.contains("nbdmode"), "{text}");
+
+        let refused = Traced::default();
+        let why = open(REFUSED, refused.trace()).unwrap_err().why;
+        assert_eq!(refused.lines().last(), Some(&format!("<- text={why}")));
+
+        // Each fragment of the reads is of one byte's value, as is the bitmap.
+        let traced = Traced::default();
+        let (socket, _peer) = stream_of(FRAMES).unwrap();
+        requests(Connection::new(Stream::Plain(socket), BUFFER_BYTES, LIMIT, traced.trace()));
+        let text = traced.lines().join("\n");
+        assert!(text.contains("-> type=7 ") && text.contains("<- type=7 "), "{text}");
+        assert!(text.contains("<- text=no such"), "{text}");
+        assert!(
+            ["06060606", "08080808", "09090909", "aaaaaaaa"].iter().all(|data| !text.contains(data)),
+            "{text}"
+        );
     }
 
     #[test]
@@ -158,8 +244,8 @@ mod tests {
 
     #[test]
     fn lines_and_classic_messages_lead_to_aio_and_a_refusal_is_told_in_the_hosts_words() {
-        assert_eq!(open(HANDSHAKE).unwrap(), 11);
-        let error = open(REFUSED).unwrap_err();
+        assert_eq!(open(HANDSHAKE, None).unwrap(), 11);
+        let error = open(REFUSED, None).unwrap_err();
         assert!(error.to_string().contains("no"), "{error}");
         // Cut anywhere it is an error, and never a hang or a panic.
         for length in (0..HANDSHAKE.len()).step_by(97) {

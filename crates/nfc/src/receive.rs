@@ -225,6 +225,9 @@ impl Connection {
         if head.kind == kind::ERROR {
             let text = String::from_utf8_lossy(&reply.extra);
             let text = printable(text.trim_end_matches('\0'));
+            if let Some(trace) = &self.trace {
+                trace.text(&text);
+            }
             return self.on_error(head.op, frame::u64_at(&reply.payload, 0), &text);
         }
         let Some(pending) = self.pending.get(&head.op) else {

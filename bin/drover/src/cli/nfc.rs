@@ -24,7 +24,7 @@ pub struct NfcCheckArgs {
     /// Read a VM that runs from a snapshot, which is made for this and removed again
     #[arg(long)]
     pub snapshot: bool,
-    /// Write the heads of all frames to a file: neither data nor tickets
+    /// Write messages and heads of frames to a file: neither data nor tickets
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Print JSON
