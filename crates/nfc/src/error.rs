@@ -32,6 +32,8 @@ pub enum NfcErrorKind {
     Live,
     /// There is no such file.
     Missing,
+    /// The datastore is full.
+    Space,
     /// The classic messages are refused; often the tag is not known there.
     Tag,
     /// The host said no.
@@ -88,6 +90,7 @@ impl NfcError {
             _ if says("failed to lock the file") || says("16392") => NfcErrorKind::Locked,
             _ if says("multiwriter mode") => NfcErrorKind::Live,
             _ if says("permission check failed") => NfcErrorKind::Permission,
+            _ if says("no more space") || says("no space left") => NfcErrorKind::Space,
             _ if says("not found") || says("no such file") || says("could not find the file") => {
                 NfcErrorKind::Missing
             }
@@ -123,6 +126,7 @@ impl NfcError {
                 "another program has the disk open (a backup, a datastore download): try later"
             }
             NfcErrorKind::Live => "the disk belongs to a running VM: it is read from a snapshot only",
+            NfcErrorKind::Space => "make room on the datastore",
             NfcErrorKind::Certificate => {
                 "port 902 shows another certificate than the vCenter knows: reconnect the host in the vCenter, or look \
                  who answers at that address"
@@ -155,6 +159,7 @@ impl NfcError {
             NfcErrorKind::Certificate | NfcErrorKind::Permission => DiskErrorKind::Denied,
             NfcErrorKind::Live | NfcErrorKind::Refused => DiskErrorKind::Failed,
             NfcErrorKind::Missing => DiskErrorKind::Gone,
+            NfcErrorKind::Space => DiskErrorKind::OutOfSpace,
             NfcErrorKind::Unsupported => DiskErrorKind::Unsupported,
             NfcErrorKind::Protocol => DiskErrorKind::Corrupt,
         }
@@ -187,6 +192,7 @@ mod tests {
         assert_eq!(kind(16392, ""), NfcErrorKind::Locked);
         assert_eq!(kind(1, "DiskLib error 16392: Failed to lock the file"), NfcErrorKind::Locked);
         assert_eq!(kind(1, "Thin disks cannot be opened in multiwriter mode"), NfcErrorKind::Live);
+        assert_eq!(kind(28, "There is no more space for the file '[a] b'"), NfcErrorKind::Space);
         assert_eq!(kind(99, "what"), NfcErrorKind::Refused);
     }
 }

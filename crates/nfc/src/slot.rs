@@ -80,7 +80,12 @@ impl Slot {
             true => !connection.is_broken(),
             false => connection.probe(),
         };
-        if is_good { Ok(()) } else { Err(OutOfMemory(connection.is_out_of_memory)) }
+        if is_good {
+            return Ok(());
+        }
+        // Lanes may hold on to the slot, but the host is to free memory and lock now: the disk is opened anew.
+        self.socket.end();
+        Err(OutOfMemory(connection.is_out_of_memory))
     }
 
     /// Sends a read or write.

@@ -62,6 +62,12 @@ impl Socket {
         }
     }
 
+    /// Ends the connection, whoever else has a handle of it.
+    pub fn end(&self) {
+        // One that has ended already is what is wanted.
+        let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
+    }
+
     /// The longest time to wait for the next byte, or for room for one.
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         match self {

@@ -14,6 +14,7 @@ use drover_types::inventory::Vm;
 use drover_vsphere::{NfcAccess, Session};
 use serde_json::json;
 
+use crate::common::process::{PATIENCE, wait_until};
 use crate::common::{MIB, Stage, disk_file, vm};
 
 /// Tickets by a session, without a plan.
@@ -176,5 +177,84 @@ fn what_its_lanes_write_is_what_the_datastore_has() {
         let file = disks[0]["disks"][*last.lock().unwrap()]["live"].as_str().unwrap().to_string();
         std::fs::read(file).unwrap()
     });
+    assert_eq!(crate::counted(&stage, "esx1.lab", "vpxa-nfc", "sessions"), 0);
+}
+
+/// A disk of 8 MiB that is written, and the file of its datastore.
+fn written(stage: &Stage) -> (NfcDisk, std::path::PathBuf) {
+    let session = stage.somebody();
+    let vm = only_vm(&session);
+    let disk = open(stage, &session, &vm, 0, NfcAccess::Write, Codec::None);
+    let disks = stage.sim.get("/disks?vm=one").unwrap();
+    (disk, disks[0]["disks"][0]["live"].as_str().unwrap().into())
+}
+
+/// Writes MiBs of these values from the disk's beginning by a lane of its own, all of them in flight at once; gives the
+/// first error.
+fn write_mibs(disk: &dyn Disk, values: &[u8]) -> Result<(), DiskError> {
+    let mut lane = disk.open_lane()?;
+    for (id, value) in (0u64..).zip(values) {
+        let mut data = Buffer::zeroed(MIB as usize);
+        data.fill(*value);
+        lane.submit(Request { id, span: ByteSpan::new(id * MIB, MIB), work: Work::Write(data.into()) });
+    }
+    let results: Vec<_> = values.iter().map(|_| lane.complete().unwrap().result).collect();
+    assert_eq!(lane.is_broken(), results.iter().any(Result::is_err));
+    results.into_iter().collect()
+}
+
+fn assert_mibs(file: &std::path::Path, values: &[u8]) {
+    let content = std::fs::read(file).unwrap();
+    for (mib, value) in content.chunks(MIB as usize).zip(values) {
+        assert!(mib.iter().all(|byte| byte == value), "{value}");
+    }
+}
+
+#[test]
+fn a_write_that_fails_is_told_and_the_next_lane_writes_on() {
+    let Some(stage) = Stage::new(164, |folder| vec![vm("one", &[&disk_file(folder, "a", 8 * MIB)])]) else {
+        return;
+    };
+    let (disk, file) = written(&stage);
+    write_mibs(&disk, &[1; 8]).unwrap();
+    assert_mibs(&file, &[1; 8]);
+
+    let so_far = crate::counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_written");
+    stage.sim.post("/nfc/set", json!({"write_space": so_far + 2 * MIB})).unwrap();
+    let full = write_mibs(&disk, &[2, 3, 4]).unwrap_err();
+    assert_eq!(full.kind, DiskErrorKind::OutOfSpace, "{full}");
+    assert!(full.source.to_string().contains("no more space"), "{}", full.source);
+    stage.sim.post("/nfc/set", json!({"write_space": -1})).unwrap();
+    write_mibs(&disk, &[2, 3, 4]).unwrap();
+    assert_mibs(&file, &[2, 3, 4, 1, 1, 1, 1, 1]);
+
+    for reply in [
+        json!({"at": "write", "do": "cut", "where": "before"}),
+        json!({"at": "write", "do": "cut", "where": "payload", "skip": 1}),
+        json!({"at": "write", "do": "status", "code": 5}),
+    ] {
+        stage.sim.post("/nfc/fault", reply.clone()).unwrap();
+        let cut = write_mibs(&disk, &[5, 6]).unwrap_err();
+        assert_eq!(cut.kind, DiskErrorKind::Transient, "{reply}: {cut}");
+        write_mibs(&disk, &[7, 8]).unwrap();
+        assert_mibs(&file, &[7, 8, 4, 1]);
+    }
+
+    // In the middle of what is sent.
+    stage.sim.post("/nfc/set", json!({"host_bytes_per_s": 4 * MIB})).unwrap();
+    let before = crate::counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_written");
+    let cut = std::thread::scope(|scope| {
+        let writing = scope.spawn(|| write_mibs(&disk, &[9; 8]));
+        wait_until("a part is written", PATIENCE, || {
+            crate::counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_written") > before + MIB
+        });
+        stage.sim.post("/nfc/cut", json!({"vm": "one"})).unwrap();
+        writing.join().unwrap().unwrap_err()
+    });
+    assert_eq!(cut.kind, DiskErrorKind::Transient, "{cut}");
+    stage.sim.post("/nfc/reset", json!({})).unwrap();
+    write_mibs(&disk, &[10; 8]).unwrap();
+    assert_mibs(&file, &[10; 8]);
+    drop(disk);
     assert_eq!(crate::counted(&stage, "esx1.lab", "vpxa-nfc", "sessions"), 0);
 }
