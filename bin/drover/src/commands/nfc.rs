@@ -1,13 +1,14 @@
 //! `drover nfc check`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drover_nfc::{NfcState, Trace};
 use drover_types::Bytes;
-use drover_types::inventory::{PowerState, Vm, VmDisk};
+use drover_types::inventory::{PowerState, Snapshot, Vm, VmDisk};
 use drover_vddk::{Measured, measure};
 use drover_vsphere::{Route, Session};
+use rustix::system::uname;
 use serde_json::{Value, json};
 
 use crate::cli::NfcCheckArgs;
@@ -27,6 +28,8 @@ const USUAL_BYTES_PER_S: u64 = 150_000_000;
 /// Every snapshot of a check is called so, and says so: one that a killed check left is known by it.
 const SNAPSHOT_NAME: &str = "drover-nfc-check";
 const SNAPSHOT_DESCRIPTION: &str = "made by drover nfc check, which removes it again";
+/// No check takes so long: a snapshot of that age was left, whoever made it.
+const LEFT_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// Reads a disk for a moment. Nothing is changed, but for a snapshot of a VM that runs.
 pub fn check(args: &NfcCheckArgs) -> Result<Exit, Failure> {
@@ -57,10 +60,12 @@ pub fn check(args: &NfcCheckArgs) -> Result<Exit, Failure> {
 fn read_frozen(args: &NfcCheckArgs, session: &Session, vm: &Vm, disk: &VmDisk) -> Result<Value, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let undo = Undo::begin();
-    for left in vm.snapshots.iter().filter(|it| it.description == SNAPSHOT_DESCRIPTION) {
+    let here = uname().nodename().to_string_lossy().into_owned();
+    for left in vm.snapshots.iter().filter(|it| is_left(it, &here, SystemTime::now(), &runs)) {
         session.remove_snapshot(&left.id)?;
     }
-    let made = session.create_snapshot(&vm.id, SNAPSHOT_NAME, SNAPSHOT_DESCRIPTION, false)?;
+    let description = format!("{SNAPSHOT_DESCRIPTION} (process {} on {here})", std::process::id());
+    let made = session.create_snapshot(&vm.id, SNAPSHOT_NAME, &description, false)?;
     let frozen = frozen(session, vm, disk, &made.id).map_err(Failure::from);
     let told = frozen.and_then(|frozen| match stop.is_set() {
         true => Err(Failure::new(Exit::Interrupted, "interrupted")),
@@ -83,6 +88,19 @@ fn read_frozen(args: &NfcCheckArgs, session: &Session, vm: &Vm, disk: &VmDisk) -
         true => Err(Failure::new(Exit::Interrupted, "interrupted; the source is as it was")),
         false => told,
     }
+}
+
+/// Whether a snapshot was left by a check that ended, on this host or long ago. Another check may be reading from one.
+fn is_left(snapshot: &Snapshot, here: &str, now: SystemTime, runs: &dyn Fn(u32) -> bool) -> bool {
+    let Some(by) = snapshot.description.strip_prefix(SNAPSHOT_DESCRIPTION) else { return false };
+    let by = by.strip_prefix(" (process ").and_then(|by| by.strip_suffix(')')?.split_once(" on "));
+    let has_ended = by.is_some_and(|(process, host)| host == here && !process.parse().is_ok_and(runs));
+    let created = snapshot.created_s.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds));
+    has_ended || created.is_some_and(|created| now.duration_since(created).is_ok_and(|age| age > LEFT_AFTER))
+}
+
+fn runs(process: u32) -> bool {
+    std::path::Path::new(&format!("/proc/{process}")).exists()
 }
 
 fn read(
@@ -186,4 +204,34 @@ fn text(told: &Value) -> String {
     }
     lines.push(format!("advice       {}", word("advice")));
     lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_of_a_check_is_left_once_its_process_is_gone_or_an_hour_has_passed() {
+        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let is_left = |description: &str, age_s: u64| {
+            let snapshot = Snapshot {
+                description: description.to_string(),
+                created_s: Some(1_800_000_000 - age_s),
+                ..Snapshot::default()
+            };
+            is_left(&snapshot, "here", now, &|process| process == 7)
+        };
+        let by = |process: &str| format!("{SNAPSHOT_DESCRIPTION} (process {process})");
+        assert!(is_left(&by("8 on here"), 0));
+        assert!(
+            !is_left(&by("7 on here"), 0) && is_left(&by("7 on here"), 3601),
+            "it runs, or another has its number"
+        );
+        assert!(!is_left(&by("8 on there"), 0) && is_left(&by("8 on there"), 3601));
+        assert!(
+            !is_left(SNAPSHOT_DESCRIPTION, 0) && is_left(SNAPSHOT_DESCRIPTION, 3601),
+            "of an older drover"
+        );
+        assert!(!is_left("somebody's", 3601));
+    }
 }

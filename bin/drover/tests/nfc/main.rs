@@ -306,6 +306,17 @@ fn a_vm_that_runs_is_checked_from_a_snapshot_by_leave_and_keeps_none() {
     assert_eq!(check(&["--snapshot"]).code, Some(0));
     assert_eq!(snapshots(), 0);
 
+    // Each of two that run at the same time has its own.
+    stage.sim.post("/nfc/set", json!({"host_bytes_per_s": 4 * MIB})).unwrap();
+    let args = ["nfc", "check", &disk, "--thumbprint", &stage.sim.thumbprint, "--snapshot", "--json"];
+    let mut first = stage.drover.start(&args).unwrap();
+    wait_until("the first reads", PATIENCE, || counted(&stage, "esx1.lab", "vpxa-nfc", "sessions") == 1);
+    let second = check(&["--snapshot"]);
+    assert_eq!(second.code, Some(0), "{}{}", second.out, second.err);
+    assert_eq!(first.child.wait().unwrap().code(), Some(0));
+    assert_eq!(snapshots(), 0);
+    stage.sim.post("/nfc/reset", json!({})).unwrap();
+
     // A read that fails leaves none either.
     stage.sim.post("/nfc/set", json!({"refuse_tls": true})).unwrap();
     let failed = check(&["--snapshot"]);
