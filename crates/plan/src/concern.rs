@@ -67,6 +67,8 @@ pub struct ConcernContext {
     pub disk_bus: Option<DiskBusChoice>,
     /// How it moves while it runs, if it does.
     pub warm: Option<Warm>,
+    /// Whether its disks are read by NFC alone, where the host follows the chain of an earlier snapshot's files.
+    pub only_nfc: bool,
     /// Keys of the disks that stay behind; nothing is said about them.
     pub excluded_disks: Vec<i32>,
 }
@@ -106,6 +108,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
         Weight::Info,
         "allocated areas are not known, so all is read; a warm migration switches it on",
     ),
+    ("snapshots-stay", Weight::Info, "earlier snapshots stay at the source"),
     ("short-last-block", Weight::Info, "the capacity is no multiple of 64 KiB"),
     ("nic-disconnected", Weight::Info, "a NIC is disconnected"),
     ("duplicate-name", Weight::Info, "another VM has the same name"),
@@ -264,17 +267,22 @@ impl Found<'_> {
         let vm = self.vm;
         if !vm.snapshots.is_empty() {
             let names: Vec<&str> = vm.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
-            let text = format!(
-                "has {} snapshots ({}): its base disks lack later changes",
-                names.len(),
-                names.join(", ")
-            );
-            self.add(
-                "snapshots-present",
-                None,
-                text,
-                "remove the snapshots (which merges them), then move it",
-            );
+            let has = format!("has {} snapshots ({})", names.len(), names.join(", "));
+            // Passes of a warm one would all compare whole disks.
+            match context.only_nfc && context.warm.is_none() {
+                true => self.add(
+                    "snapshots-stay",
+                    None,
+                    format!("{has}: it arrives as it is now, without them"),
+                    "nothing to do; remove them first if nobody needs them: chains are read slower",
+                ),
+                false => self.add(
+                    "snapshots-present",
+                    None,
+                    format!("{has}: its base disks lack later changes"),
+                    "remove the snapshots (which merges them), then move it; or move it cold, with `data.path: nfc`",
+                ),
+            }
         }
         if vm.consolidation_needed {
             self.add(
@@ -523,6 +531,18 @@ mod tests {
             );
             id.to_string()
         };
+        let snapshots_stay = || {
+            let (mut vm, inventory) = plain();
+            vm.snapshots.push(Snapshot::default());
+            let told = |only_nfc, warm| -> Vec<String> {
+                let context = ConcernContext { only_nfc, warm, ..ConcernContext::default() };
+                concerns(&vm, &inventory, &context).into_iter().map(|concern| concern.id).collect()
+            };
+            assert_eq!(told(false, None), ["snapshots-present"]);
+            assert_eq!(told(true, Some(Warm::default()))[0], "snapshots-present");
+            assert_eq!(told(true, None), ["snapshots-stay"]);
+            "snapshots-stay".to_string()
+        };
         let inside = |id: &str, change: &dyn Fn(&mut Inside)| {
             let planned = planned();
             let is_told = |inside: &Inside| concerns_inside(&planned, inside).iter().any(|it| it.id == id);
@@ -564,6 +584,7 @@ mod tests {
             change_warm("quiesce-without-tools", &|vm, _| vm.tools = ToolsState::NotRunning),
             change("large-disk", &|vm, _| vm.disks[0].capacity_bytes = 2 << 40),
             change("cbt-off", &|vm, _| vm.change_tracking = false),
+            snapshots_stay(),
             change("short-last-block", &|vm, _| vm.disks[0].capacity_bytes = 65536 + 512),
             change("nic-disconnected", &|vm, _| vm.nics.push(Nic::default())),
             change("duplicate-name", &|vm, inventory| {

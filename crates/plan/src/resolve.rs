@@ -99,6 +99,7 @@ impl<'a> Resolver<'a> {
             is_far: plan.target.is_far() && over.uri.is_none(),
             disk_bus: Some(disk_bus),
             warm,
+            only_nfc: plan.source.vsphere().is_some_and(|source| source.data.path == PathChoice::Nfc),
             excluded_disks: excluded.clone(),
         };
         let found = concerns(vm, self.inventory, &context);

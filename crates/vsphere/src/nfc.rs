@@ -92,8 +92,9 @@ impl Session {
             .ok_or_else(|| VsphereError::new(VsphereErrorKind::NotVsphere, op, "no version"))
     }
 
-    /// What was ever written to a disk up to a snapshot, as change tracking tells it; `None` for a disk that is not
-    /// tracked. Why it cannot be told in the end goes to `notes`.
+    /// What was ever written to a disk up to a snapshot, as change tracking tells it. Why it cannot be told in the end goes
+    /// to `notes`. `None` for a disk that is not tracked, and for one with earlier snapshots: tracking that was switched on
+    /// after them does not know what they hold.
     pub fn allocated_areas(
         &self,
         vm: &str,
@@ -101,8 +102,10 @@ impl Session {
         frozen: &VmDisk,
         notes: &Arc<Mutex<Vec<String>>>,
     ) -> Option<Arc<dyn ExtentSource>> {
-        frozen.change_id.as_ref()?;
-        Some(Arc::new(AllocatedAreas::of(self.inner.clone(), vm, snapshot, frozen, notes)))
+        let is_known = frozen.change_id.is_some() && !frozen.has_parent;
+        is_known.then(|| -> Arc<dyn ExtentSource> {
+            Arc::new(AllocatedAreas::of(self.inner.clone(), vm, snapshot, frozen, notes))
+        })
     }
 
     /// A small call that keeps the session alive, or renews it.

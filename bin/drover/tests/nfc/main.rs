@@ -179,6 +179,55 @@ fn hosts_of_all_kinds_are_read() {
     }
 }
 
+/// Chains of snapshots, and disks of vSAN: a datastore's server gives no ranges of them.
+#[test]
+fn disks_that_https_does_not_read_are_read_through_their_chains() {
+    let Some(stage) = Stage::new(163, |folder| {
+        let a = disk_file(folder, "a", 6 * MIB);
+        let object = json!({"file": a, "datastore": "ds1", "controller": "pvscsi", "format": "vsan"});
+        vec![vm("one", &[&a]), with(vm("two", &[]), json!({"disks": [object]}))]
+    }) else {
+        return;
+    };
+    let write = |offset: u64| {
+        let order = json!({"vm": "one", "disk": 0, "offset": offset, "length": MIB, "fill": "random"});
+        stage.sim.post("/write", order).unwrap();
+    };
+    write(MIB);
+    stage.backup("one");
+    write(3 * MIB);
+    stage.backup("one");
+    write(5 * MIB);
+    let before = stage.source_state();
+    for path in ["https", "auto"] {
+        let name = format!("refused-{path}");
+        let refused = stage.run(&[
+            "plan",
+            "check",
+            &plan(&stage, &name, "", &[("path: nfc\n", &format!("path: {path}\n"))]),
+        ]);
+        assert!(refused.code == Some(3) && refused.err.contains("one has 2 snapshots"), "{refused:?}");
+    }
+    let without_one = [("path: nfc\n", "path: https\n"), ("  - name: \"one\"\n", "")];
+    let refused = stage.run(&["migrate", &plan(&stage, "object", "", &without_one)]);
+    assert!(refused.code != Some(0) && refused.err.contains("404"), "{}", refused.err);
+    let chains = plan(&stage, "chains", "", &[]);
+    let check = stage.run(&["plan", "check", &chains]);
+    assert!(
+        check.code == Some(0) && check.out.contains("it arrives as it is now, without them"),
+        "{check:?}"
+    );
+    stage.migrate(&chains);
+    let live = |vm: &str| {
+        let disks = stage.sim.get(&format!("/disks?vm={vm}")).unwrap();
+        PathBuf::from(disks[0]["disks"][0]["live"].as_str().unwrap())
+    };
+    assert!(!common::same_bytes(&live("one"), &stage.path("a")), "it was written to");
+    assert_equal(&stage, "chains", "one", 0, &live("one"));
+    assert_equal(&stage, "chains", "two", 0, &stage.path("a"));
+    assert_eq!((stage.served(), stage.source_state()), (0, before));
+}
+
 #[test]
 fn every_pass_of_a_warm_migration_is_read_by_nfc() {
     let Some(stage) = Stage::new(136, |folder| {

@@ -151,6 +151,9 @@ func (inv *Inventory) checkDisk(disk *Disk) error {
 	if err := oneOf("sharing", disk.Sharing, "none", "multi_writer"); err != nil {
 		return err
 	}
+	if err := oneOf("format", disk.Format, "flat", "vsan"); err != nil {
+		return err
+	}
 	if disk.RDM != "" {
 		if err := oneOf("rdm", disk.RDM, "physical", "virtual"); err != nil {
 			return err

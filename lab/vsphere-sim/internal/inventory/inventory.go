@@ -116,7 +116,8 @@ type NIC struct {
 	Slot      int32  `yaml:"slot"`
 }
 
-// Disk is a virtual disk. Without a file it is one hole; without a capacity it is as long as its file.
+// Disk is a virtual disk. Without a file it is one hole; without a capacity it is as long as its file. The content of one
+// on vSAN is an object and no file.
 type Disk struct {
 	File       string `yaml:"file"`
 	Capacity   *Size  `yaml:"capacity"`
@@ -126,6 +127,7 @@ type Disk struct {
 	Unit       *int32 `yaml:"unit"`
 	Mode       string `yaml:"mode"`
 	RDM        string `yaml:"rdm"`
+	Format     string `yaml:"format"`
 	Sharing    string `yaml:"sharing"`
 	CBT        *bool  `yaml:"cbt"`
 }
@@ -228,6 +230,7 @@ func (vm *VM) complete(inv *Inventory, dir string) {
 		orDefault(&disk.Controller, "pvscsi")
 		orDefault(&disk.Mode, "persistent")
 		orDefault(&disk.Sharing, "none")
+		orDefault(&disk.Format, "flat")
 		if disk.File != "" && !filepath.IsAbs(disk.File) {
 			disk.File = filepath.Join(dir, disk.File)
 		}

@@ -131,6 +131,9 @@ func contentSuffix(given *inventory.Disk) string {
 	case "virtual":
 		return "-rdm"
 	}
+	if given.Format == "vsan" {
+		return "-object"
+	}
 	return "-flat"
 }
 
