@@ -6,6 +6,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::process::{PATIENCE, wait_for_records, wait_until};
 use common::sites::Sites;
@@ -402,4 +403,50 @@ fn a_snapshot_whose_removal_an_attached_disk_blocks_is_removed_or_who_blocks_it_
     it.run(&["resume", &plan], 0);
     it.assert_equal("theirs", "one", 0, &it.stage.path("a"));
     it.assert_nothing_left();
+}
+
+/// Small disks, so that most of a run is what is done to VMs: snapshots, attaching, detaching.
+#[test]
+fn killed_at_random_moments_it_leaves_nothing_attached_that_clean_or_the_next_run_does_not_find() {
+    kills(160, 3);
+}
+
+/// Run by `make soak`.
+#[test]
+#[ignore = "takes minutes; `make soak` runs it"]
+fn soak() {
+    kills(161, 25);
+}
+
+fn kills(number: u8, count: u64) {
+    let Some(it) = Proxied::one(number, 2, &[]) else { return };
+    let began = Instant::now();
+    it.stage.migrate(&it.plan("whole", "hotadd", PROXY, &[]));
+    let whole = began.elapsed();
+    let mut seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
+    println!("seed {seed}, of {whole:?}");
+    for number in 0..count {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        let name = format!("killed{number}");
+        let plan = it.plan(&name, "hotadd", PROXY, &[]);
+        let running = it.stage.drover.start(&["migrate", &plan]).unwrap();
+        // From before the login to its end.
+        let after = Duration::from_micros(seed % whole.as_micros() as u64);
+        std::thread::sleep(after);
+        running.kill().unwrap();
+        println!("killed after {after:?} with {} attached", it.attached());
+        // Too early for the state to have it.
+        let is_unknown = it.stage.run(&["status", &plan]).err.contains("there is no plan");
+        if number % 2 == 0 && !is_unknown {
+            it.run(&["clean", &plan], 0);
+        }
+        if number % 2 == 0 || is_unknown {
+            it.assert_nothing_left();
+        }
+        it.run(&[if is_unknown { "migrate" } else { "resume" }, &plan], 0);
+        it.assert_equal(&name, "one", 0, &it.stage.path("a"));
+        it.assert_nothing_left();
+    }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::process::wait_until;
+use common::process::{wait_for_records, wait_until};
 use common::sites::own_address;
 use common::{MIB, Stage, disk_file, vm, with};
 use drover_lab::{Drover, lab_folder, workspace};
@@ -85,6 +85,12 @@ impl Guest {
         guest
     }
 
+    /// As if its host had lost power.
+    fn die(&mut self) {
+        self.qemu.kill().unwrap();
+        self.qemu.wait().unwrap();
+    }
+
     fn said(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.console).unwrap_or_default()).into_owned()
     }
@@ -108,19 +114,21 @@ fn can_run() -> bool {
 }
 
 #[test]
-fn a_guest_sees_the_disks_that_are_attached_to_it_and_its_agent_reads_them_cold_and_warm() {
+fn a_guest_sees_the_disks_that_are_attached_to_it_and_its_agent_reads_them_cold_and_warm_until_it_dies() {
     if !can_run() {
         return;
     }
     let Some(stage) = Stage::new(159, |folder| {
         let a = disk_file(folder, "a", 8 * MIB);
         let b = disk_file(folder, "b", 3 * MIB + 512);
+        let large = disk_file(folder, "large", 64 * MIB);
         let own = json!({"power": "on", "disks": [], "extra_config": {"disk.EnableUUID": "TRUE"}});
         let own =
             with(own, json!({"disks": [{"capacity": 4096, "datastore": "ds1", "controller": "pvscsi"}]}));
         vec![
             vm("cold", &[&a, &b]),
             with(vm("warm", &[&a]), json!({"power": "on"})),
+            vm("large", &[&large]),
             with(vm("proxy01", &[]), own),
         ]
     }) else {
@@ -129,7 +137,7 @@ fn a_guest_sees_the_disks_that_are_attached_to_it_and_its_agent_reads_them_cold_
     let there = Drover::new(env!("CARGO_BIN_EXE_drover"), stage.path("there"));
     let token = there.run(&["agent", "pair", "--new-token"]).unwrap();
     std::fs::write(stage.path("token"), token.out.trim()).unwrap();
-    let guest = Guest::boot(&stage.path(""), &stage.path("there"));
+    let mut guest = Guest::boot(&stage.path(""), &stage.path("there"));
     let plug = json!({"vm": "proxy01", "qmp": guest.monitor, "bus": "scsi0.0"});
     stage.sim.post("/hotadd/guest", plug).unwrap();
     let token = stage.path("token").display().to_string();
@@ -138,13 +146,18 @@ fn a_guest_sees_the_disks_that_are_attached_to_it_and_its_agent_reads_them_cold_
     assert_eq!(paired.code, Some(0), "{}\n{}", paired.err, guest.said());
 
     let path = "path: hotadd\n    proxies: [{vm: proxy01, site: proxy}]";
-    let of = |name: &str, mode: &str, others: [&str; 2]| {
-        let others = others.map(|other| format!("  - name: \"{other}\"\n"));
-        let edits = [("path: https", path), ("mode: cold", mode), (others[0].as_str(), ""), (&others[1], "")];
-        stage.plan(name, &edits)
+    // A plan of one VM.
+    let of = |name: &str, edits: &[(&str, &str)]| {
+        let others: Vec<String> = ["cold", "warm", "large", "proxy01"]
+            .iter()
+            .filter(|other| **other != name)
+            .map(|other| format!("  - name: \"{other}\"\n"))
+            .collect();
+        let others = others.iter().map(|other| (other.as_str(), ""));
+        stage.plan(name, &edits.iter().copied().chain(others).collect::<Vec<_>>())
     };
     let before = stage.source_state();
-    let cold = of("cold", "mode: cold", ["warm", "proxy01"]);
+    let cold = of("cold", &[("path: https", path)]);
     stage.migrate(&cold);
     stage.assert_equal("cold", 0, &stage.path("a"));
     stage.assert_equal("cold", 1, &stage.path("b"));
@@ -153,7 +166,7 @@ fn a_guest_sees_the_disks_that_are_attached_to_it_and_its_agent_reads_them_cold_
     let writer = json!({"vm": "warm", "disk": 0, "bytes_per_s": 100_000, "block": 4096, "span": "0-2MiB"});
     stage.sim.post("/writer", writer).unwrap();
     let warm = "mode: warm\nwarm: {interval: 1s, cutover: auto}";
-    stage.migrate(&of("warm", warm, ["cold", "proxy01"]));
+    stage.migrate(&of("warm", &[("path: https", path), ("mode: cold", warm)]));
     let disks = stage.sim.get("/disks?vm=warm").unwrap();
     stage.assert_equal("warm", 0, Path::new(disks[0]["disks"][0]["live"].as_str().unwrap()));
 
@@ -162,4 +175,27 @@ fn a_guest_sees_the_disks_that_are_attached_to_it_and_its_agent_reads_them_cold_
     assert_eq!(stage.served(), 0, "nothing came another way");
     let report = stage.report(&cold);
     assert!(report["vms"][0]["disks"][0]["details"]["note"].to_string().contains("read by proxy proxy01"));
+
+    // It dies in the middle of a disk, and vSphere has not noticed.
+    let either = path.replace("hotadd", "auto");
+    let limits = "\nlimits: {retries: 1, retry_for: 2s}\nvms:\n";
+    let dying = of("large", &[("path: https", either.as_str()), ("\nvms:\n", limits)]);
+    let mut running = stage.drover.start(&["migrate", &dying]).unwrap();
+    wait_for_records(&stage.image("large", 0));
+    guest.die();
+    assert_ne!(running.child.wait().unwrap().code(), Some(0));
+    assert_nothing_left(&stage);
+    let resumed = stage.run(&["resume", &dying]);
+    assert_eq!(resumed.code, Some(0), "{}{}", resumed.out, resumed.err);
+    stage.assert_equal("large", 0, &stage.path("large"));
+    let report = stage.report(&dying);
+    let disk = &report["vms"][0]["disks"][0]["details"];
+    assert!(disk["note"].to_string().contains("read by NFC"), "{disk:#}");
+    assert!(disk["resumed_bytes"].as_u64() > Some(0), "it goes on where the guest left it: {disk:#}");
+    assert_nothing_left(&stage);
+}
+
+fn assert_nothing_left(stage: &Stage) {
+    assert_eq!(stage.sim.get("/hotadd").unwrap()["attached"], json!([]));
+    assert!(!stage.source_state().to_string().contains("drover-"), "{:#}", stage.source_state());
 }

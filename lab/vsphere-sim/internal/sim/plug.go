@@ -2,10 +2,12 @@ package sim
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 )
 
@@ -53,7 +55,7 @@ func (p qmpPlug) attach(a *attachment) error {
 }
 
 func (p qmpPlug) detach(a *attachment) error {
-	return p.talk(func(q *qmp) error {
+	err := p.talk(func(q *qmp) error {
 		id := a.node() + "-device"
 		if err := q.order("device_del", map[string]any{"id": id}); err != nil {
 			return err
@@ -63,6 +65,10 @@ func (p qmpPlug) detach(a *attachment) error {
 		}
 		return q.order("blockdev-del", map[string]any{"node-name": a.node()})
 	})
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil // A QEMU that is gone has no disk any more.
+	}
+	return err
 }
 
 func (a *attachment) node() string { return fmt.Sprintf("hotadd%d", a.key) }
