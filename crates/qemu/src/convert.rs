@@ -129,7 +129,9 @@ pub fn check_conversion(is_windows: bool, boot_bus: DiskBus) -> Result<(), Lack>
         Some(tool) => tool.check(is_windows, boot_bus),
         None => Err(Lack {
             what: NO_CONVERTER.into(),
-            advice: "install it, choose `disk_bus: sata`, or write `convert: never` for a guest that has virtio drivers".into(),
+            advice: "install it, choose `disk_bus: sata`, or write `convert: never` for a guest that has virtio drivers or is \
+                     converted by other means"
+                .into(),
         }),
     }
 }
@@ -305,7 +307,7 @@ impl Conversion<'_> {
         let (kind, why) = match status {
             Some(status) if status.success() => return Ok(()),
             Some(status) if words.is_empty() => (QemuErrorKind::Failed, status.to_string()),
-            Some(_) => (QemuErrorKind::Failed, words),
+            Some(_) => (QemuErrorKind::Failed, self.said().cause.unwrap_or(words)),
             None => (
                 QemuErrorKind::Timeout,
                 format!("not done after {} s; last words: {words}", time_max.as_secs()),
@@ -432,6 +434,12 @@ mod tests {
         qemu-io -f qcow2 -c 'write -q -P 7 0 64k' \"$image\" || exit 1\ndone\n\
         echo 'This guest has virtio drivers installed.'\n";
 
+    /// As virt-v2v fails: a cause of several lines, then its advice.
+    const FAILS: &str = "printf '%s\\n' 'virt-v2v-in-place: error: inspection could not detect the source guest (or ' 'physical machine).' '' \\\n\
+        'No root device found in this operating system image.' '' \\\n\
+        'If reporting bugs, run virt-v2v-in-place with debugging enabled and include ' 'the complete output:' '' \\\n\
+        '  virt-v2v-in-place -v -x [...]' >&2; exit 1\n";
+
     struct Scene {
         folder: tempfile::TempDir,
         spec: MachineSpec,
@@ -541,15 +549,12 @@ mod tests {
 
     #[test]
     fn a_failed_conversion_costs_no_copy_and_can_be_tried_again() {
-        let Some(mut scene) = Scene::new(&format!("{CONVERTS}echo 'no root device' >&2; exit 1")) else {
+        let Some(mut scene) = Scene::new(&format!("{CONVERTS}{FAILS}")) else {
             return;
         };
         let error = scene.convert().unwrap_err();
-        assert!(
-            error.chain().contains("convert.log") && error.chain().contains("no root device"),
-            "{}",
-            error.chain()
-        );
+        assert!(error.chain().contains("convert.log"), "{}", error.chain());
+        assert!(error.chain().ends_with(": inspection could not detect the source guest (or physical machine). No root device found in this operating system image."), "{}", error.chain());
         assert!(scene.is_as_copied());
         scene.set_program(CONVERTS);
         scene.convert().unwrap();
