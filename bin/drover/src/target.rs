@@ -25,7 +25,6 @@ use drover_types::inventory::About;
 
 use crate::commands::plan::PlanFile;
 use crate::exit::Failure;
-use crate::machine::{boot_bus, machine_of};
 use here::Here;
 use kubevirt::Claims;
 use libvirt::Domains;
@@ -133,12 +132,7 @@ impl PlanTarget {
                 Some(_) => self.domains.look_ahead(vm),
                 None => self.here.look_ahead(vm),
             };
-            let Err(error) = ahead else {
-                // What another host has for it, `look_ahead` asked there.
-                vm.site.is_none().then_some(())?;
-                let machine = machine_of(vm, &self.about.target, &self.about.origin);
-                return conversion::warning(vm, boot_bus(&machine));
-            };
+            let error = ahead.err()?;
             let problem = Problem::error("target", format!("{}: {}", vm.vm.name, chain(&error)));
             let problem = problem.at(At { line: vm.line, column: 1 });
             Some(error.advice.into_iter().fold(problem, Problem::advise))

@@ -30,6 +30,7 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
         };
         vec![
             vm("good", &[&a]),
+            with(vm("win", &[&a]), json!({"guest_id": "windows2019srv_64Guest"})),
             vm("twin", &[&a]),
             twin,
             with(vm("bare", &[]), json!({})),
@@ -76,6 +77,22 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
     assert_eq!(check.code, Some(3));
     for name in ["twin", "bare", "odd", "empty", "alone", "lun", "snapped"] {
         assert!(check.err.contains(name), "{name} is not among all problems: {}", check.err);
+    }
+    if drover_qemu::can_convert().is_err() {
+        let check = stage.run(&["plan", "check", &only("win")]);
+        assert_eq!(check.code, Some(0), "with `convert: never`: {}", check.err);
+        // Also one that is not started: it would arrive, be "done", and not boot.
+        let windows =
+            std::fs::read_to_string(only("win")).unwrap().replace("convert: never", "convert: auto");
+        std::fs::write(stage.path("windows.yaml"), windows).unwrap();
+        let plan = stage.path("windows.yaml").display().to_string();
+        let before = stage.source_state();
+        for words in [&["plan", "check", plan.as_str()][..], &["migrate", plan.as_str()]] {
+            let refused = stage.run(words);
+            let told = "win needs conversion: virt-v2v-in-place is not installed";
+            assert_eq!((refused.code, refused.err.contains(told)), (Some(7), true), "{}", refused.err);
+        }
+        assert_eq!(stage.source_state(), before, "the source was touched");
     }
 }
 

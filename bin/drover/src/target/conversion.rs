@@ -1,9 +1,9 @@
 //! Conversion on this machine: whether a guest needs it, what is missing for it, and how it went.
 
 use drover_engine::{Cause, Converted, ProviderError};
-use drover_plan::{At, Convert, PlannedVm, Problem, TargetBus, card_of, lacking_driver, renamed};
+use drover_plan::{Convert, PlannedVm, TargetBus, card_of, lacking_driver, renamed};
 use drover_qemu::{
-    ConvertOptions, ConvertOutcome, DiskBus, Lack, MachineSpec, Need, NicName, SourceBus, SourceGuest,
+    ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, NicName, SourceBus, SourceGuest,
 };
 use drover_types::guest::{Inside, Interface};
 use drover_types::inventory::DiskBus as InventoryBus;
@@ -12,40 +12,17 @@ use crate::image::qemu_error;
 use crate::inspection::inspect_images;
 use crate::machine::{boot_bus_of, is_windows};
 
-/// What a planned conversion lacks here, and whether the VM may move all the same.
-struct Missing {
-    lack: Lack,
-    stops: bool,
-}
-
-fn missing(vm: &PlannedVm, boot_bus: DiskBus) -> Option<Missing> {
-    let need = drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus);
-    match (vm.convert, need) {
-        (Convert::Never, _) | (Convert::Auto, Need::Advised(_) | Need::NotNeeded(_)) => return None,
-        (Convert::Always, _) | (Convert::Auto, Need::Needed(_)) => {}
-    }
-    let lack = drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).err()?;
-    // One that is not started may be converted by other means before it is; a converter that is there would fail.
-    let waits = vm.convert == Convert::Auto && !vm.start && drover_qemu::can_convert().is_err();
-    Some(Missing { lack, stops: !waits })
-}
-
 /// Refuses a VM that would be moved and then not be converted, or not boot.
 pub(super) fn check(vm: &PlannedVm, boot_bus: DiskBus) -> Result<(), ProviderError> {
-    match missing(vm, boot_bus) {
-        Some(Missing { lack, stops: true }) => {
-            let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
-            Err(ProviderError::new(Cause::Target, what).advise(lack.advice))
-        }
-        _ => Ok(()),
+    let need = drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus);
+    match (vm.convert, need) {
+        (Convert::Never, _) | (Convert::Auto, Need::Advised(_) | Need::NotNeeded(_)) => return Ok(()),
+        (Convert::Always, _) | (Convert::Auto, Need::Needed(_)) => {}
     }
-}
-
-/// What is missing and does not stop the VM.
-pub(super) fn warning(vm: &PlannedVm, boot_bus: DiskBus) -> Option<Problem> {
-    let Missing { lack, stops: false } = missing(vm, boot_bus)? else { return None };
-    let text = format!("{} needs conversion to boot: {}", vm.vm.name, lack.what);
-    Some(Problem::warning("convert", text).at(At { line: vm.line, column: 1 }).advise(lack.advice))
+    drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).map_err(|lack| {
+        let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
+        ProviderError::new(Cause::Target, what).advise(lack.advice)
+    })
 }
 
 /// Converts a guest whose images lie on this machine, if the plan and the guest ask for it.
