@@ -18,13 +18,18 @@ fn drawn() -> Graph {
     block.lines().map(line).collect()
 }
 
-fn real() -> Graph {
+fn metadata(options: &[&str]) -> Value {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .args(["metadata", "--format-version", "1", "--offline"])
+        .args(options)
         .current_dir(drover_lab::workspace())
         .output()
         .unwrap();
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn real() -> Graph {
+    let metadata = metadata(&["--no-deps"]);
     let short = |name: &Value| name.as_str().unwrap().trim_start_matches("drover-").to_string();
     let uses = |package: &Value| {
         let dependencies = package["dependencies"].as_array().unwrap().iter();
@@ -38,6 +43,39 @@ fn real() -> Graph {
         .iter()
         .map(|package| (short(&package["name"]), uses(package)))
         .collect()
+}
+
+/// Who uses each crate directly, outside tests, with all crates of others.
+fn users() -> Graph {
+    let metadata = metadata(&["--filter-platform", "x86_64-unknown-linux-gnu"]);
+    let packages = metadata["packages"].as_array().unwrap().iter();
+    let names: BTreeMap<&str, &str> =
+        packages.map(|it| (it["id"].as_str().unwrap(), it["name"].as_str().unwrap())).collect();
+    let mut users = Graph::new();
+    for node in metadata["resolve"]["nodes"].as_array().unwrap() {
+        let user = names[node["id"].as_str().unwrap()];
+        let is_real = |it: &&Value| it["dep_kinds"].as_array().unwrap().iter().any(|it| it["kind"].is_null());
+        for used in node["deps"].as_array().unwrap().iter().filter(is_real) {
+            let used = names[used["pkg"].as_str().unwrap()];
+            users.entry(used.to_string()).or_default().insert(user.to_string());
+        }
+    }
+    users
+}
+
+#[test]
+fn crates_that_only_some_may_use_are_used_by_them_alone() {
+    let text = std::fs::read_to_string(drover_lab::workspace().join("deny.toml")).unwrap();
+    let users = users();
+    let mut rules = 0;
+    for rule in text.lines().filter_map(|line| line.trim().strip_prefix("{ crate = ")) {
+        let mut quoted = rule.split('"').skip(1).step_by(2).map(str::to_string);
+        let name = quoted.next().unwrap();
+        let real = users.get(&name).cloned().unwrap_or_default();
+        assert_eq!(real, quoted.collect(), "{name}: left: who uses it; right: who may, by deny.toml");
+        rules += 1;
+    }
+    assert!(rules > 5, "{rules} rules were read of deny.toml");
 }
 
 #[test]
@@ -59,28 +97,82 @@ fn arrows_have_no_circle() {
     }
 }
 
+/// Crates whose line in ARCHITECTURE.md begins so.
+fn marked(mark: &str) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(drover_lab::workspace().join("ARCHITECTURE.md")).unwrap();
+    let name = |line: &str| {
+        let (name, rest) = line.strip_prefix("| `crates/")?.split_once("` | ")?;
+        rest.starts_with(mark).then(|| name.to_string())
+    };
+    text.lines().filter_map(name).collect()
+}
+
+#[test]
+fn the_program_is_built_of_nothing_that_is_for_development_only() {
+    let real = real();
+    let lab = marked("development only");
+    assert!(lab.contains("lab"), "{lab:?}");
+    let mut left = vec!["drover".to_string()];
+    let mut seen = BTreeSet::new();
+    while let Some(name) = left.pop() {
+        assert!(
+            !lab.contains(&name),
+            "drover is built of {name}, which ARCHITECTURE.md calls development only"
+        );
+        left.extend(real[&name].iter().filter(|it| seen.insert((*it).clone())).cloned());
+    }
+}
+
 #[test]
 fn pure_crates_touch_no_clock_socket_thread_or_file() {
-    for name in [
-        "types/src",
-        "copy/src",
-        "plan/src",
-        "forecast/src",
-        "wan/src/line",
-        "wire/src",
-        "link/src/core",
-        "pack/src",
-    ] {
+    let whole = marked("*pure*");
+    assert!(["copy", "live", "operator", "schedule"].iter().all(|it| whole.contains(*it)), "{whole:?}");
+    let folders = whole.iter().map(|name| format!("{name}/src"));
+    for name in folders.chain(["wan/src/line".into(), "link/src/core".into()]) {
         let folder = drover_lab::workspace().join("crates").join(name);
         for file in rust_files(&folder) {
             let text = std::fs::read_to_string(&file).unwrap();
-            for word in
-                ["std::fs", "std::net", "std::thread", "std::time::Instant", "SystemTime", "Mutex", "RwLock"]
-            {
-                assert!(!text.contains(word), "{} uses {word}", file.display());
-            }
+            // Unit tests stand last in their files.
+            let text = text.split("\nmod tests {").next().unwrap();
+            assert_eq!(impure(text), None, "in {}", file.display());
         }
     }
+}
+
+/// The first word that a pure crate has no use for, wherever it is imported from.
+fn impure(text: &str) -> Option<&str> {
+    let starts =
+        text.char_indices().filter(|(at, _)| !text[..*at].ends_with(is_part)).map(|(at, _)| &text[at..]);
+    let word = |rest: &'_ str| rest.find(|c: char| !is_part(c)).unwrap_or(rest.len());
+    starts.map(|rest| rest.split_at(word(rest))).find_map(|(word, rest)| {
+        let is_found = WORDS.contains(&word) || (MODULES.contains(&word) && rest.starts_with("::"));
+        is_found.then_some(word)
+    })
+}
+
+fn is_part(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+const MODULES: [&str; 2] = ["fs", "thread"];
+const WORDS: [&str; 10] = [
+    "Instant",
+    "SystemTime",
+    "Mutex",
+    "RwLock",
+    "Condvar",
+    "TcpStream",
+    "TcpListener",
+    "UdpSocket",
+    "UnixStream",
+    "UnixListener",
+];
+
+#[test]
+fn a_clock_is_found_however_it_is_imported() {
+    assert_eq!(impure("use std::time::{Duration, Instant};"), Some("Instant"));
+    assert_eq!(impure("use std::{fs, io};\nfs::read(path)"), Some("fs"));
+    assert_eq!(impure("struct Instantly; // of an instant"), None);
 }
 
 #[test]
