@@ -97,7 +97,7 @@ pub enum Command {
     /// Move VMs of a warm plan over now
     #[command(after_help = examples::CUTOVER)]
     Cutover(CutoverArgs),
-    /// Boot copies from throw-away overlays, without a network, and ask the plan's checks
+    /// Boot copies without a network, and run the plan's checks
     #[command(after_help = examples::REHEARSE)]
     Rehearse(RehearseArgs),
     /// Let the waves after one that failed go on
@@ -167,7 +167,7 @@ pub enum Command {
     },
     /// Run plans as a daemon with an HTTP API and a web page
     Serve(Box<ServeArgs>),
-    /// Carry out Plans of a Kubernetes namespace, by one worker Job for each VM
+    /// Carry out Plans of a Kubernetes namespace, one worker Job a VM
     Operator(Box<OperatorArgs>),
     /// Print shell completions
     Completions {
@@ -251,7 +251,7 @@ pub struct PlanNewArgs {
     /// Names or patterns of the VMs to take; all if none is given
     #[arg(long = "vm", value_name = "NAME")]
     pub vms: Vec<String>,
-    /// Plan's name [default: that of the file]
+    /// Plan's name [default: that of the file, else of the VMs]
     #[arg(long)]
     pub name: Option<String>,
     /// Folder that the VMs go to

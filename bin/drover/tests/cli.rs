@@ -161,6 +161,8 @@ fn shells_offer_plans_and_vms_and_commands_name_near_ones_and_the_next() {
         let refused = stage.run(words);
         assert!(refused.code != Some(0) && refused.err.contains(near), "{words:?}: {}", refused.err);
     }
+    let nameless = stage.run(&["status", "mvoes"]).err;
+    assert!(nameless.contains(stage.path("state").to_str().unwrap()), "{nameless}");
     let shown = stage.run(&["status", "moves"]).out;
     assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{MIB, Stage, disk_file, same_bytes, vm, with};
+use common::{MIB, Stage, disk_file, same_bytes, signer, vm, with};
 use serde_json::json;
 
 #[test]
@@ -208,7 +208,11 @@ fn inventory_status_and_report_speak_json_and_text() {
     assert!(stage.run(&["status", &plan]).out.contains("one"));
     assert!(stage.run(&["report", "talk"]).out.contains("one"));
     let page = stage.path("report.html");
-    assert_eq!(stage.run(&["report", "talk", "--html", page.to_str().unwrap()]).code, Some(0));
+    let (key, signers) = signer(&stage.path(""), "anna");
+    let [page_path, key, signers] = [&page, &key, &signers].map(|path| path.to_str().unwrap());
+    assert_eq!(stage.run(&["report", "talk", "--html", page_path, "--sign", key]).code, Some(0));
+    let signed = stage.run(&["verify", "--report", page_path, "--signers", signers]);
+    assert!(signed.code == Some(0) && signed.err.contains("signed by anna@example.org"), "{}", signed.err);
     let page = std::fs::read_to_string(page).unwrap();
     assert!(
         page.contains("<html") && !page.contains("http://") && !page.contains("<script"),

@@ -6,7 +6,7 @@ mod common;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use common::{MIB, disk_file};
+use common::{MIB, disk_file, signer};
 use drover_lab::{Drover, Output};
 
 fn setup() -> (tempfile::TempDir, Drover) {
@@ -163,21 +163,6 @@ fn a_copy_is_verified_in_each_way() {
     let said =
         run(&drover, &["copy", text(&source), text(&folder.path().join("x")), "--verify", "source"], 0).err;
     assert!(said.contains("verified against the source: equal"), "{said}");
-}
-
-/// A new key of OpenSSH, and a file of allowed signers with it.
-fn signer(folder: &Path, name: &str) -> (std::path::PathBuf, std::path::PathBuf) {
-    let key = folder.join(name);
-    let made = std::process::Command::new("ssh-keygen")
-        .args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f"])
-        .arg(&key)
-        .status()
-        .unwrap();
-    assert!(made.success());
-    let public = std::fs::read_to_string(folder.join(format!("{name}.pub"))).unwrap();
-    let signers = folder.join(format!("{name}.signers"));
-    std::fs::write(&signers, format!("{name}@example.org {public}")).unwrap();
-    (key, signers)
 }
 
 #[test]

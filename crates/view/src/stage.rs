@@ -1,6 +1,7 @@
 //! The thread that shows things. Whoever tells it something never waits for the terminal.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -69,8 +70,7 @@ impl Stage {
         out: Box<dyn Write + Send>,
     ) -> Stage {
         let shared = Arc::new(Shared::default());
-        let colour =
-            std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
+        let colour = std::io::stderr().is_terminal() && wants_colour(std::env::var_os("NO_COLOR"));
         let player = Player {
             shared: shared.clone(),
             mode,
@@ -237,10 +237,46 @@ pub fn terminal_columns() -> Option<usize> {
     Some(usize::from(columns.0)).filter(|columns| *columns > 0)
 }
 
+/// Whether that is the `NO_COLOR` of somebody who has colours. Source: no-color.org, "when present and not an empty string".
+fn wants_colour(no_color: Option<OsString>) -> bool {
+    no_color.is_none_or(|it| it.is_empty())
+}
+
 /// Whether the terminal's locale has block characters.
 pub(crate) fn shows_blocks() -> bool {
-    let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    is_utf8(|name| std::env::var(name).ok())
+}
+
+/// The first variable that is set and not empty tells the locale, as in POSIX.
+fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let set = |name| variable(name).filter(|value| !value.is_empty());
     let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
     let locale = locale.to_ascii_lowercase();
     locale.contains("utf-8") || locale.contains("utf8")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_color_takes_colours_away_unless_it_is_empty() {
+        assert_eq!(
+            [None, Some(""), Some("1")].map(|it| wants_colour(it.map(OsString::from))),
+            [true, true, false]
+        );
+    }
+
+    #[test]
+    fn blocks_are_for_locales_in_utf_8_alone() {
+        let is = |set: &[(&str, &str)]| {
+            is_utf8(|name| set.iter().find(|(it, _)| *it == name).map(|(_, value)| (*value).to_string()))
+        };
+        assert!(is(&[("LANG", "de_DE.UTF-8")]) && is(&[("LC_ALL", ""), ("LC_CTYPE", "C.utf8")]));
+        assert!(
+            !is(&[])
+                && !is(&[("LANG", "de_DE.UTF-8"), ("LC_ALL", "C")])
+                && !is(&[("LANG", "de_DE.ISO-8859-1")])
+        );
+    }
 }

@@ -199,6 +199,12 @@ mod tests {
     use crate::sample::{disk, plan, vm};
 
     #[test]
+    fn a_state_without_plans_names_its_folder() {
+        let text = plans_text(&[], Path::new("/srv/state/drover.db"));
+        assert!(text.contains("with the state in /srv/state;") && text.contains("--state"), "{text}");
+    }
+
+    #[test]
     fn plans_say_what_to_do_next_and_a_dead_process_is_an_interruption() {
         let plans =
             [plan("a", PlanState::Running), plan("lab", PlanState::Incomplete), plan("old", PlanState::Done)];

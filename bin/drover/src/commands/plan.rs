@@ -471,17 +471,51 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure
     Ok(drover_plan::draft(inventory, &args.vms, &options))
 }
 
-/// Two plans of one name would be one plan: it is that of the file.
+/// Two plans of one name would be one plan: it is that of the file, else of the VMs or of where they come from.
 fn draft_name(args: &PlanNewArgs) -> String {
-    let of_file = || args.output.as_ref()?.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let candidates = [
+        args.output.as_deref().and_then(stem),
+        Some(args.vms.join("-")),
+        Some(args.provider.provider.clone()),
+    ];
     let fits = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let of_file = || of_file().map(|name| name.chars().map(fits).take(64).collect::<String>());
-    let of_file = || of_file().map(|name| name.trim_matches('-').to_string()).filter(|name| !name.is_empty());
-    args.name.clone().or_else(of_file).unwrap_or_else(|| "my-plan".to_string())
+    let fit = |name: String| {
+        let letters: String = name.chars().map(fits).take(64).collect();
+        letters.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
+    };
+    let mut names = candidates.into_iter().flatten().map(fit).filter(|name| !name.is_empty());
+    args.name.clone().or_else(|| names.next()).unwrap_or_else(|| "plan".to_string())
 }
 
 /// A path that holds wherever the plan is read.
 pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path)
         .map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", path.display())))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command, PlanCommand};
+
+    #[test]
+    fn a_draft_is_named_by_its_file_or_by_what_it_moves() {
+        let name = |words: &str| {
+            let cli = Cli::try_parse_from(
+                ["drover", "plan", "new", "vc.example.org"].into_iter().chain(words.split_whitespace()),
+            )
+            .unwrap();
+            let Command::Plan { command: PlanCommand::New(args) } = cli.command else { panic!() };
+            draft_name(&args)
+        };
+        assert_eq!(name("--name x -o web.yaml"), "x");
+        assert_eq!(name("-o plans/Web_1.yaml"), "web-1");
+        assert_eq!(name("-o=--.yaml --vm web*"), "web");
+        assert_eq!(name("--vm web* --vm db01"), "web-db01");
+        assert_eq!(name(""), "vc-example-org");
+    }
 }

@@ -196,3 +196,18 @@ pub fn with(mut vm: Value, changes: Value) -> Value {
     }
     vm
 }
+
+/// A new key of OpenSSH, and a file of allowed signers with it.
+pub fn signer(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+    let key = folder.join(name);
+    let made = std::process::Command::new("ssh-keygen")
+        .args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f"])
+        .arg(&key)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let public = std::fs::read_to_string(folder.join(format!("{name}.pub"))).unwrap();
+    let signers = folder.join(format!("{name}.signers"));
+    std::fs::write(&signers, format!("{name}@example.org {public}")).unwrap();
+    (key, signers)
+}
