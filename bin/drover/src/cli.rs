@@ -5,6 +5,9 @@ mod bench;
 mod disks;
 mod examples;
 mod forecast;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod grammar;
 mod help;
 mod lab;
 mod link;

@@ -468,18 +468,22 @@ fn property(key: &Key) -> Value {
     property
 }
 
+/// Sizes and times as `drover_types::units` reads them.
+const SIZE_PATTERN: &str = "^([0-9]+ *[bB]?|[0-9]+([.][0-9]*)? *[kKmMgGtT]([iI][bB])?)$";
+const TIME_PATTERN: &str = "[0-9]+([.][0-9]*)? *([uUmM]?[sS]|[mM]([iI][nN])?|[hHdD])";
+
 fn value(kind: Kind) -> Value {
     match kind {
         Kind::Text | Kind::Path => json!({"type": "string", "minLength": 1}),
         Kind::Site => json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}),
         Kind::PlanName => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,63}$"}),
         Kind::Size(least, most) => json!({"anyOf": [
-            {"type": "string", "pattern": "^[0-9]+ ?([kKmMgGtT](i[bB])?|[bB])?$"}, {"type": "integer", "minimum": least, "maximum": most}]}),
+            {"type": "string", "pattern": SIZE_PATTERN}, {"type": "integer", "minimum": least, "maximum": most}]}),
         Kind::Thumbprint => {
             json!({"type": "string", "pattern": "^:*(([0-9A-Fa-f]:*){40}|([0-9A-Fa-f]:*){64})$"})
         }
-        Kind::Duration => json!({"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}),
-        Kind::Interval => json!({"type": "string", "pattern": "^(auto|[0-9]+(ms|s|m|h))$"}),
+        Kind::Duration => json!({"type": "string", "pattern": format!("^{TIME_PATTERN}$")}),
+        Kind::Interval => json!({"type": "string", "pattern": format!("^(auto|{TIME_PATTERN})$")}),
         Kind::Cutover => json!({"type": "string", "pattern": format!("^(manual|auto|{MOMENT_PATTERN})$")}),
         Kind::Number(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
         Kind::Hours => json!({"type": "string", "pattern": "^[0-9]{1,2}:[0-9]{1,2}-[0-9]{1,2}:[0-9]{1,2}$"}),

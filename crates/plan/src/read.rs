@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use drover_types::Bytes;
+use drover_types::{Bytes, units};
 
 use crate::keys::{self, Kind, Table};
 use crate::model::*;
@@ -634,7 +634,7 @@ impl Reader {
     fn duration(&mut self, fields: &Fields<'_>, name: &str) -> Option<Duration> {
         let entry = fields.find(name)?;
         let duration = match &entry.node.value {
-            Value::Scalar { text, .. } => parse_duration(text),
+            Value::Scalar { text, .. } => units::time(text).ok(),
             _ => None,
         };
         if duration.is_none() {
@@ -681,19 +681,6 @@ fn parse_endpoint(text: &str) -> Option<Endpoint> {
     let port = port.map_or(Some(443), |port| port.parse().ok().filter(|port| *port > 0))?;
     let fits = !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || "/@?#[]".contains(c));
     fits.then(|| Endpoint { host: host.to_string(), port })
-}
-
-fn parse_duration(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let number: u64 = text[..digits].parse().ok()?;
-    let millis = match &text[digits..] {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return None,
-    };
-    number.checked_mul(millis).map(Duration::from_millis)
 }
 
 mod hooks;

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::units::byte_rate;
+
 /// Minutes of a day.
 const DAY: u16 = 24 * 60;
 
@@ -77,29 +79,6 @@ fn minute(text: &str) -> Option<u16> {
     sound.then_some((hour * 60 + minute) % DAY)
 }
 
-/// Bytes a second of a rate as lines are named (`500m`: bits) or as bytes (`12MiB`).
-///
-/// # Errors
-/// What is wrong with it.
-pub fn line_rate(text: &str) -> Result<u64, &'static str> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| "it does not begin with a number")?;
-    let (times, over) = match unit {
-        "k" => (1_000, 8),
-        "m" => (1_000_000, 8),
-        "g" => (1_000_000_000, 8),
-        "KiB" => (1 << 10, 1),
-        "MiB" => (1 << 20, 1),
-        "GiB" => (1 << 30, 1),
-        _ => return Err("the unit is k, m, g (bits a second), KiB, MiB or GiB (bytes a second)"),
-    };
-    match number.checked_mul(times).map(|rate| rate / over) {
-        None | Some(0) => Err("that is no rate"),
-        Some(rate) => Ok(rate),
-    }
-}
-
 impl FromStr for DayLimit {
     type Err = String;
 
@@ -107,7 +86,11 @@ impl FromStr for DayLimit {
     fn from_str(text: &str) -> Result<DayLimit, String> {
         let (hours, rate) = text.split_once('=').unwrap_or(("00:00-24:00", text));
         let hours: Hours = hours.parse().map_err(|error: HoursError| error.to_string())?;
-        Ok(DayLimit { from: hours.from, to: hours.to, bytes_per_second: line_rate(rate)? })
+        Ok(DayLimit {
+            from: hours.from,
+            to: hours.to,
+            bytes_per_second: byte_rate(rate).map_err(|error| error.to_string())?,
+        })
     }
 }
 
@@ -167,8 +150,8 @@ mod tests {
     fn a_limit_is_a_rate_or_hours_and_a_rate() {
         assert_eq!("500m".parse(), Ok(limit("00:00-24:00", 62_500_000)));
         assert_eq!("08:00-18:00=12MiB".parse(), Ok(limit("08:00-18:00", 12 << 20)));
-        assert_eq!(line_rate("64k"), Ok(8_000));
-        for text in ["", "1", "m", "0m", "1M", "-1m", "99999999999999999999g", "08:00=1m", "08:00-9:00="] {
+        assert_eq!("08:00-18:00=2.5g".parse(), Ok(limit("08:00-18:00", 312_500_000)));
+        for text in ["", "1", "m", "0m", "-1m", "99999999999999999999g", "08:00=1m", "08:00-9:00="] {
             assert!(text.parse::<DayLimit>().is_err(), "{text}");
         }
     }

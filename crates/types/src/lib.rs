@@ -14,11 +14,12 @@ mod secret;
 mod shown;
 mod size;
 mod span;
+pub mod units;
 mod wave;
 mod xml;
 
 pub use cover::Cover;
-pub use day_limit::{DayLimit, Hours, HoursError, limit_at, line_rate};
+pub use day_limit::{DayLimit, Hours, HoursError, limit_at};
 pub use digest::{Digest, DigestError};
 pub use duration::duration;
 pub use secret::Secret;

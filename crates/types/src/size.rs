@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A number of bytes. Prints and parses binary units: `512 B`, `64 KiB`, `1.5 GiB`, `20GiB`.
+/// A number of bytes. Prints and parses binary units ([`units`](crate::units)): `512 B`, `64 KiB`, `1.5 GiB`, `20GiB`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
@@ -32,20 +32,7 @@ impl FromStr for Bytes {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let wrong = || SizeError(text.to_string());
-        let trimmed = text.trim();
-        let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
-        let (number, unit) = trimmed.split_at(digits);
-        let scale = match unit.trim().to_ascii_lowercase().as_str() {
-            "" | "b" => 1,
-            "k" | "kib" => 1 << 10,
-            "m" | "mib" => 1 << 20,
-            "g" | "gib" => 1 << 30,
-            "t" | "tib" => 1 << 40,
-            _ => return Err(wrong()),
-        };
-        let number: u64 = number.parse().map_err(|_| wrong())?;
-        number.checked_mul(scale).map(Bytes).ok_or_else(wrong)
+        crate::units::bytes(text).map(Bytes).ok_or_else(|| SizeError(text.to_string()))
     }
 }
 
@@ -90,10 +77,12 @@ mod tests {
     fn parses_units_and_refuses_the_rest() {
         assert_eq!("20GiB".parse::<Bytes>().unwrap(), Bytes(20 << 30));
         assert_eq!(" 64 kib ".parse::<Bytes>().unwrap(), Bytes(65536));
-        for (text, bytes) in [("7", 7), ("7b", 7), ("2k", 2 << 10), ("3MiB", 3 << 20), ("4t", 4 << 40)] {
+        for (text, bytes) in
+            [("7", 7), ("7b", 7), ("2k", 2 << 10), ("3MiB", 3 << 20), ("4t", 4 << 40), ("1.5GiB", 3 << 29)]
+        {
             assert_eq!(text.parse::<Bytes>().unwrap(), Bytes(bytes), "{text}");
         }
-        for text in ["", "GiB", "1.5GiB", "-1", "12 parsecs", "99999999TiB"] {
+        for text in ["", "GiB", "1.5", "-1", "12 parsecs", "99999999TiB"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
     }

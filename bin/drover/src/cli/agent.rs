@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 use drover_relay::Allowed;
-use drover_types::{Bytes, DayLimit};
+use drover_types::{Bytes, DayLimit, units};
 
 use super::relay::TopArgs;
 
@@ -208,7 +208,7 @@ impl FromStr for RateArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<RateArg, String> {
-        drover_types::line_rate(text).map(RateArg).map_err(str::to_string)
+        units::byte_rate(text).map(RateArg).map_err(|error| error.to_string())
     }
 }
 
@@ -220,17 +220,12 @@ impl FromStr for TimeArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<TimeArg, String> {
-        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let (number, unit) = text.split_at(digits);
-        let times = match unit {
-            "s" => 1,
-            "m" => 60,
-            "h" => 3600,
-            "d" => 86_400,
-            _ => return Err("the unit is s, m, h or d".to_string()),
-        };
-        let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(times));
-        seconds.filter(|seconds| *seconds > 0).map(TimeArg).ok_or_else(|| "that is no time".to_string())
+        let time = units::time(text).map_err(|error| error.to_string())?;
+        if time.as_secs() > 0 {
+            Ok(TimeArg(time.as_secs()))
+        } else {
+            Err("that is less than a second".to_string())
+        }
     }
 }
 
@@ -248,7 +243,7 @@ mod tests {
             (rate("1g"), rate("64k"), rate("12MiB")),
             (Some(125_000_000), Some(8_000), Some(12 << 20))
         );
-        for text in ["", "1", "m", "0m", "1M", "-1m", "99999999999999999999g"] {
+        for text in ["", "1", "m", "0m", "-1m", "99999999999999999999g"] {
             assert_eq!(rate(text), None, "{text}");
         }
     }
@@ -260,7 +255,7 @@ mod tests {
             (time("15m"), time("2h"), time("1d"), time("9s")),
             (Some(900), Some(7200), Some(86_400), Some(9))
         );
-        assert_eq!((time("15"), time("0m"), time("x")), (None, None, None));
+        assert_eq!((time("15"), time("0m"), time("500ms")), (None, None, None));
     }
 
     #[test]

@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use drover_pulse::{BEATS_PER_SECOND, MEMORY_MIB_MAX, MEMORY_MIB_MIN, PAGE_BYTES};
-use drover_wan::line::units::{Rate, Share, size, time};
+use drover_types::Bytes;
+use drover_types::units::{Rate, Share, size, time};
 
 pub use ways::{By, Way};
-
-use super::live::long_time;
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
@@ -226,15 +225,8 @@ fn memory_mib(text: &str) -> Result<u64, String> {
 }
 
 fn whole_mib(text: &str) -> Result<u64, String> {
-    const FORM: &str = "write whole MiB or GiB: 256m, 1g";
-    let lower = text.trim().to_ascii_lowercase();
-    let (number, shift) = match (lower.strip_suffix('m'), lower.strip_suffix('g')) {
-        (Some(number), _) => (number, 0),
-        (_, Some(number)) => (number, 10),
-        (None, None) => return Err(FORM.to_string()),
-    };
-    // Far beyond any limit, and far below what a shift loses.
-    number.trim_end().parse::<u32>().map(|number| u64::from(number) << shift).map_err(|_| FORM.to_string())
+    let whole = text.parse::<Bytes>().ok().filter(|bytes| bytes.0.is_multiple_of(1 << 20));
+    whole.map(|bytes| bytes.0 >> 20).ok_or_else(|| "write whole MiB or GiB: 256m, 1.5g".to_string())
 }
 
 /// The smallest rate: one page at each beat.
@@ -277,7 +269,7 @@ fn downtime(text: &str) -> Result<Duration, String> {
 const LIMIT_MIN: Duration = Duration::from_secs(1);
 
 fn limit(text: &str) -> Result<Duration, String> {
-    let time = long_time(text)?;
+    let time = time(text).map_err(|error| error.to_string())?;
     if time < LIMIT_MIN {
         return Err("a way has 1s at least".to_string());
     }
@@ -304,7 +296,7 @@ mod tests {
         assert_eq!(memory_mib("64g"), Ok(65_536));
         assert!(why("15m").contains("16m at least"));
         assert!(why("65g").contains("64g at most; for more memory in all, move several (--guests)"));
-        for bad in ["1500k", "1.5g", "1024", "big", "-1m", "", "99999999999m"] {
+        for bad in ["1500k", "1.3g", "1024", "big", "-1m", "", "99999999999999m"] {
             assert!(why(bad).contains("whole MiB"), "{bad}");
         }
     }

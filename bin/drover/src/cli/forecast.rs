@@ -83,7 +83,7 @@ pub struct WhatIfArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub hosts: Option<u32>,
     /// Rate of the line to the target: 10g, 500m (bits a second), 100MiB
-    #[arg(long, value_name = "RATE", value_parser = drover_types::line_rate)]
+    #[arg(long, value_name = "RATE", value_parser = drover_types::units::byte_rate)]
     pub link: Option<u64>,
     /// VMs of one host at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use drover_wan::line::units::{Cap, Rate, Share, burst, outage, reorder, size, time};
+use drover_types::units::{Cap, Rate, Share, burst, outage, reorder, size, time};
 
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
@@ -93,7 +93,7 @@ pub struct LineArgs {
     #[arg(long)]
     pub rate: Option<Rate>,
     /// Round trip of the idle line; half of it is each direction's delay
-    #[arg(long, value_parser = time, default_value = "0", value_name = "TIME")]
+    #[arg(long, value_parser = time, default_value = "0s", value_name = "TIME")]
     pub rtt: Duration,
     /// Share of the packets that are lost, in each direction: 0.5%
     #[arg(long, value_name = "SHARE", default_value = "0")]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use drover_wan::line::units::{Rate, time};
+use drover_types::units::{Rate, time};
 
 #[derive(Debug, Subcommand)]
 pub enum LinkCommand {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use drover_wan::line::units::{Rate, time};
+use drover_types::units::{Rate, time};
 
 use super::memory::{MEMORY, MemoryArgs};
 
@@ -105,7 +105,7 @@ pub struct LiveArgs {
     #[arg(long, default_value = "300ms", value_parser = time, value_name = "TIME")]
     pub downtime: Duration,
     /// Time in which the move must be complete; otherwise it is cancelled, and the guest runs on at the source
-    #[arg(long, default_value = "20m", value_parser = long_time, value_name = "TIME")]
+    #[arg(long, default_value = "20m", value_parser = time, value_name = "TIME")]
     pub deadline: Duration,
     /// How disks are handled
     #[arg(long, value_enum, default_value_t = DisksArg::Shared)]
@@ -232,16 +232,6 @@ impl FromStr for DirectAt {
 
 const WANTED: &str = "want HOST or HOST:PORT, without tcp:, IPv6 in brackets, with a port from 1024 to 65534 (disks have the next)";
 
-/// A time that people give in minutes or hours (`20m`, `2h`), or a short one.
-pub(super) fn long_time(text: &str) -> Result<Duration, String> {
-    let number = |unit: &str| text.strip_suffix(unit)?.trim().parse::<u32>().ok();
-    match (number("m"), number("h")) {
-        (Some(minutes), _) => Ok(Duration::from_secs(u64::from(minutes) * 60)),
-        (_, Some(hours)) => Ok(Duration::from_secs(u64::from(hours) * 3600)),
-        (None, None) => time(text).map_err(|error| error.to_string()),
-    }
-}
-
 /// What a report can be, by its name.
 fn report(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
@@ -269,9 +259,7 @@ fn uri(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use super::{DirectAt, long_time, report, uri};
+    use super::{DirectAt, report, uri};
 
     #[test]
     fn places_where_memory_may_go_directly() {
@@ -289,14 +277,6 @@ mod tests {
         {
             assert!(read(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn minutes_and_hours_and_less() {
-        let seconds = |text| long_time(text).map(|time: Duration| time.as_secs());
-        assert_eq!([seconds("20m"), seconds("2h"), seconds("90s")], [Ok(1200), Ok(7200), Ok(90)]);
-        assert_eq!(long_time("300ms"), Ok(Duration::from_millis(300)));
-        assert!(long_time("soon").is_err() && long_time("-1m").is_err());
     }
 
     #[test]

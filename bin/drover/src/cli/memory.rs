@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use drover_wan::line::units::size;
+use drover_types::units::size;
 
 /// The heading of these options in the help.
 pub const MEMORY: &str = "How memory goes";

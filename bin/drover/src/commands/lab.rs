@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use drover_engine::chain;
-use drover_wan::line::units::Cap;
+use drover_types::units::Cap;
 use drover_wan::line::{DirectionSpec, LineSpec, REORDER_BY};
 use drover_wan::{Control, Site, Wan, WanError, WanSpec, running, tell};
 

@@ -71,7 +71,7 @@ impl Reader {
             match text.parse::<DayLimit>() {
                 Ok(limit) => limits.push(limit),
                 Err(why) => self.problems.push(
-                    Problem::error(fields.path_of("rate_limit"), format!("'{text}': {why}"))
+                    Problem::error(fields.path_of("rate_limit"), why)
                         .at(entry.node.at)
                         .advise("write a rate such as 500m, or 08:00-18:00=200m (UTC)"),
                 ),

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Fields, Reader, parse_duration};
+use drover_types::units;
+
+use super::{Fields, Reader};
 use crate::keys;
 use crate::model::{Mode, Plan, Source};
 use crate::node::{Node, Value};
@@ -57,7 +59,8 @@ impl Reader {
         let entry = fields.find("interval")?;
         let read = |text: &str| match text {
             "auto" => Some(Interval::Auto),
-            _ => parse_duration(text)
+            _ => units::time(text)
+                .ok()
                 .filter(|time| (INTERVAL_MIN..=INTERVAL_MAX).contains(time))
                 .map(Interval::Every),
         };

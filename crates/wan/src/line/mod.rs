@@ -22,7 +22,6 @@ mod spec;
 #[cfg(test)]
 mod tests;
 mod time;
-pub mod units;
 mod wander;
 
 use std::cmp::Reverse;
@@ -37,6 +36,7 @@ pub use spec::{DirectionSpec, LineSpec, OUTAGES_MAX, QUEUE_MIN, REORDER_BY};
 pub use time::{Moment, RateClock};
 pub use wander::Wander;
 
+pub use drover_types::units;
 use units::{Rate, Share};
 
 /// Segments that arrive together take the line for at most this long; one that takes longer arrives alone.

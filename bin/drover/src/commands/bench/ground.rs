@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::Result;
 use drover_engine::chain;
 use drover_pulse::{Pulse, PulseSpec};
+use drover_types::units::{Rate, Share};
 use drover_wan::line::LineSpec;
-use drover_wan::line::units::{Rate, Share};
 use drover_wan::{Wan, WanError, WanSpec};
 
 use super::keeper::mark;

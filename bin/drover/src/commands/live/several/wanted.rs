@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{ArgAction, CommandFactory, Parser};
 use drover_plan::{MOVES_MAX, Moves, OneMove, Problem, Setting};
-use drover_wan::line::units::Rate;
+use drover_types::units::Rate;
 
 use crate::cli::{DisksArg, LiveArgs, LiveCommand};
 use crate::commands::live::domain;

@@ -1,4 +1,13 @@
-//! Quantities as people write them: `1g`, `55ms`, `0.5%`, `4m`.
+//! The one grammar of quantities, in options, plans and rules: a number, with a decimal point if need be, and a unit in
+//! either case. All readers of sizes, rates and times call it.
+//!
+//! ```text
+//! size   64k 4m 1.5GiB 20T 512B 512    powers of 1,024; without a unit bytes
+//! rate   500m 2.5g 64k 1500000         bits a second, powers of 1,000
+//!        12MiB 800KiB 1.5GiB           bytes a second, powers of 1,024
+//! time   250us 55ms 10s 5m 5min 2h 1d
+//! share  0.5% 0.005
+//! ```
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,15 +50,34 @@ impl Rate {
 impl FromStr for Rate {
     type Err = UnitError;
 
-    /// `1g`, `200m`, `64k`, `1500000`: bits per second, decimal.
+    /// `1g`, `200m`, `64k`, `1500000`: bits per second, decimal; `12MiB`: bytes per second.
     fn from_str(text: &str) -> Result<Rate, UnitError> {
-        const FORM: &str = "write bits per second: 1g, 200m, 64k";
-        let bits = scaled(text, &[("k", 1e3), ("m", 1e6), ("g", 1e9), ("", 1.0)]);
-        match bits {
+        match scaled(text, RATES) {
             Some(bits) if (1.0..=RATE_MAX.0 as f64).contains(&bits) => Ok(Rate(bits.round() as u64)),
-            _ => Err(UnitError { what: "rate", text: text.into(), form: FORM }),
+            _ => Err(UnitError { what: "rate", text: text.into(), form: RATE_FORM }),
         }
     }
+}
+
+const RATE_FORM: &str = "write bits a second (500m, 2.5g, 64k) or bytes a second (12MiB), up to 1000g";
+const MIB: f64 = 1_048_576.0;
+const RATES: &[(&str, f64)] = &[
+    ("k", 1e3),
+    ("m", 1e6),
+    ("g", 1e9),
+    ("", 1.0),
+    ("kib", MIB / 128.0),
+    ("mib", MIB * 8.0),
+    ("gib", MIB * 8192.0),
+];
+
+/// The same in bytes per second, at least 1.
+///
+/// # Errors
+/// If it is no rate.
+pub fn byte_rate(text: &str) -> Result<u64, UnitError> {
+    let bytes = text.parse::<Rate>()?.0 / 8;
+    if bytes > 0 { Ok(bytes) } else { Err(UnitError { what: "rate", text: text.into(), form: RATE_FORM }) }
 }
 
 impl fmt::Display for Rate {
@@ -137,21 +165,21 @@ impl FromStr for Cap {
     }
 }
 
-/// The longest time that can be given: 1 day.
-pub const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
+/// The longest time that can be given: 366 days.
+pub const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Reads `55ms`, `10s`, `250us`, `5min`, `1h`.
+/// Reads `55ms`, `10s`, `250us`, `5m` or `5min`, `1.5h`, `2d`.
 ///
 /// # Errors
 /// If it has no unit, is negative, or is longer than [`TIME_MAX`].
 pub fn time(text: &str) -> Result<Duration, UnitError> {
-    const FORM: &str = "write 55ms, 10s, 250us, 5min";
-    let units = [("us", 1e-6), ("ms", 1e-3), ("min", 60.0), ("h", 3600.0), ("s", 1.0)];
+    const FORM: &str = "write 55ms, 10s, 5m, 2h or 1d";
+    let units =
+        [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("min", 60.0), ("h", 3600.0), ("d", 86_400.0)];
     match scaled(text, &units) {
         Some(seconds) if (0.0..=TIME_MAX.as_secs_f64()).contains(&seconds) => {
             Ok(Duration::from_nanos((seconds * 1e9).round() as u64))
         }
-        _ if text.trim() == "0" => Ok(Duration::ZERO),
         _ => Err(UnitError { what: "time", text: text.into(), form: FORM }),
     }
 }
@@ -197,27 +225,47 @@ pub fn burst(text: &str) -> Result<f64, UnitError> {
 /// The largest size that can be given: 64 GiB.
 pub const SIZE_MAX: u64 = 64 << 30;
 
-/// Reads `64k`, `4m`, `1g` or plain bytes; the units are powers of 1,024.
+/// Reads a size in memory or of a queue, as [`Bytes`](crate::Bytes) are read.
 ///
 /// # Errors
 /// If it is no such number, or more than [`SIZE_MAX`].
 pub fn size(text: &str) -> Result<u64, UnitError> {
-    const FORM: &str = "write bytes: 65536, 64k, 4m";
-    let units = [("k", 1024.0), ("m", 1024.0 * 1024.0), ("g", 1024.0 * 1024.0 * 1024.0), ("", 1.0)];
-    match scaled(text, &units) {
-        Some(bytes) if (0.0..=SIZE_MAX as f64).contains(&bytes) => Ok(bytes.round() as u64),
-        _ => Err(UnitError { what: "size", text: text.into(), form: FORM }),
-    }
+    const FORM: &str = "write bytes, up to 64g: 65536, 64k, 1.5m";
+    let fits = bytes(text).filter(|bytes| *bytes <= SIZE_MAX);
+    fits.ok_or_else(|| UnitError { what: "size", text: text.into(), form: FORM })
 }
 
-/// A number with one of the units; the first that fits counts.
+/// Bytes: whole numbers exactly, others rounded.
+pub(crate) fn bytes(text: &str) -> Option<u64> {
+    let (number, unit) = parts(text)?;
+    let shift = match unit.as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return None,
+    };
+    if let Ok(number) = number.parse::<u64>() {
+        return number.checked_mul(1 << shift);
+    }
+    let bytes = number.parse::<f64>().ok()? * (1_u64 << shift) as f64;
+    // The cast: such a number fits.
+    (shift > 0 && bytes < i64::MAX as f64).then_some(bytes.round() as u64)
+}
+
 fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
-    let text = text.trim().to_ascii_lowercase();
-    let (number, factor) =
-        units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)))?;
-    let number = number.trim_end();
-    let is_plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    if is_plain { number.parse::<f64>().ok().map(|it| it * factor) } else { None }
+    let (number, unit) = parts(text)?;
+    let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
+    number.parse::<f64>().ok().map(|number| number * factor)
+}
+
+/// A number, and a unit in lower case.
+fn parts(text: &str) -> Option<(&str, String)> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    (!number.is_empty()).then(|| (number, unit.trim_start().to_ascii_lowercase()))
 }
 
 /// At most three digits behind the point, and none that says nothing.
@@ -239,8 +287,21 @@ mod tests {
         assert_eq!("1".parse::<Share>().unwrap().value(), 1.0);
         assert_eq!(time("55ms").unwrap(), Duration::from_millis(55));
         assert_eq!(time("27.5 ms").unwrap(), Duration::from_micros(27_500));
-        assert_eq!(time("5min").unwrap(), Duration::from_secs(300));
-        assert_eq!(time("0").unwrap(), Duration::ZERO);
+        assert_eq!(
+            [time("5min"), time("5m"), time("0.5H")],
+            [5, 5, 30].map(|it| Ok(Duration::from_secs(it * 60)))
+        );
+        assert_eq!(time("366d").unwrap(), TIME_MAX);
+        assert_eq!(
+            [byte_rate("2.5g"), byte_rate("12MiB"), byte_rate("8")],
+            [Ok(312_500_000), Ok(12 << 20), Ok(1)]
+        );
+        assert_eq!(bytes("18446744073709551615"), Some(u64::MAX));
+        assert_eq!(
+            [bytes("1.5GiB"), bytes("0.1k"), bytes("1.5"), bytes("16777216T"), bytes("1e3")],
+            [Some(3 << 29), Some(102), None, None, None]
+        );
+        assert_eq!(time("0s").unwrap(), Duration::ZERO);
         assert_eq!(size("64k").unwrap(), 65_536);
         assert_eq!("20%".parse::<Cap>().unwrap().of(Some(Rate::bits(1_000))), Some(Rate::bits(200)));
         assert_eq!("200m".parse::<Cap>().unwrap().of(None), Some(Rate::bits(200_000_000)));
@@ -254,12 +315,13 @@ mod tests {
         for text in ["101%", "1.5", "-1%", "%", "0.5 percent"] {
             assert!(text.parse::<Share>().is_err(), "{text}");
         }
-        for text in ["55", "25h", "ms", "-1s", "1e3s"] {
+        for text in ["55", "0", "367d", "1.2.3s", ".s", "5 m s", "ms", "-1s", "1e3s"] {
             assert!(time(text).is_err(), "{text}");
         }
+        assert!(byte_rate("7").is_err());
         assert!("0%".parse::<Cap>().is_err());
         assert!(size("65g").is_err());
-        assert_eq!(time("55").unwrap_err().to_string(), "'55' is no time; write 55ms, 10s, 250us, 5min");
+        assert_eq!(time("55").unwrap_err().to_string(), "'55' is no time; write 55ms, 10s, 5m, 2h or 1d");
     }
 
     #[test]
@@ -276,6 +338,6 @@ mod tests {
     #[test]
     fn what_passes_in_a_time_is_exact() {
         assert_eq!(Rate::bits(1_000_000_000).bytes_in(Duration::from_millis(55)), 6_875_000);
-        assert_eq!(RATE_MAX.bytes_in(TIME_MAX), 10_800_000_000_000_000);
+        assert_eq!(RATE_MAX.bytes_in(TIME_MAX), 3_952_800_000_000_000_000);
     }
 }
