@@ -127,10 +127,10 @@ fn write_summary(page: &mut String, report: &PlanReport, summary: &Summary) -> f
         ("Disks", format!("{} of {}", summary.disks, Bytes(summary.size_bytes))),
         ("Data", Bytes(summary.data_bytes).to_string()),
         ("Read in the last run", Bytes(summary.read_bytes).to_string()),
-        ("Kept from runs before", Bytes(summary.resumed_bytes).to_string()),
-        ("Tried again", summary.retries.to_string()),
+        ("Resumed from earlier runs", Bytes(summary.resumed_bytes).to_string()),
+        ("Retried requests", summary.retries.to_string()),
         ("Time", duration(summary.elapsed())),
-        ("Copies waited for", if waits.is_empty() { UNKNOWN.into() } else { waits }),
+        ("Bottleneck, by time waited", if waits.is_empty() { UNKNOWN.into() } else { waits }),
     ];
     write_facts(page, &facts)?;
     let foreseen = compared(report).map(|it| foreseen::lines(&it)).unwrap_or_default();
@@ -164,7 +164,12 @@ fn write_failures(page: &mut String, report: &PlanReport) -> fmt::Result {
 
 /// A table: its heading, and columns, of which those that begin with `#` hold numbers.
 fn begin_table(page: &mut String, heading: &str, columns: &[&str]) -> fmt::Result {
-    write!(page, "<section>\n<h2>{heading}</h2>\n<div class=\"wide\"><table>\n<thead><tr>")?;
+    writeln!(page, "<section>\n<h2>{heading}</h2>")?;
+    write_columns(page, columns)
+}
+
+fn write_columns(page: &mut String, columns: &[&str]) -> fmt::Result {
+    write!(page, "<div class=\"wide\"><table>\n<thead><tr>")?;
     for column in columns {
         match column.strip_prefix('#') {
             Some(name) => write!(page, "<th scope=\"col\" class=\"number\">{name}</th>")?,
@@ -202,7 +207,7 @@ fn write_vms(page: &mut String, report: &PlanReport) -> fmt::Result {
         "#Data",
         "#Read",
         "#Rate",
-        "Hash equal",
+        "Verified equal",
         "Started at the target",
         "#Time",
     ];
@@ -316,7 +321,7 @@ fn write_disks(page: &mut String, report: &PlanReport) -> fmt::Result {
         return Ok(());
     }
     let columns =
-        ["Disk", "#Size", "#Data", "#Read", "#Kept", "#Retries", "#Rate", "Waited for", "Hash equal"];
+        ["Disk", "#Size", "#Data", "#Read", "#Resumed", "#Retries", "#Rate", "Bottleneck", "Verified equal"];
     begin_table(page, "Disks and their proof", &columns)?;
     for (vm, disk) in report.vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
         write_row(page, &disk_cells(vm, disk))?;
@@ -378,7 +383,9 @@ fn write_events(page: &mut String, report: &PlanReport) -> fmt::Result {
     if report.events.is_empty() {
         return Ok(());
     }
-    begin_table(page, "Events", &["Time", "VM", "Phase", "Event", "Text"])?;
+    // Folded: there are hundreds, and the tables above say what came of them.
+    writeln!(page, "<details>\n<summary>Events ({})</summary>", report.events.len())?;
+    write_columns(page, &["Time", "VM", "Phase", "Event", "Text"])?;
     if left_out > 0 {
         let text =
             format!("{} before these are left out; the JSON report has them", count(left_out, "event"));
@@ -398,7 +405,7 @@ fn write_events(page: &mut String, report: &PlanReport) -> fmt::Result {
     for event in &report.events[left_out..] {
         write_row(page, &event_cells(event, &names))?;
     }
-    end_table(page)
+    writeln!(page, "</tbody>\n</table></div>\n</details>")
 }
 
 fn event_cells(
@@ -450,6 +457,28 @@ mod tests {
             assert!(!page.contains(word), "{word}");
         }
         assert_eq!(page.matches("<svg").count(), 2);
+    }
+
+    #[test]
+    fn events_are_folded_under_their_number() {
+        let report = sample::report();
+        let page = report_html(&report);
+        let (above, folded) = page.split_once("<details>").unwrap();
+        assert!(
+            folded.starts_with(&format!("\n<summary>Events ({})</summary>", report.events.len())),
+            "{folded}"
+        );
+        let head = "<th scope=\"col\">Event</th>";
+        assert!(folded.contains(head) && !above.contains(head), "{above}");
+    }
+
+    #[test]
+    fn no_cell_of_a_table_is_so_narrow_that_words_break_in_the_middle() {
+        // `anywhere` lets a column shrink to a letter; what is no cell has its width from the page.
+        let shrinking: Vec<&str> = STYLE.lines().filter(|line| line.contains("anywhere")).collect();
+        let fits =
+            |line: &&str| ["h1 ", ".failure ", ".proof dd "].iter().any(|start| line.starts_with(start));
+        assert!(!shrinking.is_empty() && shrinking.iter().all(fits), "{shrinking:?}");
     }
 
     #[test]
