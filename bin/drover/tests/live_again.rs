@@ -150,7 +150,7 @@ fn a_promise_that_was_broken_is_said_in_json_report_and_exit_code() {
     assert_eq!(output.code, Some(12), "{output:?}");
     moves::has_arrived(&mut pair.source, &mut pair.target);
     let moved = moves::moved(&output);
-    assert!(moved["stood_still_ms"].as_u64().unwrap() >= 1000 && moved["promise_kept"] == false, "{moved}");
+    assert!(moved["downtime_ms"].as_u64().unwrap() >= 1000 && moved["promise_kept"] == false, "{moved}");
     assert!(moved["promise_broken"].as_str().unwrap().contains("300 ms were promised"), "{moved}");
     let report: Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
     assert_eq!(report["promise_kept"], false);

@@ -82,7 +82,7 @@ fn guests_move_each_way_and_each_is_told_beside_the_direct_one() {
     for (_, row) in &rows[..2] {
         assert!(row["sent_bytes"]["median"].as_f64().unwrap() > f64::from(55 << 20), "{row}");
         assert!(row["seconds"]["median"].as_f64().unwrap() > 0.0, "{row}");
-        assert!(row["stood_still_ms"]["median"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["downtime_ms"]["median"].as_f64().unwrap() > 0.0, "{row}");
         assert_eq!((&row["runs"], &row["runs_failed"]), (&1.into(), &0.into()), "{row}");
     }
     assert_eq!(rows[0].1["times_direct"], 1.0);

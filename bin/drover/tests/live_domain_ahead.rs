@@ -110,7 +110,7 @@ fn a_guest_that_does_not_converge_goes_ahead_and_arrives() {
     pair.has_moved("a", "b");
     assert!(output.out.contains("--postcopy-bandwidth 4"), "{}", output.out);
     // How long it is in post-copy is up to what it reads; it may be over between two looks.
-    let went_ahead = |event: &Value| event["what"] == "the guest goes ahead, its memory follows";
+    let went_ahead = |event: &Value| event["what"] == "the guest switches to post-copy, its memory follows";
     assert!(events(&output).iter().any(went_ahead), "{}", output.out);
     // Without leave it stays.
     let output = moves::run(pair.command("b", "a", &["--rate-max", "40m"]));
@@ -140,9 +140,9 @@ fn a_guest_that_went_ahead_though_the_order_failed_is_seen_after() {
     let output = moves::run(pair.command_by(fails, &["--allow", "postcopy", "--rate-max", "17m"]));
     assert_eq!(output.code, Some(0), "{output:?}");
     // What was left may have come before the next look.
-    let went_ahead = |deed: &Value| deed.as_str().is_some_and(|deed| deed.contains("goes ahead"));
+    let went_ahead = |deed: &Value| deed.as_str().is_some_and(|deed| deed.contains("post-copy"));
     let moved = moves::moved(&output);
-    assert!(moved["deeds"].as_array().unwrap().iter().any(went_ahead), "{moved}");
+    assert!(moved["actions"].as_array().unwrap().iter().any(went_ahead), "{moved}");
     pair.has_moved("a", "b");
 }
 
@@ -207,7 +207,7 @@ fn a_drover_that_is_stopped_or_killed_in_postcopy_leaves_both_parts_and_said_aga
     child.wait().unwrap();
     let looked = scene.again(&["--dry-run"]);
     assert_eq!(looked.code, Some(0), "{looked:?}");
-    assert!(looked.out.contains("it went ahead of its memory"), "{}", looked.out);
+    assert!(looked.out.contains("it is in post-copy"), "{}", looked.out);
     scene.let_go();
     let output = scene.again(&[]);
     assert_eq!(output.code, Some(0), "{output:?}");
@@ -240,6 +240,6 @@ fn a_run_that_takes_over_from_a_killed_one_may_still_send_the_guest_ahead() {
     let output = pair.live(&allowed);
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(output.out.contains("it is on its way"), "{}", output.out);
-    assert!(output.out.contains("the guest goes ahead, its memory follows"), "{}", output.out);
+    assert!(output.out.contains("the guest switches to post-copy, its memory follows"), "{}", output.out);
     pair.has_moved("a", "b");
 }

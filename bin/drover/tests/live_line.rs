@@ -114,7 +114,7 @@ fn figures_of_guests_whose_disks_go_with_them_over_a_long_line() {
             println!(
                 "  exit {}: {stood_ms:?} ms between beats, {} ms from stop to start, {} by QEMU, {} foreseen, {} of it for busy hosts{}",
                 output.code.unwrap(),
-                told["stood_still_ms"],
+                told["downtime_ms"],
                 told["downtime_ms_by_qemu"],
                 told["downtime_ms_foreseen"],
                 busy["downtime_longer_ms"],

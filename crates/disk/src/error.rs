@@ -60,7 +60,7 @@ pub enum DiskErrorKind {
     Denied,
     /// The backend cannot do this.
     Unsupported,
-    /// A request the backend should never have been given: a defect of drover.
+    /// A request the backend should never have been given: an internal error.
     Misuse,
     /// An I/O error that will not pass by itself.
     Failed,

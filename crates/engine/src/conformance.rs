@@ -147,7 +147,7 @@ impl Stage<'_> {
         // As a run that is given up right after.
         let run = Run::new(self, "again");
         assert!(run.run(None).is_complete(), "{:?}", run.why());
-        run.clear(&before, "after it was gone on with");
+        run.clear(&before, "after it was resumed");
     }
 
     fn goes_on(&self, trouble: Trouble, why: &str) {

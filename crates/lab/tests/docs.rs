@@ -160,3 +160,49 @@ fn the_readme_is_short() {
     let text = std::fs::read_to_string(drover_lab::workspace().join("README.md")).unwrap();
     assert!(text.lines().count() <= README_LINES_MAX, "the README has more than {README_LINES_MAX} lines");
 }
+
+/// Phrases that no message has; what to write in their place stands behind them.
+static PHRASES: [(&str, &str); 9] = [
+    ("defect of drover", "internal error"),
+    ("goes ahead", "switches to post-copy"),
+    ("went ahead", "is in post-copy"),
+    ("gone ahead", "is in post-copy"),
+    ("stands still", "is paused; downtime"),
+    ("stood still", "was paused; downtime"),
+    ("gone on with", "resumed"),
+    ("told twice", "given twice"),
+    ("say it again", "run the command again"),
+];
+
+/// The first phrase of a source file that stands outside comments and unit tests, with its line.
+fn phrase_of(source: &str) -> Option<(usize, &'static str, &'static str)> {
+    // Unit tests stand last in their files.
+    let source = source.split("\nmod tests {").next().unwrap_or(source);
+    let lines = source.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+    lines
+        .flat_map(|(at, line)| PHRASES.iter().filter(move |it| line.contains(it.0)).map(move |it| (at, it)))
+        .map(|(at, (phrase, instead))| (at + 1, *phrase, *instead))
+        .next()
+}
+
+#[test]
+fn messages_speak_the_words_of_the_field() {
+    assert_eq!(
+        phrase_of("// it goes ahead\nlet x = \"it went ahead\";"),
+        Some((2, "went ahead", "is in post-copy"))
+    );
+    let mut left: Vec<PathBuf> =
+        ["bin/drover/src", "crates"].map(|it| drover_lab::workspace().join(it)).into();
+    let mut looked_at = 0;
+    while let Some(path) = left.pop() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && !["tests", "lab"].contains(&name.as_str()) {
+            left.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if name.ends_with(".rs") && name != "tests.rs" {
+            looked_at += 1;
+            let found = phrase_of(&std::fs::read_to_string(&path).unwrap());
+            assert_eq!(found, None, "in {}", path.display());
+        }
+    }
+    assert!(looked_at > 300, "{looked_at} files");
+}

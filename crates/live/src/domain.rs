@@ -455,7 +455,7 @@ impl DomainUnclear {
                 "never resume it at the source: `virsh destroy DOMAIN` there",
             ),
             DomainUnclear::Held => (
-                "it stands still at the source since a move that did not come to its end, and the target does not have it",
+                "it is paused at the source since a move that did not come to its end, and the target does not have it",
                 "see that no other host has it, then `virsh resume DOMAIN` at the source",
             ),
             DomainUnclear::OtherMove => (
@@ -467,15 +467,15 @@ impl DomainUnclear {
                 "wait for its end (`virsh domjobinfo DOMAIN`), or cancel it: `virsh domjobabort DOMAIN`",
             ),
             DomainUnclear::TakenBack => (
-                "it went ahead of its memory (post-copy), and runs at the source all the same",
+                "it is in post-copy, and runs at the source all the same",
                 "`virsh destroy DOMAIN` at the target",
             ),
             DomainUnclear::Lost(Side::Source) => (
-                "it went ahead of its memory (post-copy), and the source, which had the rest of that, has it no more",
+                "it is in post-copy, and the source, which had the rest of that, has it no more",
                 "`virsh destroy DOMAIN` at the target, and start it there from its disks: they are as after a power cut",
             ),
             DomainUnclear::Lost(Side::Target) => (
-                "it went ahead of its memory (post-copy), and the target has it no more",
+                "it is in post-copy, and the target has it no more",
                 "never resume it at the source, whose memory is older than its disks: `virsh destroy DOMAIN` there, and start \
                  it from its disks, as the target left them: they are as after a power cut",
             ),

@@ -143,7 +143,7 @@ impl Pending {
             self.status.fence = true;
             return Ok(());
         }
-        Err(format!("a block status of context {found}, which was not chosen or is told twice"))
+        Err(format!("a block status of context {found}, which was not chosen or is there twice"))
     }
 
     /// The outcome, once the last chunk is in.

@@ -184,7 +184,7 @@ impl Reader {
         let variable = self.text(fields, "password_env").map(SecretSource::Env);
         if let (Some(_), Some(_)) = (&file, &variable) {
             let problem =
-                Problem::error(fields.path_of("password_env"), "the password is told twice").at(fields.at);
+                Problem::error(fields.path_of("password_env"), "the password is given twice").at(fields.at);
             self.problems.push(problem.advise("give either password_file or password_env"));
         }
         file.or(variable)

@@ -230,7 +230,7 @@ async fn once<T: Serialize + Send + 'static>(
         held.answer(answer.clone());
         Ok(mine.map_or_else(|| again(answer), IntoResponse::into_response))
     });
-    let lost = |_| Problem::new(Kind::Internal, "a defect of drover: an order ended without an answer");
+    let lost = |_| Problem::new(Kind::Internal, "internal error: an order ended without an answer");
     task.await.map_err(lost)?
 }
 

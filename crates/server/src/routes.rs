@@ -87,7 +87,7 @@ impl App {
         match task.await {
             Ok(result) => result,
             Err(_) => {
-                Err(Problem::new(Kind::Internal, "a defect of drover: an operation ended without an answer"))
+                Err(Problem::new(Kind::Internal, "internal error: an operation ended without an answer"))
             }
         }
     }

@@ -27,9 +27,9 @@ pub struct LiveReport {
     /// What was asked for.
     pub asked: LiveAsked,
     /// What was foreseen and chosen, each time that was looked at.
-    pub looks: Vec<LiveLook>,
+    pub forecasts: Vec<LiveLook>,
     /// What was done on the way.
-    pub deeds: Vec<LiveDeed>,
+    pub actions: Vec<LiveDeed>,
     /// What was said on the way.
     pub notes: Vec<LiveNote>,
     /// Disks that were copied.
@@ -225,7 +225,7 @@ pub struct LiveReal {
     /// For which the guest stood still, by QEMU's count.
     pub downtime_ms_by_qemu: Option<u64>,
     /// From its stop at the source to its start at the target, by the events of both monitors.
-    pub stood_still_ms: Option<u64>,
+    pub downtime_ms: Option<u64>,
     /// Bytes sent.
     pub sent_bytes: u64,
     /// Passes over memory.
@@ -313,7 +313,7 @@ impl LiveReal {
 
     /// For how long it stood still, by what is known best.
     fn stood_ms(&self) -> Option<u64> {
-        self.stood_still_ms.or(self.downtime_ms_by_qemu)
+        self.downtime_ms.or(self.downtime_ms_by_qemu)
     }
 }
 
@@ -387,8 +387,8 @@ pub(crate) mod tests {
                 allowed: vec!["throttle".into()],
                 ..LiveAsked::default()
             },
-            looks: vec![look],
-            deeds: vec![LiveDeed {
+            forecasts: vec![look],
+            actions: vec![LiveDeed {
                 at_s: 2.4,
                 what: "the guest is slowed down".into(),
                 why: "passes leave as much as they bring".into(),
@@ -398,7 +398,7 @@ pub(crate) mod tests {
             outcome: LiveOutcome::Moved(LiveReal {
                 total_s: 2.0,
                 downtime_ms_by_qemu: Some(30),
-                stood_still_ms: Some(52),
+                downtime_ms: Some(52),
                 sent_bytes: 1100 * MIB,
                 passes: 3,
             }),
@@ -439,10 +439,10 @@ pub(crate) mod tests {
         let told = live_report_json(&moved());
         assert_eq!((told["kind"].as_str(), told["version"].as_u64()), (Some("drover-live-report"), Some(1)));
         assert_eq!(told["outcome"]["result"], "moved");
-        assert_eq!(told["outcome"]["stood_still_ms"], 52);
+        assert_eq!(told["outcome"]["downtime_ms"], 52);
         assert_eq!(told["promise_kept"], true);
         assert_eq!(told["samples"].as_array().unwrap().len(), 4);
-        assert_eq!(told["looks"][0]["ways"][0]["foreseen"]["passes"], 3);
+        assert_eq!(told["forecasts"][0]["ways"][0]["foreseen"]["passes"], 3);
         assert_eq!(told["downtime_parts"][1]["ms"], Value::Null);
         assert_eq!(told["disks"][0]["ready_s"], 1.1);
         assert!(told.get("stride").is_none());
@@ -457,12 +457,12 @@ pub(crate) mod tests {
     #[test]
     fn what_was_broken_is_told_with_both_figures() {
         let asked = LiveAsked { downtime_ms: 300, deadline_s: 60.0, ..LiveAsked::default() };
-        let real = LiveReal { stood_still_ms: Some(514), total_s: 12.0, ..LiveReal::default() };
+        let real = LiveReal { downtime_ms: Some(514), total_s: 12.0, ..LiveReal::default() };
         assert_eq!(real.broken(&asked).unwrap(), "downtime 514 ms, 300 ms were promised");
-        let late = LiveReal { stood_still_ms: Some(300), total_s: 61.5, ..real.clone() };
+        let late = LiveReal { downtime_ms: Some(300), total_s: 61.5, ..real.clone() };
         assert_eq!(late.broken(&asked).unwrap(), "it took 61.5 s, 60.0 were promised");
         assert_eq!(LiveReal { total_s: 60.0, ..late.clone() }.broken(&asked), None);
-        let counted = LiveReal { stood_still_ms: None, downtime_ms_by_qemu: Some(301), ..real };
+        let counted = LiveReal { downtime_ms: None, downtime_ms_by_qemu: Some(301), ..real };
         assert_eq!((counted.is_kept(&asked), late.is_kept(&asked)), (Some(false), Some(false)));
     }
 
@@ -470,10 +470,10 @@ pub(crate) mod tests {
     fn a_promise_is_kept_by_what_was_seen_from_outside_before_what_qemu_counts() {
         let mut report = moved();
         let LiveOutcome::Moved(real) = &mut report.outcome else { unreachable!() };
-        real.stood_still_ms = Some(301);
+        real.downtime_ms = Some(301);
         assert_eq!(report.is_kept(), Some(false));
         let LiveOutcome::Moved(real) = &mut report.outcome else { unreachable!() };
-        (real.stood_still_ms, real.downtime_ms_by_qemu) = (None, None);
+        (real.downtime_ms, real.downtime_ms_by_qemu) = (None, None);
         assert_eq!(report.is_kept(), None);
         assert_eq!(refused().is_kept(), None);
     }

@@ -177,7 +177,7 @@ pub struct LiveSums {
     /// Bytes of memory that were sent for guests that moved.
     pub sent_bytes: u64,
     /// Milliseconds for which a guest stood still, at most, as far as that was told.
-    pub stood_still_ms_most: Option<u64>,
+    pub downtime_ms_max: Option<u64>,
 }
 
 impl LiveSeveralReport {
@@ -199,9 +199,7 @@ impl LiveSeveralReport {
             kept: reports().filter(|report| report.is_kept() == Some(true)).count(),
             total_s: time.as_secs_f64(),
             sent_bytes: real().map(|real| real.sent_bytes).sum(),
-            stood_still_ms_most: real()
-                .filter_map(|real| real.stood_still_ms.or(real.downtime_ms_by_qemu))
-                .max(),
+            downtime_ms_max: real().filter_map(|real| real.downtime_ms.or(real.downtime_ms_by_qemu)).max(),
         }
     }
 }
@@ -308,7 +306,7 @@ pub(crate) mod tests {
             (&sums["guests"], &sums["moved"], &sums["failed"], &sums["kept"]),
             (&json!(2), &json!(1), &json!(1), &json!(1))
         );
-        assert_eq!((&sums["total_s"], &sums["stood_still_ms_most"]), (&json!(12.0), &json!(52)));
+        assert_eq!((&sums["total_s"], &sums["downtime_ms_max"]), (&json!(12.0), &json!(52)));
         assert_eq!(told["moves"][0]["report"]["kind"], "drover-live-report");
         assert_eq!(told["moves"][1]["began_s"], Value::Null);
         assert_eq!(told["schedules"][0]["ways"][1]["misses"], "db does not converge with 50.0 MB/s");

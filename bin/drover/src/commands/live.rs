@@ -180,7 +180,7 @@ fn route_of(
                 direct.known(true, "its QEMUs encrypt, so a line that has to be made anew is direct, too")
             }
             Ok(false) => {
-                direct.known(false, "it has gone ahead: a line that has to be made anew is over the link")
+                direct.known(false, "it is in post-copy: a line that has to be made anew is over the link")
             }
             Err(error) => return Err(Failure::new(Exit::Source, error.chain())),
         },
@@ -332,14 +332,14 @@ fn with_source(mut failure: Failure, source: &mut Guest) -> Failure {
     let has_ended = source.status().is_ok_and(|status| status == "postmigrate");
     let text = match told.sample.phase {
         Phase::Done if has_ended => {
-            "the source has sent everything and ended the guest, which stands still at the target until it is started: \
+            "the source has sent everything and ended the guest, which is paused at the target until it is started: \
              reach that target; only if its QEMU ended and never ran the guest, say `cont` at the source's monitor"
         }
         Phase::Precopy | Phase::Switchover => {
             "a move is under way at the source, which goes on or ends without you"
         }
         Phase::PostCopy | Phase::Broken => {
-            "the guest went ahead to the target and wants memory that the source has: end neither QEMU, and say this again when \
+            "the guest runs at the target (post-copy) and needs memory that the source has: end neither QEMU, and run the command again when \
              the target's is reached; if that one has ended, the guest is lost, and its disks are as after a power cut"
         }
         Phase::Setup | Phase::Done | Phase::Failed => return failure,
@@ -510,11 +510,11 @@ impl View {
                 "total_s_foreseen": moved.foreseen.total.likely,
                 "total_s_foreseen_below": moved.foreseen_below_s,
                 "downtime_ms_by_qemu": moved.downtime_by_qemu.map(millis),
-                "stood_still_ms": moved.stood_still.map(millis),
+                "downtime_ms": moved.stood_still.map(millis),
                 "downtime_ms_foreseen": moved.foreseen.downtime.likely * 1000.0,
                 "sent_bytes": moved.last.sample.sent_bytes,
                 "passes": moved.last.sample.passes,
-                "deeds": moved.deeds.iter().map(|(deed, _)| deed_word(*deed)).collect::<Vec<_>>(),
+                "actions": moved.deeds.iter().map(|(deed, _)| deed_word(*deed)).collect::<Vec<_>>(),
                 "promise_kept": real.is_kept(&self.asked),
                 "promise_broken": broken,
                 "downtime_ms_promised": self.asked.downtime_ms,
@@ -571,7 +571,7 @@ fn slowed(percent: u8) -> String {
 fn deed_word(deed: Deed) -> &'static str {
     match deed {
         Deed::Throttle => "the guest is slowed down",
-        Deed::PostCopy => "the guest goes ahead, its memory follows",
+        Deed::PostCopy => "the guest switches to post-copy, its memory follows",
         Deed::GiveUp => "given up",
     }
 }
@@ -595,7 +595,7 @@ fn document(event: &Event) -> Value {
             "dirty_bytes_per_s": sample.dirty_bytes_per_s, "throttle_percent": sample.throttle_percent,
         }),
         Event::Sent => json!({"event": "sent"}),
-        Event::Did(deed, why) => json!({"event": "did", "what": deed_word(*deed), "why": why.to_string()}),
+        Event::Did(deed, why) => json!({"event": "action", "what": deed_word(*deed), "why": why.to_string()}),
         Event::Share(rate) => json!({"event": "share", "rate_bytes_per_s": rate}),
         Event::Mending(mending) => mending_document(mending),
         Event::Link { site, is_up } => json!({"event": "link", "site": site, "is_up": is_up}),

@@ -63,8 +63,8 @@ pub struct Resolved {
 
 pub fn resolve(cluster: &Cluster, question: Question) -> Resolved {
     let laid = catch_unwind(AssertUnwindSafe(|| laid(cluster, &question)));
-    let result = laid
-        .unwrap_or_else(|_| Err(refused("Internal", "a defect of drover's: see the operator's log", true)));
+    let result =
+        laid.unwrap_or_else(|_| Err(refused("Internal", "internal error: see the operator's log", true)));
     Resolved { plan: question.plan, provider: question.provider, result }
 }
 

@@ -176,7 +176,7 @@ impl Daemon {
 
     fn guarded(&self, work: impl FnOnce() -> Result<Exit, Failure>) -> Result<Exit, Failure> {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-            Err(Failure::new(Exit::Internal, "a defect of drover ended the plan's thread")
+            Err(Failure::new(Exit::Internal, "internal error: the plan's thread ended")
                 .advise("report it; resume the plan"))
         })
     }

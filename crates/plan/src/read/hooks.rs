@@ -150,7 +150,7 @@ impl Reader {
         let variable = self.text(fields, "token_env").map(SecretSource::Env);
         if let (Some(_), Some(_)) = (&file, &variable) {
             let problem =
-                Problem::error(fields.path_of("token_env"), "the token is told twice").at(fields.at);
+                Problem::error(fields.path_of("token_env"), "the token is given twice").at(fields.at);
             self.problems.push(problem.advise("give either token_file or token_env"));
         }
         file.or(variable)

@@ -633,7 +633,7 @@ fn what_is_wrong_with_a_hook_or_a_check_is_told_with_its_place() {
             hook("url: 'http://hooks.example.org/x'"),
             "error: hooks.after_copy[0].url: http:// to another host",
         ),
-        (hook("url: 'https://x/', token_file: a, token_env: B"), "the token is told twice"),
+        (hook("url: 'https://x/', token_file: a, token_env: B"), "the token is given twice"),
         (hook("command: [a], token_file: b"), "belong to a `url`"),
         (hook("command: [a], timeout: 25h"), "at most 24h"),
         (hook("command: [a], on_failure: never"), "is not one of: stop, warn"),

@@ -245,7 +245,7 @@ impl<'a> Move<'a> {
         let mut found = obstacles(&from, &to);
         if from.status != RUNNING && self.source.is_marked_stopped()? {
             found.push(Obstacle {
-                what: "the guest stands at the source since a move in which it went ahead to another QEMU".into(),
+                what: "the guest stands at the source since a move in which it switched to post-copy at another QEMU".into(),
                 advice: "if it ran there, its memory here is older than its disks: end this QEMU and start it anew from \
                          them; if it never did, say `cont` at the source's monitor and move it then"
                     .into(),

@@ -28,7 +28,7 @@ impl Still {
         }
         self.waits();
         match since.elapsed() > TIME_MAX.max(downtime_max * DOWNTIMES) {
-            true => Err("the guest stood still for too long to be handed over"),
+            true => Err("the guest was paused for too long to be handed over"),
             false => Ok(()),
         }
     }

@@ -112,10 +112,13 @@ fn facts(report: &LiveReport) -> [(&'static str, String); 8] {
     let bits = |rate: Option<u64>, otherwise: &str| {
         rate.map_or(otherwise.into(), |rate| Rate(rate as f64 / 8.0).to_string())
     };
-    let chosen = report.looks.iter().rev().find_map(|look| look.channels);
+    let chosen = report.forecasts.iter().rev().find_map(|look| look.channels);
     let link = report.link.as_ref().and_then(|link| link["up_bytes"].as_u64());
     [
-        ("Memory", report.looks.last().map_or(UNKNOWN.into(), |look| Bytes(look.memory_bytes).to_string())),
+        (
+            "Memory",
+            report.forecasts.last().map_or(UNKNOWN.into(), |look| Bytes(look.memory_bytes).to_string()),
+        ),
         ("Disks", asked.disks.clone()),
         (
             "Allowed",
@@ -140,7 +143,7 @@ fn write_comparison(page: &mut String, report: &LiveReport) -> fmt::Result {
         "Promised, foreseen, real",
         &["", "#Promised", "#Foreseen before", "#Foreseen last", "#Real"],
     )?;
-    let (first, last) = (report.looks.first(), report.looks.last());
+    let (first, last) = (report.forecasts.first(), report.forecasts.last());
     let real = match &report.outcome {
         LiveOutcome::Moved(real) => Some(real),
         LiveOutcome::Looked | LiveOutcome::Failed { .. } => None,
@@ -167,7 +170,7 @@ fn write_comparison(page: &mut String, report: &LiveReport) -> fmt::Result {
         total_words,
         of(|real| format!("{:.2} s", real.total_s)),
     )?;
-    let down = real.map_or(UNKNOWN.into(), |real| time(real.stood_still_ms));
+    let down = real.map_or(UNKNOWN.into(), |real| time(real.downtime_ms));
     row("downtime, from stop to start", format!("{} ms", asked.downtime_ms), downtime_words, down)?;
     let down = real.map_or(UNKNOWN.into(), |real| time(real.downtime_ms_by_qemu));
     row("downtime, by QEMU's count", String::new(), |_| String::new(), down)?;
@@ -348,7 +351,7 @@ fn write_marks(page: &mut String, report: &LiveReport, axis: &TimeAxis) -> fmt::
         write_mark(page, "gap", axis.at(moment(sample.at_ms)), &words)?;
     }
     let began_s = report.memory_began_s.unwrap_or(0.0);
-    for deed in &report.deeds {
+    for deed in &report.actions {
         let at_ms = ((deed.at_s - began_s).max(0.0) * 1000.0) as i64;
         write_mark(page, "deed", axis.at(at_ms), &format!("{}: {}", deed.what, deed.why))?;
     }
@@ -365,8 +368,8 @@ fn write_mark(page: &mut String, class: &str, x: f64, words: &str) -> fmt::Resul
 
 /// What was decided, when and from what, in the order in which it was.
 fn write_decisions(page: &mut String, report: &LiveReport) -> fmt::Result {
-    let looks = report.looks.iter().map(|look| (look.at_s, chosen_words(look), input_words(look)));
-    let deeds = report.deeds.iter().map(|deed| (deed.at_s, deed.what.clone(), deed.why.clone()));
+    let looks = report.forecasts.iter().map(|look| (look.at_s, chosen_words(look), input_words(look)));
+    let deeds = report.actions.iter().map(|deed| (deed.at_s, deed.what.clone(), deed.why.clone()));
     let mut all: Vec<(f64, String, String)> = looks.chain(deeds).collect();
     all.sort_by(|one, other| one.0.total_cmp(&other.0));
     if all.is_empty() {
@@ -404,12 +407,12 @@ fn input_words(look: &LiveLook) -> String {
 }
 
 fn write_ways(page: &mut String, report: &LiveReport) -> fmt::Result {
-    if report.looks.is_empty() {
+    if report.forecasts.is_empty() {
         return Ok(());
     }
-    let columns = ["#After", "Way", "Keeps the promise", "#Time", "#Stands still", "#Passes", "#Sent"];
+    let columns = ["#After", "Way", "Keeps the promise", "#Time", "#Downtime", "#Passes", "#Sent"];
     begin_table(page, "Ways that were looked at", &columns)?;
-    for look in &report.looks {
+    for look in &report.forecasts {
         for way in &look.ways {
             let cells = [
                 ("number", format!("{:.1} s", look.at_s)),
@@ -531,8 +534,8 @@ mod tests {
     #[test]
     fn numbers_that_no_chart_can_show_and_very_many_of_them_do_not_break_the_page() {
         let mut report = moved();
-        report.deeds[0].at_s = f64::NAN;
-        report.looks[0].line_bytes_per_s = f64::INFINITY;
+        report.actions[0].at_s = f64::NAN;
+        report.forecasts[0].line_bytes_per_s = f64::INFINITY;
         for number in 0..50_000u64 {
             report.add_sample(LiveSample {
                 left_bytes: u64::MAX,

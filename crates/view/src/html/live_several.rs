@@ -68,18 +68,18 @@ fn write_verdict(page: &mut String, report: &LiveSeveralReport, sums: &LiveSums)
 
 fn facts(sums: &LiveSums) -> [(&'static str, String); 5] {
     let seconds = std::time::Duration::try_from_secs_f64(sums.total_s).unwrap_or_default();
-    let stood = sums.stood_still_ms_most;
+    let stood = sums.downtime_ms_max;
     [
         ("Guests moved", format!("{} of {}", sums.moved, sums.guests)),
         ("Failed, or not begun", sums.failed.to_string()),
         ("Time", duration(seconds)),
         ("Memory sent", Bytes(sums.sent_bytes).to_string()),
-        ("Stood still, at most", stood.map_or(UNKNOWN.into(), |ms| format!("{ms} ms"))),
+        ("Downtime, at most", stood.map_or(UNKNOWN.into(), |ms| format!("{ms} ms"))),
     ]
 }
 
 fn write_guests(page: &mut String, report: &LiveSeveralReport) -> fmt::Result {
-    begin_table(page, "Guests", &["Guest", "#Began after", "#Took", "#Stood still", "What became of it"])?;
+    begin_table(page, "Guests", &["Guest", "#Began after", "#Took", "#Downtime", "What became of it"])?;
     for one in &report.moves {
         write_row(page, &guest_cells(one))?;
     }
@@ -91,7 +91,7 @@ fn guest_cells(one: &LiveOfSeveral) -> [(&'static str, String); 5] {
     let (took, stood, word) = match &one.report.outcome {
         LiveOutcome::Moved(real) => (
             format!("{:.1} s", real.total_s),
-            real.stood_still_ms.or(real.downtime_ms_by_qemu).map_or(UNKNOWN.into(), |ms| format!("{ms} ms")),
+            real.downtime_ms.or(real.downtime_ms_by_qemu).map_or(UNKNOWN.into(), |ms| format!("{ms} ms")),
             "runs at the target".to_string(),
         ),
         LiveOutcome::Failed { message, .. } => (UNKNOWN.into(), UNKNOWN.into(), message.clone()),
@@ -107,7 +107,7 @@ fn write_schedule(page: &mut String, schedule: &LiveSchedule) -> fmt::Result {
         .map_or("nothing bounds them".into(), |rate| format!("{} for all together", Rate(rate as f64)));
     let title =
         format!("{}: line {}{known}, {bound}", Escaped(&schedule.between), Rate(schedule.line_bytes_per_s));
-    begin_table(page, &title, &["Way", "#Foreseen", "#Stands still, at most", "Verdict"])?;
+    begin_table(page, &title, &["Way", "#Foreseen", "#Downtime, at most", "Verdict"])?;
     for way in &schedule.ways {
         let verdict = match &way.misses {
             None if schedule.chosen.as_ref() == Some(&way.way) => "taken".to_string(),
@@ -123,7 +123,7 @@ fn write_schedule(page: &mut String, schedule: &LiveSchedule) -> fmt::Result {
         write_row(page, &cells)?;
     }
     end_table(page)?;
-    begin_table(page, "Turns", &["Guest", "#Begins at", "#Takes", "#Stands still", "#Has at least"])?;
+    begin_table(page, "Turns", &["Guest", "#Begins at", "#Takes", "#Downtime", "#Has at least"])?;
     for turn in &schedule.turns {
         let cells = [
             ("name", turn.guest.clone()),

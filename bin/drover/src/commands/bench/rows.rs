@@ -136,7 +136,7 @@ impl Row {
             median(|run| run.bytes as f64 / f64::from(1 << 20)),
             median(Run::gbit_per_s),
             self.times(direct, terms).map_or("-".into(), |times| format!("{times:.2}")),
-            Spread::ms(self.of(|run| run.stood_still_ms)),
+            Spread::ms(self.of(|run| run.downtime_ms)),
             Spread::ms(self.of(|run| run.counted_ms.map(|ms| ms as f64))),
             median(|run| run.cpu_s),
         ));
@@ -157,7 +157,7 @@ impl Row {
             "sent_bytes": Spread::json(self.of(|run| Some(run.bytes as f64))),
             "gbit_per_s": Spread::json(self.of(|run| Some(run.gbit_per_s()))),
             "times_direct": self.times(direct, terms),
-            "stood_still_ms": Spread::json(self.of(|run| run.stood_still_ms)),
+            "downtime_ms": Spread::json(self.of(|run| run.downtime_ms)),
             "downtime_ms_by_qemu": Spread::json(self.of(|run| run.counted_ms.map(|ms| ms as f64))),
             "cpu_s": Spread::json(self.of(|run| Some(run.cpu_s))),
             "notes": self.notes(terms),
@@ -184,7 +184,7 @@ impl Row {
         let foreseen: Vec<bool> = self.runs.iter().filter_map(Run::is_as_foreseen).collect();
         let promise = (!foreseen.is_empty()).then(|| {
             let promised_ms = terms.downtime.as_secs_f64() * 1e3;
-            let is_kept = |run: &&Run| run.stood_still_ms.is_some_and(|ms| ms <= promised_ms);
+            let is_kept = |run: &&Run| run.downtime_ms.is_some_and(|ms| ms <= promised_ms);
             format!(
                 "as long as foreseen, within a fifth, in {right} of {0}; promise kept in {kept} of {1}",
                 foreseen.len(),
@@ -253,7 +253,7 @@ fn run_document(table: &Table, way: &Path, round: u16, run: &Result<Run, Error>)
             "beside_s": run.beside_s,
             "sent_bytes": run.bytes,
             "gbit_per_s": run.gbit_per_s(),
-            "stood_still_ms": run.stood_still_ms,
+            "downtime_ms": run.downtime_ms,
             "downtime_ms_by_qemu": run.counted_ms,
             "is_done": run.is_done(),
             "not_done_because": run.late,
@@ -291,14 +291,14 @@ mod tests {
     const TERMS: Terms =
         Terms { downtime: Duration::from_millis(300), limit: Duration::from_secs(8), at_once: None };
 
-    fn run(seconds: f64, stood_still_ms: Option<f64>) -> Run {
+    fn run(seconds: f64, downtime_ms: Option<f64>) -> Run {
         Run {
             seconds,
             beside_s: 0.1,
             bytes: 1 << 20,
-            stood_still_ms,
+            downtime_ms,
             counted_ms: Some(3),
-            late: stood_still_ms.is_none().then(|| "the deadline is here".to_string()),
+            late: downtime_ms.is_none().then(|| "the deadline is here".to_string()),
             cpu_s: 1.0,
             foreseen_s: Some(1.0),
             chosen: None,
@@ -326,7 +326,7 @@ mod tests {
         // What is not done is not among them.
         assert_eq!(document["seconds"], json!({"median": 1.0, "min": 0.9, "max": 1.1}));
         assert_eq!(document["times_direct"], 2.0);
-        assert_eq!(document["stood_still_ms"]["max"], 400.0);
+        assert_eq!(document["downtime_ms"]["max"], 400.0);
         assert_eq!((&document["guests"], &document["way"]), (&json!(2), &json!("link")));
         let notes = row.notes(TERMS).join("; ");
         for words in [
@@ -373,7 +373,7 @@ mod tests {
         let mut row = row(Vec::new());
         row.absent = Some("no card on this host".to_string());
         let document = row.document(&table(), Some(0.5), TERMS);
-        let figures = ["seconds", "sent_bytes", "gbit_per_s", "times_direct", "stood_still_ms", "cpu_s"];
+        let figures = ["seconds", "sent_bytes", "gbit_per_s", "times_direct", "downtime_ms", "cpu_s"];
         assert!(figures.iter().all(|name| document[name].is_null()), "{document}");
         assert_eq!(document["notes"], json!(["no card on this host"]));
     }

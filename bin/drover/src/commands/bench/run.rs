@@ -79,7 +79,7 @@ pub struct Run {
     pub beside_s: f64,
     pub bytes: u64,
     /// Between two beats, from outside, of the guest that stood longest; nothing where one did not move.
-    pub stood_still_ms: Option<f64>,
+    pub downtime_ms: Option<f64>,
     /// By QEMU's own count.
     pub counted_ms: Option<u64>,
     /// Why it was given up at the limit; nothing where it is done.
@@ -169,7 +169,7 @@ fn run_in(bench: &Bench, folder: &Folder, table: &Table, path: &Path, round: u16
     let cpu_s = cpu(&pairs) - before;
     let is_done = told.as_ref().is_ok_and(|told| told.late.is_none());
     let proven = proven(&mut pairs, is_done, &bench.stop);
-    let (told, stood_still_ms) = weighed(told, proven)?;
+    let (told, downtime_ms) = weighed(told, proven)?;
     drop(pairs);
     drop(agent);
     let doubt = ground.leave()?;
@@ -178,7 +178,7 @@ fn run_in(bench: &Bench, folder: &Folder, table: &Table, path: &Path, round: u16
         seconds,
         beside_s,
         bytes,
-        stood_still_ms: stood_still_ms.filter(|_| is_done),
+        downtime_ms: downtime_ms.filter(|_| is_done),
         counted_ms,
         late,
         cpu_s: cpu_s + told.cpu_s,
@@ -238,7 +238,7 @@ fn runs(target: &mut Pulse) -> bool {
 /// What came of a run; that a guest is not what it was weighs more than that another did not move.
 fn weighed(told: Result<Told>, proven: Result<Option<f64>>) -> Result<(Told, Option<f64>)> {
     match (told, proven) {
-        (Ok(told), Ok(stood_still_ms)) => Ok((told, stood_still_ms)),
+        (Ok(told), Ok(downtime_ms)) => Ok((told, downtime_ms)),
         (Err(error), Err(why)) if why.is::<Unsound>() => Err(why.context(format!("{error:#}"))),
         (Err(error), _) | (Ok(_), Err(error)) => Err(error),
     }

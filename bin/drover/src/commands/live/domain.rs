@@ -90,11 +90,10 @@ pub(super) fn over(
                 ),
                 // How it was begun libvirt does not tell.
                 false if args.direct_plain => {
-                    direct.known(true, "it has gone ahead: a line that has to be made anew is direct")
+                    direct.known(true, "it is in post-copy: a line that has to be made anew is direct")
                 }
-                false => {
-                    direct.known(false, "it has gone ahead: a line that has to be made anew is over the link")
-                }
+                false => direct
+                    .known(false, "it is in post-copy: a line that has to be made anew is over the link"),
             };
             if route.is_direct {
                 (options.uri, options.disks_port) = (Some(memory_at(&direct.memory())), direct.disks_port());

@@ -342,7 +342,7 @@ impl Over {
                 }
                 None => {
                     Failure::new(Exit::Target, format!("monitor of the target at {site}: {}", error.chain()))
-                        .advise("QEMU serves one client per monitor: see that nobody else is connected there; what a run that was killed held is free some seconds after, so say it again")
+                        .advise("QEMU serves one client per monitor: see that nobody else is connected there; what a killed run held is free after some seconds: run the command again")
                 }
             }
         })

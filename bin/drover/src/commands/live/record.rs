@@ -65,7 +65,7 @@ impl Record {
             Event::Chosen(choice) => {
                 // What is looked at once memory is on its way is what its rate told.
                 let line_is_known = self.line_is_known || !self.report.samples.is_empty();
-                self.report.looks.push(look(at_s, choice, line_is_known));
+                self.report.forecasts.push(look(at_s, choice, line_is_known));
             }
             Event::Disk { name, state } => {
                 self.report.add_disk(at_s, name, state.done_bytes, state.all_bytes, state.is_ready);
@@ -85,7 +85,7 @@ impl Record {
                 });
             }
             Event::Sent => {}
-            Event::Did(what, why) => self.report.deeds.push(deed(at_s, *what, why)),
+            Event::Did(what, why) => self.report.actions.push(deed(at_s, *what, why)),
             Event::Share(rate) => self.report.add_note(at_s, super::share_words(*rate)),
             Event::Mending(mending) => self.report.add_note(at_s, super::mending_words(mending)),
             Event::Link { site, is_up } => {
@@ -194,7 +194,7 @@ pub fn real(moved: &Moved) -> LiveReal {
     LiveReal {
         total_s: moved.total.as_secs_f64(),
         downtime_ms_by_qemu: moved.downtime_by_qemu.map(millis),
-        stood_still_ms: moved.stood_still.map(millis),
+        downtime_ms: moved.stood_still.map(millis),
         sent_bytes: moved.last.sample.sent_bytes,
         passes: moved.last.sample.passes,
     }

@@ -161,8 +161,8 @@ impl Shown {
 fn state(phase: &Phase, link_is_away: bool) -> &'static str {
     match phase {
         _ if link_is_away => "the link is away",
-        Phase::Switchover => "the guest stands still",
-        Phase::PostCopy => "the guest went ahead",
+        Phase::Switchover => "the guest is paused",
+        Phase::PostCopy => "the guest is in post-copy",
         Phase::Broken => "the line broke in post-copy",
         Phase::Setup | Phase::Precopy | Phase::Done | Phase::Failed => "",
     }

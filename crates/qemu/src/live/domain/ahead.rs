@@ -217,8 +217,7 @@ impl Move<'_> {
     }
 }
 
-const TOO_LATE: &str =
-    "the guest has gone ahead to the target, which cannot be undone: the rest of its memory is seen after it";
+const TOO_LATE: &str = "the guest runs at the target (post-copy), which cannot be undone: the rest of its memory is seen after it";
 
 const HELD_OPEN: &str = "the daemons do not answer: the link is held open for the rest of the guest's memory; Ctrl-C ends it, and the guest waits then until you say `drover live` again";
 

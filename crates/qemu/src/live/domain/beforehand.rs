@@ -45,7 +45,7 @@ pub fn look_domain_beforehand(
         DomainFound::Moving | DomainFound::Ahead => {
             Ok((one.left_to_do("it is on its way", &one.sent()?), None))
         }
-        DomainFound::Broken => Ok((one.left_to_do("its line broke after it went ahead", &one.sent()?), None)),
+        DomainFound::Broken => Ok((one.left_to_do("its line broke in post-copy", &one.sent()?), None)),
         DomainFound::AtTarget => Ok((one.left_to_do("it has moved already", &Sample::default()), None)),
         DomainFound::Nowhere => Err(nowhere(name)),
         DomainFound::Unclear(why) => Err(Ending::Obstacles(vec![why.obstacle()])),

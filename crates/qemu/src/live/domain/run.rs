@@ -60,7 +60,7 @@ const UNCLEAR_PAUSE: Duration = Duration::from_secs(1);
 /// Of a move that an earlier run began.
 const MOVING: &str = "it is on its way: that is watched to its end; Ctrl-C cancels it";
 const NO_VIRSH: &str = "no `virsh migrate` of it is at work on this host, so how it was begun is not known: --allow does nothing for it";
-const AHEAD: &str = "it went ahead of its memory in an earlier run: the rest is seen after it";
+const AHEAD: &str = "it switched to post-copy in an earlier run: the rest is seen after it";
 /// A move that was cancelled has ended, and one that broke is known to both sides.
 pub(super) const SETTLE_TIME_MAX: Duration = SILENCE_TIME_MAX;
 
@@ -140,7 +140,7 @@ impl<'a> Move<'a> {
                 Ok(())
             }
             DomainFound::Ahead | DomainFound::Broken => {
-                self.note("it went ahead of its memory: the rest would be seen after it");
+                self.note("it is in post-copy: the rest would be seen after it");
                 Ok(())
             }
             DomainFound::AtTarget => {
@@ -353,7 +353,7 @@ impl<'a> Move<'a> {
         self.was_persistent = self.ends.source.info(&self.known.uuid).is_ok_and(|info| info.is_persistent);
         if self.ends.source.stand(&self.known.uuid).is_ok_and(|stand| stand.stands_for_itself()) {
             self.core.was_running = false;
-            self.note("it stands still at the source, and is not started at the target (`virsh resume`)");
+            self.note("it is paused at the source, and is not started at the target (`virsh resume`)");
         }
         let mut follow = Follow::of_earlier(self.core.promise(), &self.deeds_left());
         loop {
@@ -472,10 +472,10 @@ impl<'a> Move<'a> {
             Ok(DomainFound::Moving) => at(cause("the move does not come to its end"), Where::Unknown),
             Ok(DomainFound::Ahead) => {
                 self.note("the rest of its memory follows, and nobody sees after it any more: say `drover live` again");
-                at(cause("the guest went ahead, and the move does not come to its end"), Where::Between)
+                at(cause("the guest is in post-copy, and the move does not come to its end"), Where::Between)
             }
             Ok(DomainFound::Broken) => at(
-                cause("the guest went ahead, and the line to the rest of its memory is gone"),
+                cause("the guest is in post-copy, and the line to the rest of its memory is gone"),
                 Where::Between,
             ),
             Ok(DomainFound::Unclear(why)) => {

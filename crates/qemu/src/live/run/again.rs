@@ -159,10 +159,10 @@ pub(super) fn words(found: &Found) -> &'static str {
     match found {
         Found::Nothing => "no earlier move is there",
         Found::Sending => "a move is under way: it is watched to its end; Ctrl-C cancels it",
-        Found::Ahead => "the guest went ahead to the target: the rest of its memory is watched",
-        Found::Broken => "the guest went ahead to the target and the line broke: it is made anew",
+        Found::Ahead => "the guest is in post-copy at the target: the rest of its memory is watched",
+        Found::Broken => "the guest is in post-copy at the target and the line broke: it is made anew",
         Found::Arrived => {
-            "all of the guest is at the target and stands still, the source has ended it: it is started there"
+            "all of the guest is at the target and paused, the source has ended it: it is started there"
         }
         Found::Moved => "the guest has moved already",
         Found::Unclear(unclear) => unclear.words().0,

@@ -166,7 +166,7 @@ impl Move<'_> {
     fn say_that_it_is_too_late(&mut self) {
         if self.core.is_stopped() && !std::mem::replace(&mut self.ahead.has_said, true) {
             self.note(
-                "the guest has gone ahead to the target, which cannot be undone: the rest of its memory is seen after it",
+                "the guest runs at the target (post-copy), which cannot be undone: the rest of its memory is seen after it",
             );
         }
     }

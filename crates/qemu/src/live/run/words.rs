@@ -279,7 +279,7 @@ impl fmt::Display for LiveError {
                  from those"
             }
             Where::Waiting => {
-                "all of the guest is at the target, where it stands still until it is started, and the source has ended it: \
+                "all of the guest is at the target, where it is paused until it is started, and the source has ended it: \
                  say `drover live` again when the target is back, or `cont` at its monitor; never start it at the source"
             }
             Where::Halted => {
@@ -287,7 +287,7 @@ impl fmt::Display for LiveError {
                  never start it at the source"
             }
             Where::Held => {
-                "the guest stands still at the source, and the target does not have it: see that no other host has, then \
+                "the guest is paused at the source, and the target does not have it: see that no other host has, then \
                  `virsh resume` it at the source"
             }
             Where::Unknown => {
