@@ -156,6 +156,26 @@ fn no_page_is_too_long() {
 }
 
 #[test]
+fn the_glossary_has_each_word_once() {
+    let text = std::fs::read_to_string(drover_lab::workspace().join("docs/reference/glossary.md")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| **")?.split(" | ").next());
+    let words: Vec<&str> =
+        rows.flat_map(|words| words.split("**").step_by(2)).filter(|it| !it.is_empty()).collect();
+    let firsts: Vec<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| **")?.split("**").next())
+        .map(str::to_lowercase)
+        .collect();
+    assert!(firsts.len() > 40 && firsts.is_sorted(), "{firsts:?}");
+    for (at, word) in words.iter().enumerate() {
+        assert!(!words[..at].contains(word), "{word} is there twice");
+    }
+    for word in ["wave", "window", "slot", "hook", "epoch", "evidence", "rehearsal"] {
+        assert!(words.contains(&word), "{word} is not there");
+    }
+}
+
+#[test]
 fn the_readme_is_short() {
     let text = std::fs::read_to_string(drover_lab::workspace().join("README.md")).unwrap();
     assert!(text.lines().count() <= README_LINES_MAX, "the README has more than {README_LINES_MAX} lines");
