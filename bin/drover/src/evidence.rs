@@ -7,8 +7,8 @@ use drover_engine::{PlanState, RunFacts, Store, StoreError};
 use drover_plan::{Resolution, Source};
 use drover_types::inventory::Inventory;
 
-use crate::commands::plan::PlanFile;
 use crate::exit::{Exit, Failure};
+use crate::plan_file::PlanFile;
 
 /// What is known of a run that begins.
 pub fn facts(file: &PlanFile, resolution: &Resolution, inventory: &Inventory) -> RunFacts {

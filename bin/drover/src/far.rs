@@ -11,9 +11,9 @@ use drover_disk::{DiskErrorKind, in_threads};
 use drover_plan::{PlannedDisk, PlannedVm, Problem, Resolution, Space, space_needed};
 use drover_types::Bytes;
 
-use crate::commands::plan::PlanFile;
 use crate::exit::Failure;
 use crate::machine::site_name;
+use crate::plan_file::PlanFile;
 use crate::target::There;
 
 /// VMs asked about at a time: answers take a round trip each.

@@ -20,11 +20,11 @@ use drover_types::guest::Inside;
 use drover_view::clean;
 use serde_json::{Value, json};
 
-use crate::commands::plan::{PlanFile, begun_here};
 use crate::exit::{Exit, Failure};
+use crate::plan_file::PlanFile;
 use crate::provider::Provider;
 use crate::signals::Undo;
-use crate::state::state_folder;
+use crate::state::{begun_here, state_folder};
 
 /// Bytes that are read at a time: a guest's small files lie near each other, and a far source answers slowly.
 const CHUNK_BYTES: u64 = 512 << 10;

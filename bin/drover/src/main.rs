@@ -25,6 +25,7 @@ mod nfc;
 mod operator;
 mod out;
 mod own;
+mod plan_file;
 mod policy;
 mod provider;
 mod qcow2;

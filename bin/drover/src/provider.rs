@@ -10,10 +10,10 @@ use drover_plan::{PlannedVm, Problem, Resolution, Source};
 use drover_types::inventory::{About, Inventory};
 
 use crate::appliance::{self, Appliance, LeftAlone};
-use crate::commands::plan::PlanFile;
 use crate::connect;
 use crate::exit::Failure;
 use crate::hot_add::{HotAdd, check_proxies};
+use crate::plan_file::PlanFile;
 use crate::rights;
 use crate::source::VsphereSource;
 use crate::vddk::{self, Way};

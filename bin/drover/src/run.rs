@@ -15,12 +15,13 @@ use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, Others, PlannedVm, Problem, as_begun, resolve};
 use drover_types::inventory::{About, Inventory};
 
-use crate::commands::plan::{self, PlanFile};
+use crate::commands::plan;
 use crate::evidence;
 use crate::exit::{Exit, Failure};
 use crate::foresight;
 use crate::hooks::{Outside, hook_problems};
 use crate::log::Logged;
+use crate::plan_file::{self, PlanFile};
 use crate::policy::PlanPolicy;
 use crate::provider::{Provider, to_give_up};
 use crate::source::{hide_foreign_snapshots, hide_left_files};
@@ -367,7 +368,7 @@ pub fn file_of(store: &Store, row: PlanRow) -> Result<PlanFile, Failure> {
     let runs = store.runs(&row.name)?;
     let path = runs.last().map(|run| run.facts.plan_file.clone()).filter(|path| path.is_absolute());
     let path = path.unwrap_or_else(|| row.folder.join(format!("{}.yaml", row.name)));
-    plan::parse(row.text, path, row.folder)
+    plan_file::parse(row.text, path, row.folder)
 }
 
 /// Refuses to go on with a plan that was given up.
@@ -381,7 +382,7 @@ pub fn check_not_given_up(row: &PlanRow) -> Result<(), Failure> {
 
 /// Stops whoever runs a plan, waits for it, and undoes what was begun.
 pub fn give_up(row: PlanRow, store: &Store, state: Option<&Path>) -> Result<GivenUp, Failure> {
-    let file = plan::parse(row.text, row.folder.join(format!("{}.yaml", row.name)), row.folder)?;
+    let file = plan_file::parse(row.text, row.folder.join(format!("{}.yaml", row.name)), row.folder)?;
     give_up_by_leave(&file, store, state, None, &|| Ok(()))
 }
 

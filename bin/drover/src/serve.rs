@@ -17,9 +17,9 @@ use drover_plan::Others;
 use drover_schedule::Budgets;
 use drover_server::{EventHub, Kind, Message, Operations, Problem, Submission, Wanted, default_project};
 
-use crate::commands::plan::{PlanFile, has_problems, parse_quietly};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
+use crate::plan_file::{PlanFile, has_problems, parse_quietly};
 use crate::policy::PlanPolicy;
 use crate::run::file_of;
 use decide::{Step, is_over, owner, step, wanted_after, word};

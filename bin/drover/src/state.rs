@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use drover_engine::Store;
+use drover_plan::{Begun, Others};
+
 /// The folder that was given, else the one for this user.
 pub fn state_folder(given: Option<&Path>) -> PathBuf {
     given.map_or_else(default_state, Path::to_path_buf)
@@ -23,6 +26,13 @@ fn state_of(is_root: bool, variable: impl Fn(&str) -> Option<PathBuf>) -> PathBu
         // A user without a home is one of a service.
         None => PathBuf::from("/var/lib/drover"),
     }
+}
+
+/// The VMs of a plan that were begun; none where its state cannot be looked at.
+pub fn begun_here(plan: &str, state: Option<&Path>) -> Vec<Begun> {
+    let folder = state_folder(state);
+    let begun = || drover_engine::begun(&Store::open_to_read(&folder)?, plan, Others::Selected);
+    if Store::is_there(&folder) { begun().unwrap_or_default() } else { Vec::new() }
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, 
 use drover_qemu::MachineSpec;
 use drover_types::inventory::About;
 
-use crate::commands::plan::PlanFile;
 use crate::exit::Failure;
+use crate::plan_file::PlanFile;
 use here::Here;
 use kubevirt::Claims;
 use libvirt::Domains;

@@ -6,8 +6,8 @@ use clap::{Arg, ArgAction, Command};
 use drover_engine::Store;
 
 use crate::cli::program;
-use crate::commands::plan::read_quietly;
 use crate::exit::{Exit, Failure};
+use crate::plan_file::read_quietly;
 use crate::state::state_folder;
 
 /// More are of no use to who presses a key.

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use super::migrate::plan_name;
 use super::warm::tell_proceed;
-use super::{plan, watch};
+use super::watch;
 use crate::cli::{
     CutoverArgs, MigrateArgs, NamedArgs, ProceedArgs, ReportArgs, ResumeArgs, RunArgs, StatusArgs,
 };
 use crate::exit::{Exit, Failure};
+use crate::plan_file;
 use crate::remote::{Remote, part};
 use crate::signals::stop_on_signals;
 
@@ -28,7 +29,7 @@ pub const PLANS_PAGE: usize = 1_000;
 
 /// Hands a plan in and watches it.
 pub fn migrate(daemon: &Remote, args: &MigrateArgs) -> Result<Exit, Failure> {
-    let file = plan::read(&args.plan)?;
+    let file = plan_file::read(&args.plan)?;
     let submission = Submission {
         text: file.text,
         path: Some(file.path.display().to_string()),

@@ -13,6 +13,7 @@ use super::plan;
 use crate::cli::{ForecastArgs, FormArgs, SimulateArgs, WhatIfArgs};
 use crate::exit::{Exit, Failure};
 use crate::foresight;
+use crate::plan_file;
 use crate::provider::Provider;
 
 /// What plans come to that run at the same time, and what was found of their sources.
@@ -31,7 +32,7 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
     let mut budgets: Option<Budgets> = None;
     let mut waves = BTreeMap::new();
     for (number, path) in plans.iter().enumerate() {
-        let file = plan::read(path)?;
+        let file = plan_file::read(path)?;
         let provider = Provider::open(&file, what_if.state.as_deref())?;
         let mut inventory = provider.inventory()?;
         provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));

@@ -9,6 +9,7 @@ use super::{migrate, plan};
 use crate::appliance::Appliance;
 use crate::cli::ImportArgs;
 use crate::exit::{Exit, Failure};
+use crate::plan_file;
 
 /// A plan's name may be as long.
 const NAME_CHARS_MAX: usize = 64;
@@ -45,7 +46,7 @@ pub fn run(args: &ImportArgs) -> Result<Exit, Failure> {
             "this is plan {name}; it goes on with `drover resume {name}` if it is interrupted"
         ));
     }
-    let file = plan::parse(text, folder.join(format!("{name}.yaml")), folder)?;
+    let file = plan_file::parse(text, folder.join(format!("{name}.yaml")), folder)?;
     migrate::run(file, Others::Selected, args.start, &args.run)
 }
 

@@ -47,7 +47,7 @@ pub fn ask(provider: &ProviderArgs) -> Result<(Inventory, Vec<String>), Failure>
     let path = Path::new(&provider.provider);
     let is_plan = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
     if is_plan {
-        let provider = Provider::open(&super::plan::read(path)?, None)?;
+        let provider = Provider::open(&crate::plan_file::read(path)?, None)?;
         let inventory = provider.inventory()?;
         return Ok((inventory, provider.warnings()));
     }

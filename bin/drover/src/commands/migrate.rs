@@ -6,18 +6,18 @@ use drover_engine::{Board, PlanState, RunOutcome, Store, StoreError};
 use drover_plan::{Others, Problem};
 use drover_view::{Display, DisplayMode, clean};
 
-use super::plan::{self, PlanFile};
 use crate::cli::{MigrateArgs, NamedArgs, ResumeArgs, RunArgs};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::own::OwnedStore;
+use crate::plan_file::{self, PlanFile};
 use crate::run::{Prepared, Setting, Words, check_not_given_up, exit_of, file_of, give_up};
 use crate::signals::stop_on_signals;
 use crate::state::state_folder;
 
 /// Runs a plan file.
 pub fn migrate(args: &MigrateArgs) -> Result<Exit, Failure> {
-    let file = plan::read(&args.plan)?;
+    let file = plan_file::read(&args.plan)?;
     let store = open_store(&args.run)?;
     if let Some(refused) = check_not_anothers(&store, &file)? {
         return Err(refused);
@@ -170,7 +170,7 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
 /// A plan's name from what the user gave: a name, or a plan file.
 pub fn plan_name(text: &str) -> Result<String, Failure> {
     let path = Path::new(text);
-    if path.is_file() { Ok(plan::read(path)?.plan.name) } else { Ok(text.to_string()) }
+    if path.is_file() { Ok(plan_file::read(path)?.plan.name) } else { Ok(text.to_string()) }
 }
 
 pub fn unknown_plan(store: &Store, name: &str) -> Failure {

@@ -1,4 +1,4 @@
-//! `drover plan`: new, check, schema. And reading a plan file for all who need one.
+//! `drover plan`: new, check, schema.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use drover_engine::{Clock, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
-    At, Begun, Concern, Cutover, DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Plan, PlanWave,
+    At, Begun, Concern, Cutover, DraftOptions, DraftSource, ManifestUse, OvaSource, Plan, PlanWave,
     PlannedVm, Problem, Resolution, Target, TargetHost, TargetKind, Weight, resolve, space_needed,
 };
 use drover_types::inventory::Inventory;
@@ -19,71 +19,20 @@ use crate::cli::{PlanCheckArgs, PlanNewArgs};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::far;
-use crate::files::read_text;
 use crate::hooks::hook_problems;
 use crate::inspection::{Inspected, inspect_plan};
+use crate::plan_file::{self, PlanFile};
 use crate::policy::PlanPolicy;
 use crate::provider::Provider;
 use crate::signals::stop_on_signals;
 use crate::source::hide_own_snapshots;
-use crate::state::state_folder;
+use crate::state::{begun_here, state_folder};
 use crate::target::PlanTarget;
 
 mod shown;
 
 use shown::Shown;
 pub use shown::told_hosts;
-
-/// A plan file may not be larger.
-const PLAN_BYTES_MAX: u64 = 16 << 20;
-
-/// A plan file that was read.
-pub struct PlanFile {
-    pub plan: Plan,
-    pub text: String,
-    pub path: PathBuf,
-    /// Folder that paths in the plan are relative to.
-    pub folder: PathBuf,
-}
-
-/// Reads a plan file; prints its problems if it has any.
-pub fn read(path: &Path) -> Result<PlanFile, Failure> {
-    let failed = |why: String| Failure::new(Exit::Plan, format!("plan {}: {why}", path.display()));
-    let text = read_text(path, PLAN_BYTES_MAX).map_err(|error| failed(error.to_string()))?;
-    let absolute = std::path::absolute(path).map_err(|error| failed(error.to_string()))?;
-    let folder = absolute.parent().unwrap_or(Path::new("/")).to_path_buf();
-    parse(text, absolute, folder)
-}
-
-/// Reads a plan file without a word; nothing if that cannot be done.
-pub fn read_quietly(path: &Path) -> Option<PlanFile> {
-    let text = read_text(path, PLAN_BYTES_MAX).ok()?;
-    parse_quietly(text, path.to_path_buf(), PathBuf::from(".")).ok()
-}
-
-/// Reads a plan's text.
-pub fn parse(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, Failure> {
-    parse_quietly(text, path.clone(), folder).map_err(|problems| {
-        crate::out::problems(&path, &problems);
-        has_problems(problems.len())
-    })
-}
-
-/// A plan with problems in its text.
-pub fn has_problems(problems: usize) -> Failure {
-    Failure::new(Exit::Plan, format!("the plan has {problems} problems; nothing was touched"))
-}
-
-/// As [`parse`], for those who say themselves what is wrong.
-pub fn parse_quietly(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, Vec<Problem>> {
-    let mut plan = Plan::parse(&text)?;
-    // A site's folders are known to its agent alone.
-    let below = if plan.target.via.is_some() { Path::new("/") } else { &folder };
-    if plan.target.libvirt().is_none() && plan.target.kubevirt().is_none() {
-        plan.target.folder = below.join(&plan.target.folder);
-    }
-    Ok(PlanFile { plan, text, path, folder })
-}
 
 /// Lays a plan over an inventory, and judges this machine too; touches nothing.
 pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Inventory) -> Resolution {
@@ -252,7 +201,7 @@ pub fn check_online(
 
 /// `drover plan check`.
 pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
-    let file = read(&args.plan)?;
+    let file = plan_file::read(&args.plan)?;
     if args.offline {
         let mut problems = file.plan.warnings.clone();
         problems.extend(past_windows(&file.plan, SystemClock.now_ms()));
@@ -337,13 +286,6 @@ fn host_documents(resolution: &Resolution) -> Vec<serde_json::Value> {
     let placed = resolution.vms.iter().filter_map(|vm| Some((vm, vm.target_host.as_ref()?)));
     let document = |(vm, host): (&PlannedVm, &TargetHost)| serde_json::json!({"vm": vm.target_name, "host": host.name, "why": host.why});
     placed.map(document).collect()
-}
-
-/// The VMs of a plan that were begun; none where its state cannot be looked at.
-pub fn begun_here(plan: &str, state: Option<&Path>) -> Vec<Begun> {
-    let folder = state_folder(state);
-    let begun = || drover_engine::begun(&Store::open_to_read(&folder)?, plan, Others::Selected);
-    if Store::is_there(&folder) { begun().unwrap_or_default() } else { Vec::new() }
 }
 
 /// A file that would take over another's plan; nothing where the state cannot be looked at.

@@ -17,11 +17,11 @@ use drover_view::{check_words, clean};
 use serde_json::{Value, json};
 
 use super::migrate::{open_store, plan_name, state_option, unknown_plan};
-use super::plan;
 use crate::cli::RehearseArgs;
 use crate::exit::{Exit, Failure};
 use crate::hooks::{Outside, speaks};
 use crate::image::qemu_error;
+use crate::plan_file;
 use crate::run::file_of;
 use crate::signals::stop_on_signals;
 use crate::target::PlanTarget;
@@ -122,7 +122,7 @@ fn target_of(
     row: PlanRow,
     args: &RehearseArgs,
     stop: &StopSignal,
-) -> Result<(PlanTarget, plan::PlanFile), Failure> {
+) -> Result<(PlanTarget, plan_file::PlanFile), Failure> {
     let file = file_of(store, row)?;
     let target = PlanTarget::new(&file, &About::default(), args.run.state.as_deref(), stop);
     Ok((target, file))
@@ -130,12 +130,12 @@ fn target_of(
 
 /// The checks of each VM by its id: of the plan's file if that was given, else as the plan was begun with.
 fn checks_of(
-    begun: &plan::PlanFile,
+    begun: &plan_file::PlanFile,
     args: &RehearseArgs,
     vms: &[(VmRow, PlannedVm)],
 ) -> Result<HashMap<String, Vec<Check>>, Failure> {
     let path = Path::new(&args.plan);
-    let given = if path.is_file() { Some(plan::read(path)?) } else { None };
+    let given = if path.is_file() { Some(plan_file::read(path)?) } else { None };
     let plan: &Plan = given.as_ref().map_or(&begun.plan, |file| &file.plan);
     let inventory = Inventory {
         vms: vms.iter().map(|(_, planned)| planned.vm.clone()).collect(),

@@ -10,9 +10,10 @@ use drover_types::inventory::PowerState;
 use drover_vddk::{Installation, Measured, VddkDisk, causes, measure, supported};
 use serde_json::{Value, json};
 
-use super::plan::{self, PlanFile};
+use super::plan;
 use crate::cli::{VddkCheckArgs, VddkLogsArgs};
 use crate::exit::{Exit, Failure};
+use crate::plan_file::{self, PlanFile};
 use crate::provider::Provider;
 use crate::source::VsphereSource;
 use crate::vddk::{Frozen, Way, failure};
@@ -26,7 +27,7 @@ const LOG_BYTES_MAX: u64 = 256 << 20;
 /// `drover vddk check`.
 pub fn check(args: &VddkCheckArgs) -> Result<Exit, Failure> {
     let told = match (&args.plan, &args.libdir) {
-        (Some(plan), _) => check_plan(&plan::read(plan)?, args.vm.as_deref())?,
+        (Some(plan), _) => check_plan(&plan_file::read(plan)?, args.vm.as_deref())?,
         (None, Some(libdir)) => {
             let found = Installation::find(libdir, args.plugin.as_deref()).map_err(failure)?;
             versions(&found, &found.versions().map_err(failure)?)

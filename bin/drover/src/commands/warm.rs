@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::migrate::{open_store, plan_name, state_option, unknown_plan};
-use super::plan;
 use crate::cli::{CutoverArgs, NamedArgs, ProceedArgs, RunArgs};
 use crate::exit::{Exit, Failure};
+use crate::plan_file;
 use crate::provider::to_give_up;
 
 /// Asks that VMs of a plan move over.
@@ -62,7 +62,7 @@ pub fn clean(args: &NamedArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
-    let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
+    let file = plan_file::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
     let (source, _) = to_give_up(&file, &store)?;
     let cleaned = drover_engine::clean(&store, &name, source.as_ref())?;
     if args.run.json {

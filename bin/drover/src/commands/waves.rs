@@ -14,6 +14,7 @@ use super::plan;
 use crate::cli::{PlanWavesArgs, WhatIfArgs};
 use crate::exit::{Exit, Failure};
 use crate::foresight;
+use crate::plan_file;
 use crate::provider::Provider;
 
 /// Proposes waves that fit a window; changes nothing but the file that is asked for.
@@ -23,7 +24,7 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
             .advise("give it as --window 22:00-06:00"));
     };
     check_output(args)?;
-    let file = plan::read(&args.plan)?;
+    let file = plan_file::read(&args.plan)?;
     let provider = Provider::open(&file, args.what_if.state.as_deref())?;
     let mut inventory = provider.inventory()?;
     provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));

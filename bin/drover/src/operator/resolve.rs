@@ -14,8 +14,9 @@ use drover_plan::{Cutover, PlannedVm, Problem, chosen_by};
 use drover_types::inventory::Inventory;
 use serde_json::{Value, json};
 
-use crate::commands::plan::{PlanFile, parse_quietly, resolve_here};
+use crate::commands::plan::resolve_here;
 use crate::exit::{Exit, Failure};
+use crate::plan_file::{PlanFile, parse_quietly};
 use crate::policy::PlanPolicy;
 use crate::provider::Provider;
 

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use super::Daemon;
 use super::decide::wanted_after;
-use crate::commands::plan::{has_problems, parse_quietly};
 use crate::exit::{Exit, Failure};
+use crate::plan_file::{has_problems, parse_quietly};
 use crate::run::{Prepared, Setting, Words, exit_of, give_up};
 
 /// After a restart a source that cannot be reached is asked again: so often, with so long between.
