@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use drover_copy::RetryPolicy;
 use drover_engine::{
-    Board, Cause, Clock, EngineError, GivenUp, Leave, Observer, PlanRow, PlanState, RunFacts, RunOutcome,
-    Runner, Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState,
+    Board, Cause, EngineError, GivenUp, Leave, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
+    Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState,
 };
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
@@ -19,7 +19,7 @@ use crate::commands::plan;
 use crate::evidence;
 use crate::exit::{Exit, Failure};
 use crate::foresight;
-use crate::hooks::{Outside, hook_problems};
+use crate::hooks::Outside;
 use crate::log::Logged;
 use crate::plan_file::{self, PlanFile};
 use crate::policy::PlanPolicy;
@@ -147,21 +147,12 @@ impl Prepared {
             meant.map_or(Ok(()), |meant| meant.check_alone(&resolution.vms))?;
         }
         resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
-        resolution.problems.extend(plan::past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
-        resolution.problems.extend(hook_problems(&file.plan, &file.folder));
-        let past = plan::past_waves(&file.plan, &resolution.vms, &begun, SystemClock.now_ms());
-        resolution.problems.extend(past);
         let target = PlanTarget::new(&file, &inventory.about, state, stop);
-        target.survey(&mut resolution, &begun);
-        let hosts = plan::told_hosts(&resolution, false);
-        if !hosts.is_empty() {
-            words.site(hosts.trim_end());
+        target.site().map_or(Ok(()), |site| site?.dial())?;
+        let site = plan::judge(&file, &mut resolution, &begun, (&provider, &target), false);
+        for told in [plan::told_hosts(&resolution, false), site].iter().filter(|told| !told.is_empty()) {
+            words.site(told.trim_end());
         }
-        if let Some(site) = target.site() {
-            site?.dial()?;
-            words.site(plan::far_summary(&file, &mut resolution, &target).trim_end());
-        }
-        resolution.problems.extend(provider.proxy_problems(&resolution, false));
         words.problems(&file.path, &resolution.problems);
         if !resolution.is_ok() {
             return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));

@@ -74,9 +74,11 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
     std::fs::write(&unknown, text).unwrap();
     refused(&stage, &unknown, 3, &["unknown key 'verfy'", "did you mean 'verify'?", "bad.yaml:"]);
     let check = stage.run(&["plan", "check", &stage.plan("all", &[])]);
-    assert_eq!(check.code, Some(3));
+    let run = stage.run(&["migrate", &stage.plan("all", &[])]);
+    assert_eq!((check.code, run.code), (Some(3), Some(3)));
     for name in ["twin", "bare", "odd", "empty", "alone", "lun", "snapped"] {
         assert!(check.err.contains(name), "{name} is not among all problems: {}", check.err);
+        assert!(run.err.contains(name), "a check tells of {name}, and a run does not: {}", run.err);
     }
     if drover_qemu::can_convert().is_err() {
         let check = stage.run(&["plan", "check", &only("win")]);

@@ -48,8 +48,28 @@ pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Invent
     resolution
 }
 
+/// Adds what stands against a resolution besides the plan itself, in one order for a check and a run: moments and windows
+/// that are over, hooks, the hosts and the site of the target, proxies, which are looked at closely if asked for. Gives a
+/// line about the site.
+pub fn judge(
+    file: &PlanFile,
+    resolution: &mut Resolution,
+    begun: &[Begun],
+    (provider, target): (&Provider, &PlanTarget),
+    closely: bool,
+) -> String {
+    let now_ms = SystemClock.now_ms();
+    resolution.problems.extend(past_moments(&resolution.vms, begun, now_ms));
+    resolution.problems.extend(hook_problems(&file.plan, &file.folder));
+    resolution.problems.extend(past_waves(&file.plan, &resolution.vms, begun, now_ms));
+    target.survey(resolution, begun);
+    let site = far_summary(file, resolution, target);
+    resolution.problems.extend(provider.proxy_problems(resolution, closely));
+    site
+}
+
 /// Moments that passed too long ago for a run that begins now: with them a VM that was not begun would never move over.
-pub fn past_moments(vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Problem> {
+fn past_moments(vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Problem> {
     let is_begun = |vm: &PlannedVm| begun.iter().any(|it| it.planned.vm.id == vm.vm.id);
     let is_past = |vm: &&PlannedVm| match vm.warm.map(|warm| warm.cutover) {
         Some(Cutover::At(moment)) => moment + MOMENT_GRACE_MS < now_ms && !is_begun(vm),
@@ -64,7 +84,7 @@ pub fn past_moments(vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Prob
 }
 
 /// Waves whose windows are over although not all of their VMs were begun.
-pub fn past_waves(plan: &Plan, vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Problem> {
+fn past_waves(plan: &Plan, vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Problem> {
     let begun: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
     let is_past = |it: &&PlanWave| it.wave.window.at(now_ms.max(0) as u64) == Opening::Never;
     let left = |it: &PlanWave| {
@@ -184,16 +204,11 @@ pub fn check_online(
     policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
     let nfc = provider.share_out(file, &mut resolution, &inventory);
     let rights = provider.rights(&resolution, &inventory)?;
-    resolution.problems.extend(provider.proxy_problems(&resolution, true));
     let target = PlanTarget::new(file, &inventory.about, state, &StopSignal::default());
-    let site = far_summary(file, &mut resolution, &target);
     let begun = begun_here(&file.plan.name, state);
-    target.survey(&mut resolution, &begun);
-    let at_target = target.problems(&resolution.vms);
+    let site = judge(file, &mut resolution, &begun, (&provider, &target), true);
     resolution.problems.extend(anothers(file, state));
-    resolution.problems.extend(hook_problems(&file.plan, &file.folder));
-    resolution.problems.extend(past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
-    resolution.problems.extend(past_waves(&file.plan, &resolution.vms, &begun, SystemClock.now_ms()));
+    let at_target = target.problems(&resolution.vms);
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
     let told = site + &told_hosts(&resolution, crate::log::is_verbose()) + &way + &nfc_sums(&nfc, &inventory);
     Ok(Checked { resolution, rights, at_target, nfc, told })
@@ -271,7 +286,7 @@ fn verdict(problems: &[Problem], exit: Exit, args: &PlanCheckArgs) -> Result<Exi
 }
 
 /// Asks the site that the plan goes to, if it goes to one, adds what stands in the way, and gives a line about it.
-pub fn far_summary(file: &PlanFile, resolution: &mut Resolution, target: &PlanTarget) -> String {
+fn far_summary(file: &PlanFile, resolution: &mut Resolution, target: &PlanTarget) -> String {
     let Some(site) = target.site() else { return String::new() };
     let found = match &site {
         Ok(there) => far::ask(file, resolution, Ok(there)),
