@@ -8,12 +8,14 @@
 //! again     targets opened once more, to be verified
 //! agent     disks of other sites
 //! guard     what must not be overwritten, whosever it is
+//! path      paths and journals of targets, and the refusals that all ends share
 //! ```
 
 mod again;
 pub mod agent;
 mod existing;
 pub mod guard;
+mod path;
 mod place;
 mod source;
 mod target;
@@ -28,9 +30,10 @@ use drover_disk::Disk;
 
 pub use again::for_verify;
 pub use existing::open_existing_target;
-pub use place::{Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
+pub use path::{journal_in_state, target_failure};
+pub use place::{AgentPlace, Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
 pub use source::{Named, find_disk, open_in_place, open_source};
-pub use target::{journal_in_state, open_target, raw_end, target_failure};
+pub use target::{open_target, raw_end};
 
 use crate::cli::Format;
 

@@ -8,8 +8,8 @@ use drover_engine::chain;
 use drover_qcow2::Qcow2Disk;
 
 use super::format_of;
+use super::path::{real_path, target_failure};
 use super::place::path_of;
-use super::target::{real_path, target_failure};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure};
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_agent::opening::{How, Stat};
-use drover_agent::{AgentDisk, AgentOptions, PlaceName, Refusal, Site, Target};
+use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_disk::{Disk, DiskError, DiskErrorKind};
 use drover_engine::chain;
 use drover_mover::{Earlier, FoundTarget, Standing, earlier, judge};
 
-use super::existing::{check_size, not_there};
 use super::guard;
-use super::target::{journal_in_state, remove_if_there};
+use super::path::{check_size, journal_in_state, not_there, remove_if_there};
+use super::place::AgentPlace;
 use super::{End, TargetEnd};
 use crate::cli::{CopyArgs, TuneArgs};
 use crate::exit::{Exit, Failure, disk_exit};
@@ -20,22 +20,6 @@ use crate::sites;
 
 /// An agent may be away at least this long before a disk is given up: lines across a country are cut for minutes.
 pub const GIVE_UP_AFTER_MIN: Duration = Duration::from_secs(15 * 60);
-
-/// A disk of another site, as it was named.
-#[derive(Clone, PartialEq, Eq)]
-pub struct AgentPlace {
-    pub site: String,
-    pub disk: String,
-}
-
-impl AgentPlace {
-    /// Reads what follows `agent:`.
-    pub fn parse(rest: &str) -> Option<AgentPlace> {
-        let (site, disk) = rest.strip_prefix("//")?.split_once('/')?;
-        let is_sound = drover_agent::trust::check_name(site).is_ok() && PlaceName::parse(disk).is_ok();
-        is_sound.then(|| AgentPlace { site: site.to_string(), disk: disk.to_string() })
-    }
-}
 
 /// Where the journal of a copy to this place lies: on the side that copies, by the name of the target.
 pub fn journal_of_place(state: Option<&Path>, place: &AgentPlace) -> PathBuf {

@@ -11,9 +11,11 @@ use drover_qcow2::Qcow2Options;
 
 use super::agent;
 use super::guard;
+use super::path::{
+    check_size, journal_in_state, not_there, only_read, real_path, remove_if_there, target_failure, unusable,
+};
 use super::place::{Place, nbd_uri_of, place};
-use super::source::only_read;
-use super::target::{check_raw, journal_in_state, open_nbd_target, real_path, target_failure, unusable};
+use super::target::{check_raw, open_nbd_target};
 use super::{End, Notes, TargetEnd, format_of};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure};
@@ -54,7 +56,7 @@ pub fn open_existing_target(args: &CopyArgs, source: &dyn Disk, what: &str) -> R
     // Of a copy that stopped, or of what the target held before: a lie to the next run.
     if let Some(beside) = beside.as_deref().filter(|beside| !is_kept(beside)) {
         check_earlier(args, &target, beside, what)?;
-        super::target::remove_if_there(beside)?;
+        remove_if_there(beside)?;
     }
     target.journal = args.journal.clone().or(beside.filter(|_| !args.no_journal));
     if let Some(journal) = &target.journal {
@@ -65,19 +67,6 @@ pub fn open_existing_target(args: &CopyArgs, source: &dyn Disk, what: &str) -> R
         }
     }
     Ok(target)
-}
-
-pub(super) fn not_there(name: &str) -> Failure {
-    let text = format!("{name} is not there, and a bitmap marks a part of the disk only");
-    Failure::new(Exit::Target, text).advise("copy all of it once, without --bitmap")
-}
-
-pub(super) fn check_size(name: &str, there: u64, size: u64) -> Result<(), Failure> {
-    if there == size {
-        return Ok(());
-    }
-    let text = format!("{name} holds {there} bytes and the source {size}, so it is no earlier state of it");
-    Err(Failure::new(Exit::Target, text).advise("copy all of it, without --bitmap"))
 }
 
 /// Refuses what a copy that stopped left, unless it is this very one and the target still holds what it recorded.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use drover_disk::LockedFile;
 use drover_disk::device::{DeviceNumber, Signature, device_usage, whole_disk_of};
 
-use super::target::target_failure;
+use super::path::target_failure;
 use crate::exit::{Exit, Failure};
 
 /// Refuses a target that this process has open: then it is the source, a file that the source's image

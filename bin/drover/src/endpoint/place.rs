@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use drover_agent::PlaceName;
 use drover_nbd::NbdUri;
 use drover_sftp::{SshUri, SshUriError};
 
-use super::agent::AgentPlace;
 use crate::exit::{Exit, Failure};
 
 /// What a text on the command line names.
@@ -25,6 +25,22 @@ pub enum Place {
     Null,
     /// Standard output.
     Stream,
+}
+
+/// A disk of another site, as it was named.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AgentPlace {
+    pub site: String,
+    pub disk: String,
+}
+
+impl AgentPlace {
+    /// Reads what follows `agent:`.
+    pub fn parse(rest: &str) -> Option<AgentPlace> {
+        let (site, disk) = rest.strip_prefix("//")?.split_once('/')?;
+        let is_sound = drover_agent::trust::check_name(site).is_ok() && PlaceName::parse(disk).is_ok();
+        is_sound.then(|| AgentPlace { site: site.to_string(), disk: disk.to_string() })
+    }
 }
 
 pub fn place(text: &str) -> Result<Place, Failure> {

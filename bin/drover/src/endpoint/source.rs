@@ -15,8 +15,8 @@ use drover_types::{BLOCK_BYTES, ByteSpan};
 use drover_vsphere::{OpenDisk, Route, Session};
 
 use super::agent;
+use super::path::{only_read, target_failure};
 use super::place::{Place, place};
-use super::target::target_failure;
 use super::{End, Notes, format_of};
 use crate::cli::{Format, SecretArgs};
 use crate::connect;
@@ -176,12 +176,6 @@ fn open_ova(path: &Path, number: usize, manifest_is_checked: bool) -> Result<End
         notes.push("the appliance's manifest is not looked at".to_string());
     }
     Ok(End { disk: Arc::new(image), keep: vec![Box::new(ova)], notes: notes.into(), link: None })
-}
-
-/// The refusal to write a format.
-pub fn only_read() -> Failure {
-    Failure::new(Exit::Usage, "only raw disks and qcow2 images are written")
-        .advise("choose --format raw or qcow2")
 }
 
 fn open_raw(path: &Path, past_cache: bool) -> Result<FileDisk, DiskError> {

@@ -14,13 +14,13 @@ use drover_types::ByteSpan;
 
 use super::agent;
 use super::guard;
+use super::path::{journal_in_state, only_read, real_path, remove_if_there, target_failure, unusable};
 use super::place::{Place, place};
-use super::source::{image_on, only_read};
+use super::source::image_on;
 use super::{End, Notes, TargetEnd, format_of};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure, disk_exit};
 use crate::qcow2;
-use crate::state::state_folder;
 
 /// Opens the target of a copy of `source`; `None` for `null:`, which only reads.
 pub fn open_target(args: &CopyArgs, source: &dyn Disk) -> Result<Option<TargetEnd>, Failure> {
@@ -247,49 +247,6 @@ fn holds_something(path: &Path) -> Result<Failure, Failure> {
     })
 }
 
-/// Journals of block devices and of disks of other sites lie in the state folder, by what these are known by: `/dev`
-/// is made anew at each boot, and its names change.
-pub fn journal_in_state(state: Option<&Path>, tag: &str) -> PathBuf {
-    let name: String =
-        tag.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(100).collect();
-    let hash = drover_copy::Leaf::of(tag.as_bytes());
-    let digits = match hash {
-        drover_copy::Leaf::Data(digest) => digest.short(),
-        drover_copy::Leaf::Zero => "0".to_string(),
-    };
-    state_folder(state).join("journals").join(format!("{name}-{digits}.drover-journal"))
-}
-
-/// The file behind a name: symbolic links are followed, so that a target has one journal.
-pub fn real_path(path: &Path) -> Result<PathBuf, Failure> {
-    match std::fs::canonicalize(path) {
-        Ok(real) => return Ok(real),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(unusable(path, &error)),
-        Err(_) => {}
-    }
-    if std::fs::symlink_metadata(path).is_ok() {
-        let text = format!("{} is a symbolic link to something that is not there", path.display());
-        return Err(Failure::new(Exit::Target, text).advise("name the file itself"));
-    }
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(Failure::new(Exit::Usage, format!("'{}' is no name of a file", path.display())));
-    };
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let folder = std::fs::canonicalize(folder).map_err(|error| unusable(folder, &error))?;
-    Ok(folder.join(name))
-}
-
-pub fn remove_if_there(path: &Path) -> Result<(), Failure> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(unusable(path, &error)),
-        _ => Ok(()),
-    }
-}
-
-pub fn unusable(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(Exit::Target, format!("{}: {error}", path.display()))
-}
-
 /// The journal of a copy to an NBD server, if there is one, is believed only while the export holds what it says: a
 /// server that kept its disk in memory, or was given another one, has the same name.
 fn look_before_going_on(mut target: TargetEnd, args: &CopyArgs) -> Result<TargetEnd, Failure> {
@@ -336,9 +293,4 @@ pub fn raw_end(path: &Path, disk: FileDisk) -> Result<TargetEnd, Failure> {
     let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: notes.into(), link: None };
     let tag = file_tag(path).map_err(|error| unusable(path, &error))?;
     Ok(TargetEnd { end, tag, is_new: zeroed, zeroed, journal: Some(journal_path(path)) })
-}
-
-pub fn target_failure(error: drover_disk::DiskError) -> Failure {
-    let name = error.disk.clone();
-    Failure::new(disk_exit(&error, &name), chain(&error))
 }

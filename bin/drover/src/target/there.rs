@@ -18,7 +18,8 @@ use drover_plan::{Convert, Limits, PlannedDisk, PlannedVm};
 use drover_qemu::Need;
 
 use super::{ANOTHER_PLANS, Setting, all_removed};
-use crate::endpoint::agent::{AgentPlace, GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
+use crate::endpoint::AgentPlace;
+use crate::endpoint::agent::{GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
 use crate::exit::{Exit, Failure, MORE_THREADS};
 use crate::machine::{boot_bus, machine_of, site_name};
 use crate::sites::{self, OpenDisks};
