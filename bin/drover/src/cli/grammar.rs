@@ -20,7 +20,7 @@ const TIMES: [&str; 4] = [
     "agent pair --new-token --valid",
     "live a --to b --downtime",
     "live a --to b --deadline",
-    "lab wan --rate 1g --delay",
+    "lab wan --rate 1g --rtt",
 ];
 
 #[track_caller]
