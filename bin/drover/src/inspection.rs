@@ -12,7 +12,9 @@ use drover_disk::{Buffer, Disk, DiskErrorKind, FileDisk, Lane, read_span};
 use drover_engine::{Looked, Looking, Store, chain, look_into};
 use drover_inspect::ReadAt;
 use drover_mover::StopSignal;
-use drover_plan::{At, Concern, ImageFormat, PlannedVm, Problem, Resolution, Weight, concerns_inside};
+use drover_plan::{
+    At, Concern, Fate, ImageFormat, PlannedVm, Problem, Resolution, Weight, concerns_inside, fates,
+};
 use drover_qcow2::Qcow2Disk;
 use drover_types::ByteSpan;
 use drover_types::Bytes;
@@ -44,11 +46,12 @@ pub struct Inspected {
     vm: String,
     seconds: f64,
     inside: Inside,
+    network: Vec<Fate>,
     concerns: Vec<Concern>,
 }
 
 impl Inspected {
-    /// A line for people.
+    /// A line for people, and one for each of its network settings.
     pub fn line(&self) -> String {
         let system = match (&self.inside.system, self.inside.ntfs) {
             (Some(system), _) => system.clone(),
@@ -58,11 +61,18 @@ impl Inspected {
         let loader = self.inside.boot_loader.iter().map(|loader| format!(", booted by {loader}"));
         let root = self.inside.root.iter().map(|root| format!(", root {root}"));
         let more: String = loader.chain(root).collect();
-        format!("{}: {} (looked into in {:.1} s)\n", clean(&self.vm), clean(&(system + &more)), self.seconds)
+        let network: String =
+            self.network.iter().map(|fate| format!("  network: {}\n", clean(&fate.to_string()))).collect();
+        format!(
+            "{}: {} (looked into in {:.1} s)\n{network}",
+            clean(&self.vm),
+            clean(&(system + &more)),
+            self.seconds
+        )
     }
 
     pub fn json(&self) -> Value {
-        json!({"vm": self.vm, "seconds": self.seconds, "inside": self.inside, "concerns": self.concerns})
+        json!({"vm": self.vm, "seconds": self.seconds, "inside": self.inside, "network": self.network, "concerns": self.concerns})
     }
 }
 
@@ -106,8 +116,9 @@ pub fn inspect_plan(
             Ok(inside) => {
                 let concerns = concerns_inside(vm, &inside);
                 vm.concerns.extend(concerns.iter().cloned());
+                let network = fates(vm, &inside);
                 let (vm, seconds) = (vm.vm.name.clone(), began.elapsed().as_secs_f64());
-                inspected.push(Inspected { vm, seconds, inside, concerns });
+                inspected.push(Inspected { vm, seconds, inside, network, concerns });
             }
             Err(error) => {
                 let problem = of_vm(vm, &format!("{} was not looked into: {}", vm.vm.name, chain(&error)));

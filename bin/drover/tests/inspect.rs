@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::path::Path;
 use std::process::Stdio;
 
 use common::debian::{HAS_DRIVERS, VIRTIO, debian, disk_of, partition, put_converter};
@@ -57,13 +58,19 @@ fn a_check_tells_what_would_keep_a_guest_from_booting_and_leaves_the_source_as_i
         "vmware: Debian GNU/Linux 12 (bookworm), booted by GRUB, root UUID=1-2 (looked into in",
         "/boot/initrd.img-6.1.0 has no driver virtio_blk",
         "/dev/sdb1 (/data)",
-        "ens192 with 192.0.2.7/24",
+        "  network: ens192 with 192.0.2.7/24 in /etc/network/interfaces: holds if the name is kept, 00:50:56:aa:00:01 may",
         "MACAddress=00:50:56:aa:00:01",
         "partition 2 encrypted with LUKS",
     ] {
         assert!(words.contains(word), "'{word}' in {words}");
     }
     assert_eq!(stage.source_state(), before, "power, snapshots and files are as they were");
+    let of_vm = |name: &str| {
+        json["inspected"].as_array().unwrap().iter().find(|it| it["vm"] == name).unwrap().clone()
+    };
+    let expected = json!({"if_named": {"name": "ens192", "mac": "00:50:56:aa:00:01"}});
+    assert_eq!(of_vm("vmware")["network"][0]["stays"], expected);
+    assert_eq!(of_vm("locked")["network"], json!([]));
     let without = stage.run(&["plan", "check", &plan, "--json"]).json().unwrap();
     assert!(without["inspected"].is_null(), "nothing is looked into unasked");
 }
@@ -126,24 +133,53 @@ fn an_image_that_lacks_drivers_is_converted_whatever_its_guest_id_says() {
     assert!(told.contains("<target dev='sda' bus='scsi'/>"), "the source's bus: {told}");
 }
 
+/// A Debian that boots from virtio as it is, and whose network settings are for VMware's name of its card.
+fn ready(folder: &Path, name: &str) -> Value {
+    let disk = debian(folder, name, &VIRTIO);
+    // Without the line that names a disk by its path.
+    let tree = folder.join(format!("{name}.tree"));
+    std::fs::write(tree.join("etc/fstab"), "UUID=1-2 / ext4 defaults 0 1\n").unwrap();
+    std::fs::remove_file(&disk).unwrap();
+    vm(name, &[&disk_of(folder, name, &tree)])
+}
+
 #[test]
 fn an_image_that_has_drivers_and_no_paths_is_left_as_it_is() {
     let Some(stage) = Stage::new(175, |folder| {
-        let disk = debian(folder, "ready", &VIRTIO);
-        // Without the line that names a disk by its path.
-        let tree = folder.join("ready.tree");
-        std::fs::write(tree.join("etc/fstab"), "UUID=1-2 / ext4 defaults 0 1\n").unwrap();
-        std::fs::remove_file(&disk).unwrap();
-        vec![with(vm("ready", &[&disk_of(folder, "ready", &tree)]), json!({"nics": []}))]
+        vec![with(ready(folder, "ready"), json!({"nics": []})), ready(folder, "named")]
     }) else {
         return;
     };
     let report = moved(&stage, "ready");
-    assert!(
-        report.contains("not converted: its /boot/initrd.img-6.1.0 has the driver of its disks"),
-        "{report}"
+    let left = "not converted: its /boot/initrd.img-6.1.0 has the driver of its disks";
+    assert!(report.contains(&format!("{left}\"")), "{report}");
+    let named = format!(
+        "{left}, BUT its network settings are for ens192, a name that its card may lose, and this virt-v2v-in-place keeps no names"
     );
+    assert!(report.contains(&named), "{report}");
     assert!(!stage.path("tools/told.xml").exists(), "the converter was not asked");
+}
+
+#[test]
+fn a_guest_that_boots_is_converted_so_that_it_keeps_its_address_and_moves_where_that_fails() {
+    let Some(stage) = Stage::new(177, |folder| {
+        let nics = json!([{"network": "VM Network", "mac": "00:50:56:aa:00:02", "model": "vmxnet3"}]);
+        vec![ready(folder, "keeps"), with(ready(folder, "fails"), json!({"nics": nics}))]
+    }) else {
+        return;
+    };
+    let tells = "[ \"$1\" != --help ] || { echo --write; exit; }\ncase \"$5\" in */fails/*) echo unable; exit 1;; esac\n\
+                 printf '%s\\n' \"$@\" >\"$(dirname \"$0\")/told\"";
+    let path = put_converter(&stage.path("tools"), &format!("{tells}\n{HAS_DRIVERS}"));
+    let plan = stage.plan("address", &[("convert: never", "convert: auto")]);
+    let moved = stage.drover.command(&["migrate", &plan]).env("PATH", &path).output().unwrap();
+    assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
+    let told = std::fs::read_to_string(stage.path("tools/told")).unwrap();
+    assert!(told.contains("10-drover-ens192.link:[Match]\nMACAddress=00:50:56:aa:00:01"), "{told}");
+    let report = stage.report(&plan).to_string();
+    assert!(report.contains("interfaces that keep their names: ens192 of 00:50:56:aa:00:01"), "{report}");
+    assert!(report.contains("not converted: its network settings are for ens192"), "{report}");
+    assert!(report.contains("BUT conversion of fails"), "{report}");
 }
 
 #[test]

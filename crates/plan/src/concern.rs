@@ -15,9 +15,11 @@ use crate::resolve::safe_name;
 use crate::warm::Warm;
 
 mod inside;
+mod network;
 mod warm;
 
-pub use inside::{card_of, concerns_inside, lacking_driver, renamed};
+pub use inside::{concerns_inside, lacking_driver, renamed};
+pub use network::{Fate, Stays, fates, names_of_slots};
 
 /// How much a [`Concern`] matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -117,11 +119,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("fstab-by-path", Weight::Warning, "the guest finds disks by paths that change with their bus"),
     ("encrypted-inside", Weight::Warning, "a partition is encrypted by the guest"),
     ("dynamic-disk", Weight::Warning, "a disk is a dynamic disk of Windows"),
-    (
-        "interface-names",
-        Weight::Warning,
-        "the guest configures a network interface by a name that may change",
-    ),
+    ("interface-names", Weight::Warning, "network settings of the guest find their card by what may change"),
     (
         "little-space-inside",
         Weight::Warning,
@@ -617,15 +615,17 @@ mod tests {
     }
 
     fn interface(name: &str) -> Interface {
+        let addresses = vec!["192.0.2.7/24".into()];
         Interface {
-            name: name.into(),
+            name: Some(name.into()),
             file: "/etc/network/interfaces".into(),
-            addresses: vec!["192.0.2.7/24".into()],
+            addresses,
+            ..Interface::default()
         }
     }
 
     /// A VM with one NIC, whose disk goes to virtio.
-    fn planned() -> PlannedVm {
+    pub(super) fn planned() -> PlannedVm {
         let text = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\ntarget: {type: qemu, \
                     folder: /vms}\nnetworks: {\"*\": user}\nvms: [{name: web01}]\n";
         let (mut vm, mut inventory) = plain();
@@ -663,39 +663,11 @@ mod tests {
         let told = &concerns_inside(&planned(), &inside)[0];
         assert!(told.message.contains("ens192 with 192.0.2.7/24"), "{told}");
         assert!(told.advice.contains("MACAddress=00:50:56:aa:bb:cc"), "{told}");
+        assert!(told.advice.starts_with("a conversion with virt-v2v 2.6"), "{told}");
+        let never = PlannedVm { convert: Convert::Never, ..planned() };
+        assert!(concerns_inside(&never, &inside)[0].advice.starts_with("before the move, write"));
         inside = Inside { interfaces: vec![interface("eth0")], keeps_old_names: true, ..inside };
         assert_eq!(concerns_inside(&planned(), &inside), []);
-    }
-
-    #[test]
-    fn cards_of_vmware_are_known_by_their_slots() {
-        let mut vm = planned();
-        let card = |mac: &str, slot| Nic { mac: mac.into(), pci_slot: slot, ..Nic::default() };
-        let macs = |vm: &PlannedVm, names: &[&str]| -> Vec<Option<String>> {
-            let inside = Inside {
-                interfaces: names.iter().map(|name| interface(name)).collect(),
-                ..Inside::default()
-            };
-            names.iter().map(|name| card_of(vm, &inside, name).map(|card| card.mac.clone())).collect()
-        };
-        let some = |mac: &str| Some(mac.to_string());
-        let only = "00:50:56:aa:bb:cc";
-        assert_eq!(macs(&vm, &["ens192"]), [some(only)], "one card, one name");
-        vm.vm.nics[0].pci_slot = Some(160);
-        assert_eq!(macs(&vm, &["ens192"]), [None], "a name that an earlier card had");
-        assert_eq!(macs(&vm, &["enp11s0"]), [some(only)]);
-        vm.vm.nics = vec![card("a", Some(192)), card("b", Some(160)), card("c", Some(1184)), card("d", None)];
-        let planned = vm.nics.remove(0);
-        let nic = |(index, card): (usize, &Nic)| crate::PlannedNic {
-            index,
-            mac: card.mac.clone(),
-            ..planned.clone()
-        };
-        vm.nics = vm.vm.nics.iter().enumerate().map(nic).collect();
-        let told = macs(&vm, &["ens160", "ens192", "ens161", "ens224", "enp11s0"]);
-        assert_eq!(told, [some("b"), some("a"), some("c"), None, None]);
-        vm.nics.remove(0);
-        assert_eq!(macs(&vm, &["ens160", "ens192"]), [some("b"), None], "one that the plan leaves out");
     }
 
     #[test]

@@ -119,6 +119,18 @@ pub fn can_convert() -> Result<(), String> {
     Tool::find(None).map(drop).ok_or_else(|| NO_CONVERTER.into())
 }
 
+/// Whether this machine has a converter that keeps names of network interfaces.
+///
+/// # Errors
+/// Why not.
+pub fn can_keep_names() -> Result<(), String> {
+    match Tool::find(None) {
+        Some(tool) if tool.can_write() => Ok(()),
+        Some(_) => Err("this virt-v2v-in-place keeps no names (2.6 and later do)".into()),
+        None => Err(NO_CONVERTER.into()),
+    }
+}
+
 /// Whether this machine can convert a guest whose boot disk goes to that bus: the converter, and for Windows what it puts
 /// into it.
 ///
@@ -271,8 +283,9 @@ impl Conversion<'_> {
 
     /// Writes into the log which interfaces keep their names; gives whether they do.
     fn tell_names(&self, tool: &Tool, log: &mut File) -> io::Result<bool> {
-        let names = &self.guest.names;
-        let can = !names.is_empty() && names.iter().all(NicName::is_sane) && tool.can_write();
+        let SourceGuest { names, names_maybe, .. } = self.guest;
+        let mut all = names.iter().chain(names_maybe).peekable();
+        let can = all.peek().is_some() && all.all(NicName::is_sane) && tool.can_write();
         for NicName { name, mac } in names {
             match can {
                 true => writeln!(log, "{KEEPS}{name} of {mac}")?,
@@ -281,6 +294,9 @@ impl Conversion<'_> {
                     "drover: warning: the interface {name} may get another name (virt-v2v 2.6 and later can keep it)"
                 )?,
             }
+        }
+        for NicName { name, mac } in names_maybe.iter().filter(|_| can) {
+            writeln!(log, "{KEEPS}{name} of {mac} (if its settings name it)")?;
         }
         Ok(can)
     }

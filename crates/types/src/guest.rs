@@ -23,7 +23,7 @@ pub struct Inside {
     pub dynamic_disks: Vec<usize>,
     /// What says that tools of VMware are installed, such as `open-vm-tools`.
     pub vmware_tools: Option<String>,
-    /// Network interfaces that are configured by their names.
+    /// Network settings, with what finds the card that they are for.
     pub interfaces: Vec<Interface>,
     /// Whether the kernel is told to keep names such as `eth0` (`net.ifnames=0`).
     pub keeps_old_names: bool,
@@ -75,11 +75,17 @@ pub struct Encrypted {
     pub kind: String,
 }
 
-/// A network interface with a configuration for its name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Network settings for one card, and what finds it. Settings without `name`, `mac` and `place` take any card.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {
-    /// `ens192`.
-    pub name: String,
+    /// The name that the card must have (`ens192`), or a pattern for it (`en*`).
+    pub name: Option<String>,
+    /// The MAC address that it must have, lower case with colons.
+    pub mac: Option<String>,
+    /// Where it must be (`pci-0000:0b:00.0`), or what must drive it (`vmxnet3`).
+    pub place: Option<String>,
+    /// Whether the guest itself gives the card of that MAC address or place its name.
+    pub is_named: bool,
     /// The file that says so.
     pub file: String,
     /// Its fixed addresses; none if it asks for one.

@@ -1,11 +1,13 @@
 //! Conversion on this machine: whether a guest needs it, what is missing for it, and how it went.
 
-use drover_engine::{Cause, Converted, ProviderError};
-use drover_plan::{Convert, PlannedVm, TargetBus, card_of, lacking_driver, renamed};
+use drover_engine::{Cause, Converted, ProviderError, chain};
+use drover_plan::{
+    Convert, Fate, PlannedVm, Stays, TargetBus, fates, lacking_driver, names_of_slots, renamed,
+};
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, NicName, SourceBus, SourceGuest,
 };
-use drover_types::guest::{Inside, Interface};
+use drover_types::guest::Inside;
 use drover_types::inventory::DiskBus as InventoryBus;
 
 use crate::image::qemu_error;
@@ -27,27 +29,51 @@ pub(super) fn check(vm: &PlannedVm, boot_bus: DiskBus) -> Result<(), ProviderErr
 
 /// Converts a guest whose images lie on this machine, if the plan and the guest ask for it.
 pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-    let Judged { need, boots, names } = judged(spec, vm);
-    let reason = match (&need, vm.convert) {
-        (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) => {
-            return Ok(Converted::Skipped(why.clone()));
+    let inside = inside(spec, vm);
+    let Judged { need, boots } = judged(spec, vm, inside.as_ref());
+    let names = Names::of(vm, inside.as_ref());
+    // A guest that boots as it is may lose its network: then that is what it is converted for.
+    let lost: Vec<&str> = names.sure.iter().map(|it| it.name.as_str()).collect();
+    let is_for_names = vm.convert == Convert::Auto && !matches!(need, Need::Needed(_)) && !lost.is_empty();
+    let names_lost =
+        format!("its network settings are for {}, a name that its card may lose", lost.join(", "));
+    let reason = match (need, vm.convert) {
+        (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) if is_for_names => {
+            if let Err(cannot) = drover_qemu::can_keep_names() {
+                return Ok(Converted::Skipped(format!("{why}, BUT {names_lost}, and {cannot}")));
+            }
+            names_lost.clone()
         }
-        (Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why), _) => why.clone(),
+        (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) => return Ok(Converted::Skipped(why)),
+        (Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why), _) => why,
     };
-    let outcome = drover_qemu::convert(spec, &source_guest(vm, names), &ConvertOptions::default());
-    match outcome.map_err(qemu_error)? {
-        ConvertOutcome::Converted { log, warnings, kept } => {
+    match drover_qemu::convert(spec, &source_guest(vm, names), &ConvertOptions::default()) {
+        // Its images are as they were copied, and it may well boot from them.
+        Err(error) if is_for_names && !drover_qemu::is_converted(spec) => {
+            Ok(Converted::Skipped(format!("{names_lost}, BUT {}", chain(&error))))
+        }
+        Err(error) => Err(qemu_error(error)),
+        Ok(ConvertOutcome::Converted { log, warnings, kept }) => {
             Ok(Converted::Done(told(&log, &warnings, &kept)))
         }
-        ConvertOutcome::ConvertedBefore => Ok(Converted::Skipped("an earlier run converted it".into())),
-        ConvertOutcome::NotAvailable(why)
+        Ok(ConvertOutcome::ConvertedBefore) => Ok(Converted::Skipped("an earlier run converted it".into())),
+        Ok(ConvertOutcome::NotAvailable(why))
             if vm.convert == Convert::Always || (vm.start && boots == Some(false)) =>
         {
             Err(ProviderError::new(Cause::Target, format!("{reason}, but {why}"))
                 .advise("install it and run the same command again, or choose `convert: never`"))
         }
-        ConvertOutcome::NotAvailable(why) => Ok(Converted::Skipped(format!("{reason}, BUT {why}"))),
+        Ok(ConvertOutcome::NotAvailable(why)) => Ok(Converted::Skipped(format!("{reason}, BUT {why}"))),
     }
+}
+
+/// What is inside a Linux whose images are as they were copied; absent where nobody can tell.
+fn inside(spec: &MachineSpec, vm: &PlannedVm) -> Option<Inside> {
+    // What is in converted ones is no more what the source had.
+    if is_windows(&vm.vm) || drover_qemu::is_converted(spec) {
+        return None;
+    }
+    inspect_images(vm.disks.iter().map(|disk| disk.path.as_path()), vm.format).ok()
 }
 
 /// What is known of a guest before its conversion.
@@ -55,40 +81,27 @@ struct Judged {
     need: Need,
     /// Whether it boots without; absent where nobody knows.
     boots: Option<bool>,
-    /// Interfaces that are to keep their names.
-    names: Vec<NicName>,
 }
 
 /// Whether a guest needs conversion, by what is in its images where that tells, else by its guest id.
-fn judged(spec: &MachineSpec, vm: &PlannedVm) -> Judged {
+fn judged(spec: &MachineSpec, vm: &PlannedVm, inside: Option<&Inside>) -> Judged {
     let bus = boot_bus_of(spec);
     let by_id = drover_qemu::needs_conversion(&vm.vm.guest_id, bus);
-    let names = Vec::new();
     if is_windows(&vm.vm) {
-        return Judged { need: by_id, boots: Some(bus == DiskBus::Sata), names };
+        return Judged { need: by_id, boots: Some(bus == DiskBus::Sata) };
     }
     if drover_qemu::is_converted(spec) {
-        // What is in them now is no more what the source had.
-        return Judged {
-            need: Need::Needed("an earlier run began to convert it".into()),
-            boots: None,
-            names,
-        };
+        return Judged { need: Need::Needed("an earlier run began to convert it".into()), boots: None };
     }
-    let images = vm.disks.iter().map(|disk| disk.path.as_path());
-    let Ok(inside) = inspect_images(images, vm.format) else {
-        return Judged { need: by_id, boots: None, names };
-    };
-    let names = names_to_keep(vm, &inside);
-    let (Some(initramfs), Some(disk)) = (&inside.initramfs, vm.disks.first()) else {
-        return Judged { need: by_id, boots: None, names };
-    };
+    let by_id = Judged { need: by_id, boots: None };
+    let Some(inside) = inside else { return by_id };
+    let (Some(initramfs), Some(disk)) = (&inside.initramfs, vm.disks.first()) else { return by_id };
     let path = &initramfs.path;
     if let Some(driver) = lacking_driver(initramfs, disk.bus) {
         let need = Need::Needed(format!("its {path} has no driver {driver}"));
-        return Judged { need, boots: Some(false), names };
+        return Judged { need, boots: Some(false) };
     }
-    let renamed = renamed(vm, &inside);
+    let renamed = renamed(vm, inside);
     // The converter renames these two, to virtio; what it does not rename is no reason for it.
     let are_cured = disk.bus == TargetBus::Virtio
         && inside
@@ -96,28 +109,42 @@ fn judged(spec: &MachineSpec, vm: &PlannedVm) -> Judged {
             .iter()
             .any(|it| ["/dev/sd", "/dev/hd"].iter().any(|start| it.device.starts_with(start)));
     if !renamed.is_empty() && !are_cured {
-        return Judged { need: by_id, boots: None, names };
+        return by_id;
     }
     if !renamed.is_empty() {
         let why = format!("it finds disks by paths that change with their bus: {}", renamed.join(", "));
-        return Judged { need: Need::Needed(why), boots: None, names };
+        return Judged { need: Need::Needed(why), boots: None };
     }
     if !inside.saw_root() {
         // On LVM or another file system: its fstab may name disks by their paths.
-        return Judged { need: by_id, boots: None, names };
+        return by_id;
     }
     let need = Need::NotNeeded(format!("its {path} has the driver of its disks"));
-    Judged { need, boots: Some(true), names }
+    Judged { need, boots: Some(true) }
 }
 
-/// Names that come of where a card is change with it: those of cards that are known.
-fn names_to_keep(vm: &PlannedVm, inside: &Inside) -> Vec<NicName> {
-    let names = inside.interfaces.iter().filter(|interface| interface.name.starts_with("en"));
-    let name = |interface: &Interface| {
-        let mac = card_of(vm, inside, &interface.name)?.mac.to_ascii_lowercase();
-        Some(NicName { mac, name: interface.name.clone() })
-    };
-    names.filter_map(name).collect()
+/// Names of interfaces that are to be kept, as names that come of where a card is change with it.
+#[derive(Default)]
+struct Names {
+    /// Those that the guest's settings need.
+    sure: Vec<NicName>,
+    /// Those that they may need, where nobody could read them.
+    maybe: Vec<NicName>,
+}
+
+impl Names {
+    fn of(vm: &PlannedVm, inside: Option<&Inside>) -> Names {
+        let Some(inside) = inside else { return Names::default() };
+        if !inside.saw_root() {
+            let name = |(name, mac)| NicName { mac, name };
+            return Names { maybe: names_of_slots(vm).into_iter().map(name).collect(), ..Names::default() };
+        }
+        let name = |fate: Fate| match fate.stays {
+            Stays::IfNamed { name, mac } => Some(NicName { mac, name }),
+            Stays::ByItself | Stays::No | Stays::Unset => None,
+        };
+        Names { sure: fates(vm, inside).into_iter().filter_map(name).collect(), ..Names::default() }
+    }
 }
 
 fn told(log: &std::path::Path, warnings: &[String], kept: &[String]) -> String {
@@ -132,7 +159,7 @@ fn told(log: &std::path::Path, warnings: &[String], kept: &[String]) -> String {
 }
 
 /// The guest as the converter has to know it.
-fn source_guest(vm: &PlannedVm, names: Vec<NicName>) -> SourceGuest {
+fn source_guest(vm: &PlannedVm, names: Names) -> SourceGuest {
     let bus = |bus| match bus {
         InventoryBus::Scsi => SourceBus::Scsi,
         InventoryBus::Sata => SourceBus::Sata,
@@ -140,5 +167,6 @@ fn source_guest(vm: &PlannedVm, names: Vec<NicName>) -> SourceGuest {
         InventoryBus::Nvme => SourceBus::Nvme,
     };
     let buses = vm.disks.iter().map(|disk| bus(disk.disk.bus)).collect();
-    SourceGuest { is_windows: is_windows(&vm.vm), buses, names }
+    let Names { sure: names, maybe: names_maybe } = names;
+    SourceGuest { is_windows: is_windows(&vm.vm), buses, names, names_maybe }
 }

@@ -3,9 +3,10 @@
 use drover_types::Bytes;
 use drover_types::guest::{Initramfs, Inside};
 
+use super::network::{Stays, fates};
 use super::{Concern, Found};
 use crate::model::Convert;
-use crate::resolution::{PlannedNic, PlannedVm, TargetBus};
+use crate::resolution::{PlannedVm, TargetBus};
 
 /// What was found inside a planned VM and matters for its move, the worst first.
 pub fn concerns_inside(vm: &PlannedVm, inside: &Inside) -> Vec<Concern> {
@@ -120,30 +121,27 @@ impl Found<'_> {
     }
 
     fn names(&mut self, vm: &PlannedVm, inside: &Inside) {
-        for interface in &inside.interfaces {
-            let name = &interface.name;
-            if name.starts_with("eth") && inside.keeps_old_names {
-                continue;
-            }
-            let fixed = match interface.addresses.as_slice() {
-                [] => String::new(),
-                addresses => format!(" with {}", addresses.join(", ")),
+        for fate in fates(vm, inside) {
+            let advice = match &fate.stays {
+                Stays::ByItself | Stays::Unset => continue,
+                Stays::IfNamed { name, mac } => {
+                    let file = format!(
+                        "/etc/systemd/network/10-{name}.link with `[Match]`, `MACAddress={mac}`, `[Link]`, `Name={name}`"
+                    );
+                    // Guests of other sites are not converted.
+                    if vm.convert == Convert::Never || vm.site.is_some() {
+                        format!("before the move, write {file}, and rebuild the initramfs")
+                    } else {
+                        format!(
+                            "a conversion with virt-v2v 2.6 or later writes {file}; or write it before the move"
+                        )
+                    }
+                }
+                Stays::No => {
+                    "if a card needs it, have it find that by its MAC address before the move".into()
+                }
             };
-            let what = format!(
-                "configures {name}{fixed} by its name ({}), which may be another here",
-                interface.file
-            );
-            let macs: Vec<&str> = vm.nics.iter().map(|nic| nic.mac.as_str()).collect();
-            let mac = match (macs.as_slice(), card_of(vm, inside, name)) {
-                ([], _) => return,
-                (_, Some(card)) => card.mac.clone(),
-                (many, None) => format!("the one of {} that it has", many.join(", ")),
-            };
-            let advice = format!(
-                "before the move, write /etc/systemd/network/10-{name}.link with `[Match]`, `MACAddress={mac}`, `[Link]`, \
-                 `Name={name}`, and rebuild the initramfs"
-            );
-            self.add("interface-names", None, what, advice);
+            self.add("interface-names", None, format!("configures {fate}"), advice);
         }
     }
 
@@ -160,25 +158,6 @@ impl Found<'_> {
             }
         }
     }
-}
-
-/// The card that the guest calls so, where that can be known: by the slot that VMware's hardware puts it in, or because there is one
-/// card and one name.
-pub fn card_of<'a>(vm: &'a PlannedVm, inside: &Inside, name: &str) -> Option<&'a PlannedNic> {
-    let number: Option<u32> = name.strip_prefix("ens").and_then(|number| number.parse().ok());
-    let slot = |nic: &PlannedNic| vm.vm.nics.get(nic.index).and_then(|card| card.pci_slot).map(slot_number);
-    match (vm.nics.as_slice(), inside.interfaces.as_slice()) {
-        // Of a card whose slot is known the name is known, too.
-        ([card], [_]) if number.is_none() || slot(card).is_none() => Some(card),
-        (cards, _) => cards.iter().find(|card| number.is_some() && slot(card) == number),
-    }
-}
-
-/// What Linux calls a card after (`ens192`) that VMware has in this slot: ten bits of slot, and above them the function of the bridge.
-///
-/// Source: VMware KB 2047927 ("FFF.BBBBB.DDDDD"); systemd.net-naming-scheme(7), `ens`. No real guest was looked at.
-fn slot_number(pci_slot: u32) -> u32 {
-    (pci_slot & 1023) + (pci_slot >> 10)
 }
 
 /// Source: virt-v2v(1), "Free space in the guest".

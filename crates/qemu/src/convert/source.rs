@@ -32,6 +32,8 @@ pub struct SourceGuest {
     pub buses: Vec<SourceBus>,
     /// Network interfaces of a Linux that are to keep their names.
     pub names: Vec<NicName>,
+    /// Names that its cards may have: each is kept if its network settings name it.
+    pub names_maybe: Vec<NicName>,
 }
 
 /// A network interface by the MAC address that its card keeps.
@@ -64,6 +66,29 @@ impl NicName {
             && self.mac.chars().all(is_mac)
     }
 }
+
+/// What the converter runs in a guest whose files nobody else can read: a file for each name that its network settings name and
+/// that it does not give by itself. It never fails.
+pub(super) fn names_script(names: &[NicName]) -> String {
+    let cards: Vec<String> = names.iter().map(|NicName { name, mac }| format!("{name}/{mac}")).collect();
+    NAMES_SCRIPT.replace("CARDS", &cards.join(" "))
+}
+
+const NAMES_SCRIPT: &str = r#"cd /
+for card in CARDS; do
+    name=${card%/*} mac=${card#*/}
+    grep -qsw "$name" etc/systemd/network/*.link etc/udev/rules.d/* && continue
+    [ -e "etc/sysconfig/network/ifcfg-$name" ] || grep -rqsw "$name" etc/network etc/netplan etc/systemd/network         etc/NetworkManager/system-connections etc/sysconfig/network-scripts || continue
+    mkdir -p etc/systemd/network
+    printf '[Match]
+MACAddress=%s
+
+[Link]
+Name=%s
+' "$mac" "$name" >"etc/systemd/network/10-drover-$name.link"
+done
+exit 0
+"#;
 
 /// Linux allows no more.
 const NAME_CHARS_MAX: usize = 15;
@@ -184,6 +209,49 @@ mod tests {
             assert!(!nic(name).is_sane(), "{name:?}");
         }
         assert!(!NicName { mac: "00:50:56:aa:bb\n:cc".into(), name: "ens192".into() }.is_sane());
+    }
+
+    #[test]
+    fn a_guest_that_nobody_can_read_keeps_the_names_that_its_settings_name() {
+        let nic = |name: &str, mac: &str| NicName { mac: mac.into(), name: name.into() };
+        let names = [
+            nic("ens160", "00:50:56:aa:00:01"),
+            nic("ens192", "00:50:56:aa:00:02"),
+            nic("ens224", "00:50:56:aa:00:03"),
+        ];
+        let links = |files: &[(&str, &str)]| -> Vec<String> {
+            let root = tempfile::tempdir().unwrap();
+            for (path, text) in files {
+                let path = root.path().join(path);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, text).unwrap();
+            }
+            let script = names_script(&names).replacen("cd /", &format!("cd {}", root.path().display()), 1);
+            assert!(std::process::Command::new("sh").args(["-c", &script]).status().unwrap().success());
+            let folder = root.path().join("etc/systemd/network");
+            let written = |nic: &NicName| {
+                let text =
+                    std::fs::read_to_string(folder.join(format!("10-drover-{}.link", nic.name))).ok()?;
+                assert!(nic.written().ends_with(&text), "{text}");
+                Some(nic.name.clone())
+            };
+            names.iter().filter_map(written).collect()
+        };
+        for (file, text) in [
+            ("etc/network/interfaces", "iface ens192 inet static\n"),
+            ("etc/netplan/50.yaml", "    ens192:\n      dhcp4: true\n"),
+            ("etc/sysconfig/network-scripts/ifcfg-lan", "DEVICE=\"ens192\"\n"),
+            ("etc/sysconfig/network/ifcfg-ens192", "BOOTPROTO=static\n"),
+            ("etc/NetworkManager/system-connections/a.nmconnection", "interface-name=ens192\n"),
+            ("etc/systemd/network/a.network", "[Match]\nName=ens192\n"),
+        ] {
+            assert_eq!(links(&[(file, text)]), ["ens192"], "{file}");
+            let rule =
+                ("etc/udev/rules.d/70-persistent-net.rules", "ATTR{address}==\"x\", NAME=\"ens192\"\n");
+            assert_eq!(links(&[(file, text), rule]), Vec::<String>::new(), "the guest names it itself");
+        }
+        assert_eq!(links(&[]), Vec::<String>::new());
+        assert_eq!(links(&[("etc/network/interfaces", "iface ens1920 inet dhcp\n")]), Vec::<String>::new());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::SourceGuest;
+use super::source::names_script;
 use crate::child;
 use crate::spec::DiskBus;
 use crate::validate::find_program;
@@ -116,6 +117,9 @@ impl Tool {
         }
         for name in guest.names.iter().filter(|_| with_names) {
             command.arg(WRITE).arg(name.written());
+        }
+        if with_names && !guest.names_maybe.is_empty() {
+            command.arg("--run-command").arg(names_script(&guest.names_maybe));
         }
         command.args(["-i", "libvirtxml"]).arg(definition);
         command
