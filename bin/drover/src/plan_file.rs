@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use drover_plan::{Plan, Problem};
+use drover_plan::{FirstBoot, Plan, Problem};
 
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
@@ -54,6 +54,10 @@ pub fn parse_quietly(text: String, path: PathBuf, folder: PathBuf) -> Result<Pla
     let below = if plan.target.via.is_some() { Path::new("/") } else { &folder };
     if plan.target.libvirt().is_none() && plan.target.kubevirt().is_none() {
         plan.target.folder = below.join(&plan.target.folder);
+    }
+    let of_vms = plan.vms.iter_mut().map(|it| &mut it.overrides.first_boot);
+    for file in of_vms.chain([&mut plan.first_boot]).flat_map(FirstBoot::files_mut) {
+        *file = folder.join(&file);
     }
     Ok(PlanFile { plan, text, path, folder })
 }

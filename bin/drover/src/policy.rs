@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use drover_plan::{Check, CheckKeys, Hooks, Plan, PlannedVm, Probe, Source};
+use drover_plan::{Check, CheckKeys, FirstBoot, Hooks, Plan, PlannedVm, Probe, Source};
 
 use crate::exit::{Exit, Failure};
 
@@ -17,7 +17,7 @@ pub struct PlanPolicy {
     /// Images are written below one of these; anywhere if there is none.
     pub targets: Vec<PathBuf>,
     /// Whether plans may name what is loaded or started: VDDK's folder and plugin, kubeconfigs, programs in libvirt addresses,
-    /// hooks, and programs in checks.
+    /// hooks, programs in checks, and files for the first boot of guests.
     pub programs: bool,
 }
 
@@ -111,6 +111,11 @@ fn called(plan: &Plan) -> Option<String> {
         || of_waves.into_iter().any(|(_, hooks)| !hooks.is_empty())
     {
         return Some("hooks".into());
+    }
+    // Files of this machine would be copied into guests.
+    let has_files = |work: &mut FirstBoot| work.files_mut().next().is_some();
+    if over.clone().map(|it| &it.first_boot).chain([&plan.first_boot]).any(|it| has_files(&mut it.clone())) {
+        return Some("first_boot".into());
     }
     (asks(&plan.checks) || over.clone().any(|it| asks(&it.checks))).then(|| "programs in checks".into())
 }
@@ -245,6 +250,8 @@ mod tests {
             (calls("hooks: {after_done: [{url: 'https://x/', token_file: /etc/shadow}]}"), true),
             (calls("checks: {post_start: [{shell: 'true'}]}"), true),
             (calls("checks: {post_start: [{tcp: 'x:22'}]}"), false),
+            (calls("first_boot: {scripts: [/etc/shadow]}"), true),
+            (plan("", qemu, ", first_boot: {guest_agent: /root/x.deb}"), true),
             (plan("", qemu, ", hooks: {after_copy: [{command: [/bin/true]}]}"), true),
             (calls("waves: [{name: w, vms: [{name: web}], hooks: {after_wave: [{shell: 'true'}]}}]"), true),
             (calls("waves: [{name: w, vms: [{name: web}], hooks: {before_wave: []}}]"), false),

@@ -5,7 +5,7 @@
 mod common;
 
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use common::process::wait_until;
@@ -108,6 +108,12 @@ fn windows_that_goes_to_virtio_scsi_starts_from_it() {
     assert!(it.has("/Windows/System32/drivers/vioscsi.sys"));
 }
 
+/// A package for the first boot, and a script that tells whether it is installed.
+const AGENT: &str =
+    "Package: drover-agent\nVersion: 1.5\nArchitecture: all\nMaintainer: nobody\nDescription: a test\n";
+const FIRST: &str =
+    "#!/bin/sh\necho \"DROVER-FIRST agent=$(dpkg-query -W -f '${Version}' drover-agent)\" >/dev/ttyS0\n";
+
 /// Software emulation on a busy machine: two to five minutes of conversion came before.
 const BOOT_TIME_MAX: Duration = Duration::from_secs(600);
 
@@ -130,14 +136,24 @@ fn a_debian_that_knows_only_vmware_is_seen_through_converted_and_boots_from_virt
     }) else {
         return;
     };
-    let edits =
-        [("convert: never", "convert: auto"), ("- name: \"vmware\"", "- name: \"vmware\"\n    start: true")];
-    let plan = stage.plan("vmware", &edits);
-    let checked = stage.run(&["plan", "check", &plan, "--inspect"]);
-    for word in ["has no driver virtio_blk", "/dev/sdb1 (/data)", "configures ens192", "has open-vm-tools"] {
-        assert!(checked.out.contains(word), "'{word}' in {}{}", checked.out, checked.err);
+    let package = stage.path("agent");
+    for (file, text) in [("DEBIAN/control", AGENT), ("opt/agent", "")] {
+        std::fs::create_dir_all(package.join(file).parent().unwrap()).unwrap();
+        std::fs::write(package.join(file), text).unwrap();
     }
+    let built = Command::new("dpkg-deb").args(["-q", "--build", "--root-owner-group"]).arg(&package).status();
+    assert!(built.unwrap().success());
+    std::fs::write(stage.path("first.sh"), FIRST).unwrap();
+    let vm =
+        "- name: \"vmware\"\n    start: true\n    first_boot: {scripts: [first.sh], guest_agent: agent.deb}";
+    let edits = [("convert: never", "convert: auto"), ("- name: \"vmware\"", vm)];
+    let plan = stage.plan("vmware", &edits);
     let path = format!("{}:{}", v2v.bin().display(), std::env::var("PATH").unwrap());
+    let check =
+        stage.drover.command(&["plan", "check", &plan, "--inspect"]).env("PATH", &path).output().unwrap();
+    for word in ["has no driver virtio_blk", "/dev/sdb1 (/data)", "configures ens192", "has open-vm-tools"] {
+        assert!(told(&check).contains(word), "'{word}' in {}", told(&check));
+    }
     let moved = stage.drover.command(&["migrate", &plan]).env("PATH", path).output().unwrap();
     assert!(moved.status.success(), "{}", told(&moved));
     let report = stage.report(&plan).to_string();
@@ -146,7 +162,7 @@ fn a_debian_that_knows_only_vmware_is_seen_through_converted_and_boots_from_virt
     let serial = stage.vms().join("vmware/serial.log");
     let said = || String::from_utf8_lossy(&std::fs::read(&serial).unwrap_or_default()).into_owned();
     wait_until("the guest proves itself", BOOT_TIME_MAX, || said().contains("DROVER-DONE"));
-    for line in expect.lines() {
+    for line in expect.lines().chain(["DROVER-FIRST agent=1.5"]) {
         assert!(said().lines().any(|it| it.trim().starts_with(line)), "'{line}' in {}", said());
     }
     println!("{}", said().lines().filter(|line| line.contains("DROVER-")).collect::<Vec<_>>().join("\n"));

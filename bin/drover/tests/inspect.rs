@@ -154,7 +154,7 @@ fn an_image_that_has_drivers_and_no_paths_is_left_as_it_is() {
     let left = "not converted: its /boot/initrd.img-6.1.0 has the driver of its disks";
     assert!(report.contains(&format!("{left}\"")), "{report}");
     let named = format!(
-        "{left}, BUT its network settings are for ens192, a name that its card may lose, and this virt-v2v-in-place keeps no names"
+        "{left}, BUT its network settings are for ens192, a name that its card may lose, and this virt-v2v-in-place puts no files into guests"
     );
     assert!(report.contains(&named), "{report}");
     assert!(!stage.path("tools/told.xml").exists(), "the converter was not asked");
@@ -215,4 +215,44 @@ fn interfaces_keep_the_names_that_the_slots_of_their_cards_gave_them() {
         report.contains("interfaces that keep their names: ens192 of 00:50:56:aa:00:02, ens224 of"),
         "{report}"
     );
+}
+
+#[test]
+fn work_for_the_first_boot_is_given_to_the_converter_and_refused_where_it_cannot_be_done() {
+    let Some(stage) = Stage::new(179, |folder| {
+        vec![with(vm("one", &[&debian(folder, "one", &VIRTIO)]), json!({"nics": []}))]
+    }) else {
+        return;
+    };
+    let tells = "[ \"$1\" != --help ] || { cat \"$(dirname \"$0\")/help\"; exit; }\nprintf '%s\\n' \"$@\" >\"$(dirname \"$0\")/told\"";
+    let path = put_converter(&stage.path("tools"), &format!("{tells}\n{HAS_DRIVERS}"));
+    let plan = |name: &str, convert: &str| {
+        let vm = "- name: \"one\"\n    first_boot: {scripts: [first.sh], guest_agent: agent.deb}";
+        stage.plan(name, &[("convert: never", convert), ("- name: \"one\"", vm)])
+    };
+    let run = |words: &[&str]| {
+        let output = stage.drover.command(words).env("PATH", &path).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let refuses = |plan: &str, word: &str| {
+        let (is_fine, words) = run(&["plan", "check", plan]);
+        assert!(!is_fine && words.contains(word), "'{word}' in {words}");
+    };
+    let good = plan("first", "convert: auto");
+    std::fs::write(stage.path("tools/help"), "-i\n").unwrap();
+    refuses(&good, "first.sh is for the first boot, and cannot be read");
+    std::fs::write(stage.path("first.sh"), "#!/bin/sh\n").unwrap();
+    std::fs::write(stage.path("agent.deb"), "x").unwrap();
+    refuses(&good, "this virt-v2v-in-place puts no files into guests");
+    std::fs::write(stage.path("tools/help"), "--write\n").unwrap();
+    refuses(&plan("never", "convert: never"), "one has work for its first boot, and is not to be converted");
+    let (is_fine, words) = run(&["migrate", &good]);
+    assert!(is_fine, "{words}");
+    let told = std::fs::read_to_string(stage.path("tools/told")).unwrap();
+    let agent = format!("--upload\n{}:/var/lib/drover/guest-agent.deb\n", stage.path("agent.deb").display());
+    assert!(told.contains(&agent), "{told}");
+    assert!(told.contains(&format!("--firstboot\n{}\n", stage.path("first.sh").display())), "{told}");
+    let report = stage.report(&good).to_string();
+    assert!(report.contains("; for its first boot: ") && report.contains("first.sh"), "{report}");
 }

@@ -131,6 +131,7 @@ pub(crate) static PLAN: Table = Table {
         key("shutdown_timeout", Kind::Duration, "5m", "How long a guest may take to shut down."),
         key("start", Kind::Flag, "false", "Whether moved VMs are started."),
         key("convert", Kind::Choice(CONVERT), "auto", CONVERT_DOC),
+        key("first_boot", Kind::One(&FIRST_BOOT), "", FIRST_BOOT_DOC),
         key("verify", Kind::Verify, "full", VERIFY_DOC),
         key(
             "hooks",
@@ -160,6 +161,8 @@ const POWER_OFF_DOC: &str = "What may be done to a running VM. refuse: nothing, 
                              guest tools. force: the same, and if it fails the VM is switched off hard.";
 const CONVERT: &[&str] = &["auto", "never", "always"];
 const CONVERT_DOC: &str = "Whether guests are converted with virt-v2v-in-place (virtio drivers, boot loader). auto: where it is needed.";
+const FIRST_BOOT_DOC: &str = "What is done in the guest when it boots at the target for the first time; it is converted for that (virt-v2v 2.6 or later).";
+const ADDRESS: &str = "ADDRESS/PREFIX, then the gateway, then name servers, with spaces between";
 const VERIFY_DOC: &str = "How much of the target is read back and compared. sampled: 1,000 blocks of 64 KiB of each disk, or {sampled: N}.";
 const FORMAT: &[&str] = &["raw", "qcow2"];
 const BUS: &[&str] = &["virtio", "scsi", "sata", "keep"];
@@ -297,6 +300,18 @@ pub(crate) static SELECTION: Table = Table {
         key("verify", Kind::Verify, "", VERIFY_DOC),
         key("start", Kind::Flag, "", "Whether it is started."),
         key("convert", Kind::Choice(CONVERT), "", CONVERT_DOC),
+        key(
+            "first_boot",
+            Kind::One(&FIRST_BOOT),
+            "",
+            "Work at its first boot in the place of the plan's, key by key.",
+        ),
+        key(
+            "addresses",
+            Kind::Texts(ADDRESS),
+            "",
+            "Fixed addresses of Windows, by MAC address of the card; see docs/how-to/windows.md.",
+        ),
         key("exclude_disks", Kind::TextList, "", "Disks to leave behind, by label or path."),
         key("networks", Kind::Texts(NETWORK), "", "Networks, before the plan's own."),
         key("storage", Kind::Texts(STORAGE), "", "Datastores, before the plan's own."),
@@ -306,6 +321,24 @@ pub(crate) static SELECTION: Table = Table {
         key("wave", Kind::PlanName, "", "Name of the wave that it moves in."),
     ],
     rules: &[SELECTS],
+};
+
+pub(crate) static FIRST_BOOT: Table = Table {
+    keys: &[
+        key(
+            "scripts",
+            Kind::TextList,
+            "",
+            "Files of this machine that run once, in this order; those of Windows are batch files.",
+        ),
+        key(
+            "guest_agent",
+            Kind::Path,
+            "",
+            "Package of this machine (.deb or .rpm) that is installed in Linux guests before the scripts run.",
+        ),
+    ],
+    rules: &[],
 };
 
 pub(crate) static WAVE: Table = Table {

@@ -1,6 +1,7 @@
 //! The plan as values: what a user wrote, with every default filled in.
 
 mod data;
+mod first_boot;
 mod hooks;
 mod network;
 mod target;
@@ -17,6 +18,7 @@ use crate::problem::{At, Problem};
 
 use crate::warm::WarmKeys;
 pub use data::*;
+pub use first_boot::*;
 pub use hooks::*;
 pub use network::*;
 pub use target::*;
@@ -50,6 +52,8 @@ pub struct Plan {
     pub start: bool,
     /// Whether guests are converted.
     pub convert: Convert,
+    /// What is done at their first boot.
+    pub first_boot: FirstBoot,
     /// How far the copy is verified.
     pub verify: Verify,
     /// What is called on the way of its VMs.
@@ -385,6 +389,8 @@ pub struct Overrides {
     pub start: Option<bool>,
     /// Whether it is converted.
     pub convert: Option<Convert>,
+    /// Work at its first boot, in the place of the plan's.
+    pub first_boot: FirstBoot,
     /// Disks to leave behind, by label or backing path.
     pub exclude_disks: Option<Vec<String>>,
     /// Networks, before the plan's own.

@@ -81,6 +81,7 @@ impl Reader {
             shutdown_timeout: self.duration(&fields, "shutdown_timeout").unwrap_or(Duration::from_secs(300)),
             start: self.flag(&fields, "start").unwrap_or(false),
             convert: self.convert(&fields).unwrap_or(Convert::Auto),
+            first_boot: self.first_boot(&fields),
             verify: self.verify(&fields).unwrap_or(Verify::Full),
             hooks: self.hooks(&fields),
             checks: self.checks(&fields),
@@ -343,6 +344,7 @@ impl Reader {
             verify: self.verify(fields),
             start: self.flag(fields, "start"),
             convert: self.convert(fields),
+            first_boot: FirstBoot { addresses: self.addresses(fields), ..self.first_boot(fields) },
             exclude_disks: self.texts(fields, "exclude_disks"),
             networks: self.networks(fields),
             storage: self.storage(fields),
@@ -412,6 +414,31 @@ impl Reader {
             "always" => Convert::Always,
             _ => Convert::Auto,
         })
+    }
+
+    fn first_boot(&mut self, fields: &Fields<'_>) -> FirstBoot {
+        let fields = self.map(fields, "first_boot", &keys::FIRST_BOOT);
+        let scripts = self.texts(&fields, "scripts").unwrap_or_default();
+        FirstBoot {
+            scripts: scripts.into_iter().map(PathBuf::from).collect(),
+            guest_agent: self.text(&fields, "guest_agent").map(PathBuf::from),
+            addresses: Vec::new(),
+        }
+    }
+
+    fn addresses(&mut self, fields: &Fields<'_>) -> Vec<StaticAddress> {
+        let mut found = Vec::new();
+        for (mac, text, at) in self.pairs(fields, "addresses") {
+            match StaticAddress::parse(&mac, &text) {
+                Some(address) => found.push(address),
+                None => {
+                    let path = format!("{}.{mac}", fields.path_of("addresses"));
+                    let problem = Problem::error(path, format!("'{mac}: {text}' is no fixed address")).at(at);
+                    self.problems.push(problem.advise("write \"MAC\": ADDRESS/PREFIX GATEWAY NAMESERVER..."));
+                }
+            }
+        }
+        found
     }
 
     fn verify(&mut self, fields: &Fields<'_>) -> Option<Verify> {

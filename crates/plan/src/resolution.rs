@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::concern::Concern;
 use crate::model::{
-    Checks, Convert, DiskBusChoice, Hooks, ImageFormat, Kubevirt, Libvirt, LibvirtHost, Login, NetworkTarget,
-    PowerOff, Trust, Verify,
+    Checks, Convert, DiskBusChoice, FirstBoot, Hooks, ImageFormat, Kubevirt, Libvirt, LibvirtHost, Login,
+    NetworkTarget, PowerOff, Trust, Verify,
 };
 use crate::nfc::NfcShare;
 use crate::problem::Problem;
@@ -74,6 +74,9 @@ pub struct PlannedVm {
     pub start: bool,
     /// Whether it is converted.
     pub convert: Convert,
+    /// What is done at its first boot.
+    #[serde(default, skip_serializing_if = "FirstBoot::is_empty")]
+    pub first_boot: FirstBoot,
     /// Which way its bytes take.
     pub route: Route,
     /// What its disks take of their host's NFC server; absent where they are read by neither NFC nor VDDK.

@@ -55,6 +55,10 @@ struct Resolver<'a> {
     in_no_wave: Vec<(At, &'a str)>,
 }
 
+fn is_windows(vm: &Vm) -> bool {
+    vm.guest_id.to_ascii_lowercase().starts_with("win")
+}
+
 /// What the selections that chose a VM say of it.
 #[derive(Default)]
 struct Choice {
@@ -86,7 +90,12 @@ impl<'a> Resolver<'a> {
         let wave = self.wave_of(vm, choice);
         let power_off = over.power_off.unwrap_or(plan.power_off);
         let disk_bus = over.disk_bus.unwrap_or(plan.target.disk_bus);
-        let convert = over.convert.unwrap_or(plan.convert);
+        let mut first_boot = over.first_boot.clone().or(plan.first_boot.clone());
+        if is_windows(vm) {
+            // It gets its own from virtio-win.
+            first_boot.guest_agent = None;
+        }
+        let convert = self.conversion(vm, choice, &first_boot);
         let warm = match over.mode.unwrap_or(plan.mode) {
             Mode::Cold => None,
             Mode::Warm => Some(over.warm.or(plan.warm).or_default()),
@@ -157,6 +166,7 @@ impl<'a> Resolver<'a> {
             verify: over.verify.unwrap_or(plan.verify),
             start: over.start.unwrap_or(plan.start),
             convert,
+            first_boot,
             nfc: None,
             priority: over.priority.unwrap_or(0),
             hooks: plan.hooks.clone().into_iter().chain(over.hooks.clone()).collect(),
@@ -165,6 +175,40 @@ impl<'a> Resolver<'a> {
             concerns: found,
             line: choice.at.line,
         }
+    }
+
+    /// Work at the first boot is put into a guest by its conversion.
+    fn conversion(&mut self, vm: &Vm, choice: &Choice, first_boot: &FirstBoot) -> Convert {
+        let convert = choice.overrides.convert.unwrap_or(self.plan.convert);
+        if first_boot.is_empty() {
+            return convert;
+        }
+        let mut wrong = |what: String, advice: &str| {
+            self.error(
+                &format!("{}.first_boot", choice.path),
+                choice.at,
+                format!("{} {what}", vm.name),
+                advice,
+            );
+        };
+        if convert == Convert::Never {
+            wrong("has work for its first boot, and is not to be converted".into(), "write `convert: auto`");
+        }
+        if !is_windows(vm) && !first_boot.addresses.is_empty() {
+            wrong(
+                "is no Windows, and only Windows is given its addresses".into(),
+                "leave `addresses` out: see `drover plan check --inspect` for what becomes of those of Linux",
+            );
+        }
+        for StaticAddress { mac, .. } in &first_boot.addresses {
+            if !vm.nics.iter().any(|nic| nic.mac.eq_ignore_ascii_case(mac)) {
+                wrong(
+                    format!("has no network card with the MAC address {mac}"),
+                    "`drover inventory` shows those that it has",
+                );
+            }
+        }
+        Convert::Always
     }
 
     fn excluded_disks(&mut self, vm: &Vm, choice: &Choice) -> Vec<i32> {

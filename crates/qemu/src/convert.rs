@@ -34,7 +34,7 @@ mod said;
 mod source;
 mod tool;
 
-pub use source::{NicName, SourceBus, SourceGuest};
+pub use source::{FirstBoot, NicName, SourceBus, SourceGuest};
 pub use tool::Lack;
 
 /// How a guest is converted.
@@ -119,14 +119,15 @@ pub fn can_convert() -> Result<(), String> {
     Tool::find(None).map(drop).ok_or_else(|| NO_CONVERTER.into())
 }
 
-/// Whether this machine has a converter that keeps names of network interfaces.
+/// Whether this machine has a converter that puts files into a guest: those that keep names of network interfaces, and work
+/// for its first boot.
 ///
 /// # Errors
 /// Why not.
-pub fn can_keep_names() -> Result<(), String> {
+pub fn can_customize() -> Result<(), String> {
     match Tool::find(None) {
         Some(tool) if tool.can_write() => Ok(()),
-        Some(_) => Err("this virt-v2v-in-place keeps no names (2.6 and later do)".into()),
+        Some(_) => Err("this virt-v2v-in-place puts no files into guests (2.6 and later do)".into()),
         None => Err(NO_CONVERTER.into()),
     }
 }

@@ -1,8 +1,11 @@
 //! Conversion on this machine: whether a guest needs it, what is missing for it, and how it went.
 
+use std::path::Path;
+
 use drover_engine::{Cause, Converted, ProviderError, chain};
 use drover_plan::{
-    Convert, Fate, PlannedVm, Stays, TargetBus, fates, lacking_driver, names_of_slots, renamed,
+    Convert, Fate, FirstBoot, PlannedVm, StaticAddress, Stays, TargetBus, fates, lacking_driver,
+    names_of_slots, renamed,
 };
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, NicName, SourceBus, SourceGuest,
@@ -24,7 +27,32 @@ pub(super) fn check(vm: &PlannedVm, boot_bus: DiskBus) -> Result<(), ProviderErr
     drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).map_err(|lack| {
         let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
         ProviderError::new(Cause::Target, what).advise(lack.advice)
-    })
+    })?;
+    check_first_boot(vm)
+}
+
+fn check_first_boot(vm: &PlannedVm) -> Result<(), ProviderError> {
+    let work = first_boot(vm);
+    if work.is_empty() {
+        return Ok(());
+    }
+    let refused = |why: String, advice: &str| {
+        let what = format!("{} has work for its first boot: {why}", vm.vm.name);
+        ProviderError::new(Cause::Target, what).advise(advice)
+    };
+    work.check().map_err(|why| refused(why, "see `first_boot` in the plan"))?;
+    drover_qemu::can_customize()
+        .map_err(|why| refused(why, "install virt-v2v 2.6 or later, or leave `first_boot` out"))
+}
+
+/// Work for the first boot, as the converter wants it.
+fn first_boot(vm: &PlannedVm) -> drover_qemu::FirstBoot {
+    let FirstBoot { scripts, guest_agent, addresses } = vm.first_boot.clone();
+    drover_qemu::FirstBoot {
+        scripts,
+        package: guest_agent,
+        addresses: addresses.iter().map(address).collect(),
+    }
 }
 
 /// Converts a guest whose images lie on this machine, if the plan and the guest ask for it.
@@ -39,7 +67,7 @@ pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, P
         format!("its network settings are for {}, a name that its card may lose", lost.join(", "));
     let reason = match (need, vm.convert) {
         (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) if is_for_names => {
-            if let Err(cannot) = drover_qemu::can_keep_names() {
+            if let Err(cannot) = drover_qemu::can_customize() {
                 return Ok(Converted::Skipped(format!("{why}, BUT {names_lost}, and {cannot}")));
             }
             names_lost.clone()
@@ -54,7 +82,7 @@ pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, P
         }
         Err(error) => Err(qemu_error(error)),
         Ok(ConvertOutcome::Converted { log, warnings, kept }) => {
-            Ok(Converted::Done(told(&log, &warnings, &kept)))
+            Ok(Converted::Done(told(&log, &warnings, &kept, &vm.first_boot)))
         }
         Ok(ConvertOutcome::ConvertedBefore) => Ok(Converted::Skipped("an earlier run converted it".into())),
         Ok(ConvertOutcome::NotAvailable(why))
@@ -65,6 +93,13 @@ pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, P
         }
         Ok(ConvertOutcome::NotAvailable(why)) => Ok(Converted::Skipped(format!("{reason}, BUT {why}"))),
     }
+}
+
+/// An address as the converter wants it.
+fn address(it: &StaticAddress) -> String {
+    let gateway = it.gateway.map(|it| it.to_string()).unwrap_or_default();
+    let dns: String = it.dns.iter().map(|it| format!(",{it}")).collect();
+    format!("{}:ip:{},{gateway},{}{dns}", it.mac, it.address, it.prefix)
 }
 
 /// What is inside a Linux whose images are as they were copied; absent where nobody can tell.
@@ -147,8 +182,17 @@ impl Names {
     }
 }
 
-fn told(log: &std::path::Path, warnings: &[String], kept: &[String]) -> String {
+fn told(log: &Path, warnings: &[String], kept: &[String], first_boot: &FirstBoot) -> String {
     let mut text = log.display().to_string();
+    let files: Vec<String> =
+        first_boot.guest_agent.iter().chain(&first_boot.scripts).map(|it| it.display().to_string()).collect();
+    if !files.is_empty() {
+        text += &format!("; for its first boot: {}", files.join(", "));
+    }
+    if !first_boot.addresses.is_empty() {
+        let addresses = first_boot.addresses.iter().map(|it| format!("{} of {}", it.address, it.mac));
+        text += &format!("; given at its first boot: {}", addresses.collect::<Vec<_>>().join(", "));
+    }
     if !kept.is_empty() {
         text += &format!("; interfaces that keep their names: {}", kept.join(", "));
     }
@@ -168,5 +212,29 @@ fn source_guest(vm: &PlannedVm, names: Names) -> SourceGuest {
     };
     let buses = vm.disks.iter().map(|disk| bus(disk.disk.bus)).collect();
     let Names { sure: names, maybe: names_maybe } = names;
-    SourceGuest { is_windows: is_windows(&vm.vm), buses, names, names_maybe }
+    SourceGuest { is_windows: is_windows(&vm.vm), buses, names, names_maybe, first_boot: first_boot(vm) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_told_as_the_converter_wants_it() {
+        let ip = |text: &str| text.parse::<std::net::IpAddr>().ok();
+        let found = |gateway, dns: Vec<std::net::IpAddr>| {
+            let address = ip("192.0.2.7").unwrap_or(std::net::Ipv4Addr::LOCALHOST.into());
+            super::address(&StaticAddress {
+                mac: "00:50:56:aa:00:07".into(),
+                address,
+                prefix: 24,
+                gateway,
+                dns,
+            })
+        };
+        assert_eq!(found(None, vec![]), "00:50:56:aa:00:07:ip:192.0.2.7,,24");
+        let dns = ip("192.0.2.53").into_iter().chain(ip("2001:db8::53")).collect();
+        let expected = "00:50:56:aa:00:07:ip:192.0.2.7,192.0.2.1,24,192.0.2.53,2001:db8::53";
+        assert_eq!(found(ip("192.0.2.1"), dns), expected);
+    }
 }

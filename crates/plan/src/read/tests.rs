@@ -51,6 +51,7 @@ fn the_example_says_everything_and_is_fine() {
         &keys::HOOK,
         &keys::CHECKS,
         &keys::CHECK,
+        &keys::FIRST_BOOT,
         &keys::WAVE,
     ] {
         // The last three are of domains.
@@ -107,10 +108,25 @@ fn the_example_fits_the_schema_and_the_schema_refuses_what_the_reader_refuses() 
         ("name: p", "name: p\nmode: hot"),
         ("name: p", "name: p\nwarm: {interval: 5}"),
         ("name: p", "name: p\nwarm: {cutover: tonight}"),
+        ("name: p", "name: p\nfirst_boot: {script: a.sh}"),
     ] {
         let text = SMALL.replace(from, to);
         assert!(Plan::parse(&text).is_err() && !validator.is_valid(&as_json(&text)), "{to}");
     }
+}
+
+#[test]
+fn an_address_that_cannot_be_is_told_with_its_place() {
+    let with = |address: &str| {
+        SMALL.replace("{name: a}", &format!("{{name: a, addresses: {{\"00:50:56:aa:00:07\": {address}}}}}"))
+    };
+    let read = Plan::parse(&with("192.0.2.7/24")).unwrap();
+    assert_eq!(read.vms[0].overrides.first_boot.addresses[0].prefix, 24);
+    let found = problems(&with("192.0.2.7"));
+    assert!(
+        found[0].contains("vms[0].addresses.00:50:56:aa:00:07") && found[0].contains("is no fixed address"),
+        "{found:?}"
+    );
 }
 
 /// A copy of `text` as JSON on one line, with `value` at `path` (made where it is missing).
@@ -128,7 +144,7 @@ fn with(text: &str, path: &[&str], value: serde_json::Value) -> String {
 }
 
 /// Every table and where it is used, in the example.
-const TABLES: [(&[&str], &keys::Table); 12] = [
+const TABLES: [(&[&str], &keys::Table); 13] = [
     (&[], &keys::PLAN),
     (&["source"], &keys::SOURCE),
     (&["source", "data"], &keys::DATA),
@@ -139,6 +155,7 @@ const TABLES: [(&[&str], &keys::Table); 12] = [
     (&["vms", "2"], &keys::SELECTION),
     (&["exclude", "0"], &keys::SELECTOR),
     (&["limits"], &keys::LIMITS),
+    (&["first_boot"], &keys::FIRST_BOOT),
     (&["warm"], &keys::WARM),
     (&["vms", "2", "warm"], &keys::WARM),
 ];

@@ -172,6 +172,7 @@ fn merge(into: &mut Overrides, later: &Overrides) {
     into.verify = later.verify.or(into.verify);
     into.start = later.start.or(into.start);
     into.convert = later.convert.or(into.convert);
+    into.first_boot = later.first_boot.or(std::mem::take(&mut into.first_boot));
     into.exclude_disks = later.exclude_disks.or(into.exclude_disks.take());
     into.networks.splice(0..0, later.networks);
     into.storage.splice(0..0, later.storage);

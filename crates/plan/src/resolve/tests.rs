@@ -503,3 +503,32 @@ fn names_in_a_cluster_are_valid_and_short_and_long_ones_differ() {
     assert_eq!((kube_name(&long).len(), kube_name("\u{4e16}").len()), (48, 11));
     assert_ne!(kube_name(&long), kube_name(&other));
 }
+
+#[test]
+fn work_at_the_first_boot_makes_a_vm_one_to_convert_and_is_refused_where_it_cannot_be_done() {
+    let mut inventory = inventory();
+    let windows = &mut inventory.vms[1];
+    (windows.guest_id, windows.nics[0].mac) = ("windows2019srv_64Guest".into(), "00:50:56:aa:00:07".into());
+    let all = "first_boot: {scripts: [a.sh], guest_agent: x.deb}";
+    let found =
+        resolve(&plan("[{name: web01, first_boot: {scripts: [b.sh]}}, {name: web02}]", all), &inventory);
+    assert!(found.is_ok(), "{:?}", found.problems);
+    let told: Vec<_> = found.vms.iter().map(|vm| (vm.convert, vm.first_boot.clone())).collect();
+    let work = |script: &str, agent: Option<&str>| FirstBoot {
+        scripts: vec![script.into()],
+        guest_agent: agent.map(Into::into),
+        addresses: vec![],
+    };
+    let expected = [work("b.sh", Some("x.deb")), work("a.sh", None)].map(|work| (Convert::Always, work));
+    assert_eq!(told, expected, "a VM's own word wins; Windows has an agent of its own");
+    let address = "addresses: {\"00:50:56:AA:00:07\": 192.0.2.7/24}";
+    let wrong = |vms: &str| errors(&plan(vms, ""), &inventory);
+    assert_eq!(wrong(&format!("[{{name: web02, {address}}}]")), "");
+    assert!(wrong(&format!("[{{name: web01, {address}}}]")).contains("web01 is no Windows"));
+    assert!(
+        wrong("[{name: web02, addresses: {\"00:50:56:aa:00:08\": 192.0.2.7/24}}]")
+            .contains("web02 has no network card")
+    );
+    let never = wrong("[{name: web01, convert: never, first_boot: {scripts: [a.sh]}}]");
+    assert!(never.contains("web01 has work for its first boot, and is not to be converted"), "{never}");
+}

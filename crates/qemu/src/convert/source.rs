@@ -6,6 +6,10 @@
 //!
 //! Source: virt-v2v, `remap_block_devices`; tried with 2.2 and 2.6.
 
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
 use crate::libvirt::device_name;
 use crate::spec::{DiskBus, DiskSpec, MachineFirmware, MachineSpec};
 use crate::xml::Xml;
@@ -34,7 +38,84 @@ pub struct SourceGuest {
     pub names: Vec<NicName>,
     /// Names that its cards may have: each is kept if its network settings name it.
     pub names_maybe: Vec<NicName>,
+    /// What is done when it boots for the first time.
+    pub first_boot: FirstBoot,
 }
+
+/// What is put into a guest for its first boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FirstBoot {
+    /// Files that run once, in this order.
+    pub scripts: Vec<PathBuf>,
+    /// A package (`.deb`, `.rpm`) that a Linux installs before.
+    pub package: Option<PathBuf>,
+    /// Fixed addresses of Windows, as the converter wants them: `MAC:ip:ADDRESS,GATEWAY,PREFIX,NAME SERVER...`.
+    pub addresses: Vec<String>,
+}
+
+impl FirstBoot {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        *self == FirstBoot::default()
+    }
+
+    /// What is wrong with its files.
+    ///
+    /// # Errors
+    /// The first thing.
+    pub fn check(&self) -> Result<(), String> {
+        for file in self.scripts.iter().chain(&self.package) {
+            let failed = |why: &str| Err(format!("{} is for the first boot, and {why}", file.display()));
+            match File::open(file).and_then(|file| file.metadata()) {
+                Err(error) => return failed(&format!("cannot be read: {error}")),
+                Ok(about) if !about.is_file() => return failed("is no file"),
+                Ok(_) => {}
+            }
+        }
+        match &self.package {
+            Some(package) if install(package).is_none() => {
+                Err(format!("{} is neither a .deb nor a .rpm", package.display()))
+            }
+            Some(package) if package.to_string_lossy().contains(':') => {
+                Err(format!("{} has a colon in its path, which virt-v2v does not take", package.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the converter is told. Source: virt-customize(1); virt-v2v(1), `--mac`.
+    pub(super) fn words(&self) -> Vec<OsString> {
+        let mut words: Vec<OsString> = Vec::new();
+        for address in &self.addresses {
+            words.extend(["--mac".into(), address.into()]);
+        }
+        if let Some(package) = &self.package
+            && let Some((name, command)) = install(package)
+        {
+            let mut upload = package.clone().into_os_string();
+            upload.push(format!(":{FOLDER}/{name}"));
+            let command = format!("{command} {FOLDER}/{name}; systemctl start qemu-guest-agent 2>/dev/null");
+            words.extend(["--mkdir".into(), FOLDER.into(), "--upload".into(), upload]);
+            words.extend(["--firstboot-command".into(), command.into()]);
+        }
+        for script in &self.scripts {
+            words.extend(["--firstboot".into(), script.into()]);
+        }
+        words
+    }
+}
+
+/// The name that a package has in the guest, and what installs it.
+fn install(package: &Path) -> Option<(&'static str, &'static str)> {
+    match package.extension()?.to_str()? {
+        "deb" => Some(("guest-agent.deb", "dpkg -i")),
+        "rpm" => Some(("guest-agent.rpm", "rpm -U --replacepkgs")),
+        _ => None,
+    }
+}
+
+/// Where it lies in the guest.
+const FOLDER: &str = "/var/lib/drover";
 
 /// A network interface by the MAC address that its card keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -252,6 +333,40 @@ mod tests {
         }
         assert_eq!(links(&[]), Vec::<String>::new());
         assert_eq!(links(&[("etc/network/interfaces", "iface ens1920 inet dhcp\n")]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn work_at_the_first_boot_is_told_in_its_order_and_its_files_are_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str| {
+            std::fs::write(folder.path().join(name), "x").unwrap();
+            folder.path().join(name)
+        };
+        let (script, package) = (put("a.sh"), put("ga.deb"));
+        let work = FirstBoot {
+            scripts: vec![script.clone()],
+            package: Some(package.clone()),
+            addresses: vec!["00:50:56:aa:00:01:ip:192.0.2.7,,24".into()],
+        };
+        assert_eq!(work.check(), Ok(()));
+        let words: Vec<String> = work.words().iter().map(|it| it.to_string_lossy().into_owned()).collect();
+        let upload = format!("{}:/var/lib/drover/guest-agent.deb", package.display());
+        assert_eq!(
+            words[..6],
+            ["--mac", &work.addresses[0], "--mkdir", "/var/lib/drover", "--upload", &upload]
+        );
+        assert!(
+            words[6] == "--firstboot-command"
+                && words[7].starts_with("dpkg -i /var/lib/drover/guest-agent.deb")
+        );
+        assert_eq!(words[8..], ["--firstboot", &script.display().to_string()]);
+        let wrong = |scripts: &[PathBuf], package: Option<PathBuf>| {
+            FirstBoot { scripts: scripts.to_vec(), package, ..FirstBoot::default() }.check().unwrap_err()
+        };
+        assert!(wrong(&[folder.path().join("gone")], None).contains("cannot be read"));
+        assert!(wrong(&[folder.path().into()], None).contains("is no file"));
+        assert!(wrong(&[], Some(script)).contains("neither a .deb nor a .rpm"));
+        assert!(wrong(&[], Some(put("a:b.rpm"))).contains("colon"));
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Tool {
         self.knows(BLOCK_DRIVER)
     }
 
-    /// Whether it writes files into a guest, as it does from 2.6 on.
+    /// Whether it writes files into a guest, and has it run others, as it does from 2.6 on.
     pub(super) fn can_write(&self) -> bool {
         self.knows(WRITE)
     }
@@ -121,6 +121,7 @@ impl Tool {
         if with_names && !guest.names_maybe.is_empty() {
             command.arg("--run-command").arg(names_script(&guest.names_maybe));
         }
+        command.args(guest.first_boot.words());
         command.args(["-i", "libvirtxml"]).arg(definition);
         command
     }
