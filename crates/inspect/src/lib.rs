@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! disk ─ table ─> partitions ─ signature ─> ext4 ─ linux ─> os-release, fstab, network files, boot loader
-//!                                               └ initramfs ─> drivers
+//!                                       │       └ initramfs ─> drivers
+//!                                       └> fat ─> loaders of the EFI system partition
 //! ```
 //!
 //! Not looked into, and told so: LVM, software RAID, XFS, btrfs, encrypted partitions, and the inside of NTFS.
@@ -11,6 +12,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod ext4;
+mod fat;
 mod initramfs;
 mod linux;
 mod network;
@@ -64,11 +66,19 @@ pub fn inspect(disks: &[Arc<dyn ReadAt>]) -> Inside {
                 Ok(Some(Signature::Unread(what))) => {
                     inside.unseen.push(format!("{name}: {what} is not looked into"));
                 }
-                Ok(Some(Signature::Passed) | None) => {}
+                Ok(Some(Signature::Fat)) if part.is_efi => match fat::loaders(&window) {
+                    Ok(found) => {
+                        let efi = inside.efi.get_or_insert_default();
+                        efi.has_fallback |= found.has_fallback;
+                        efi.folders.extend(found.folders);
+                    }
+                    Err(why) => inside.unseen.push(format!("{name}: FAT cannot be read: {why}")),
+                },
+                Ok(Some(Signature::Fat | Signature::Passed) | None) => {}
                 Err(error) => inside.unseen.push(format!("{name}: {error}")),
             }
         }
-        if table.is_efi {
+        if table.parts.iter().any(|part| part.is_efi) {
             inside.boot_loader.get_or_insert_with(|| "UEFI".to_string());
         }
     }

@@ -7,6 +7,7 @@
 //! 0      "XFSB"                   XFS
 //! 3      "-FVE-FS-", "MSWIN4.1"+   BitLocker, BitLocker To Go (with its GUID at 424)
 //! 3      "NTFS    "               NTFS
+//! 54, 82 "FAT"                   FAT
 //! 512    "LABELONE"               LVM, in one of the first four sectors
 //! 1080   0xEF53, little-endian    ext2, ext3, ext4
 //! 4086   "SWAPSPACE2"             swap
@@ -29,7 +30,9 @@ pub(crate) enum Signature {
     Locked(&'static str),
     /// Something that may hold a system and is not read.
     Unread(&'static str),
-    /// Something that holds no system: swap, FAT.
+    /// FAT, as EFI system partitions have it.
+    Fat,
+    /// Something that holds no system: swap.
     Passed,
 }
 
@@ -60,7 +63,9 @@ fn known(head: &[u8]) -> Option<Signature> {
         Some(S::Unread("LVM"))
     } else if at(0, &raid) || at(4096, &raid) {
         Some(S::Unread("a software RAID"))
-    } else if at(4086, b"SWAPSPACE2") || at(54, b"FAT") || at(82, b"FAT32") {
+    } else if at(54, b"FAT") || at(82, b"FAT32") {
+        Some(S::Fat)
+    } else if at(4086, b"SWAPSPACE2") {
         Some(S::Passed)
     } else {
         None
@@ -98,6 +103,7 @@ mod tests {
         assert_eq!(with(0x10040, b"_BHRfS_M"), Some(S::Unread("btrfs")));
         assert_eq!(with(4096, &RAID_MAGIC.to_le_bytes()), Some(S::Unread("a software RAID")));
         assert_eq!(with(4086, b"SWAPSPACE2"), Some(S::Passed));
+        assert_eq!((with(54, b"FAT12"), with(82, b"FAT32")), (Some(S::Fat), Some(S::Fat)));
         assert_eq!(with(100, b"nothing"), None);
     }
 

@@ -17,8 +17,6 @@ pub(crate) struct Table {
     pub(crate) parts: Vec<TablePart>,
     /// Whether Windows' Logical Disk Manager has the disk.
     pub(crate) is_dynamic: bool,
-    /// Whether there is an EFI system partition.
-    pub(crate) is_efi: bool,
     /// Which boot loader the MBR holds.
     pub(crate) boot_code: Option<&'static str>,
 }
@@ -29,11 +27,13 @@ pub(crate) struct TablePart {
     pub(crate) number: usize,
     pub(crate) start: u64,
     pub(crate) length: u64,
+    /// Whether it is an EFI system partition.
+    pub(crate) is_efi: bool,
 }
 
 impl Table {
     pub(crate) fn read(disk: &dyn ReadAt) -> io::Result<Table> {
-        let whole = TablePart { number: 0, start: 0, length: disk.size() };
+        let whole = TablePart { number: 0, start: 0, length: disk.size(), is_efi: false };
         let mut mbr = [0; SECTOR as usize];
         if disk.size() < 2 * SECTOR {
             return Ok(Table::default());
@@ -51,12 +51,14 @@ impl Table {
         }
         let mut table = Table { boot_code: boot_code(&mbr), ..Table::default() };
         table.is_dynamic = entries.iter().any(|entry| entry.kind == LDM);
-        table.is_efi = entries.iter().any(|entry| entry.kind == EFI);
         for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.kind != 0) {
             match entry.kind {
                 0x05 | 0x0f | 0x85 => logical(disk, entry.start(), &mut table.parts)?,
                 LDM => {}
-                _ => table.parts.extend(within(disk, index + 1, entry.start(), entry.length())),
+                kind => {
+                    let part = within(disk, index + 1, entry.start(), entry.length());
+                    table.parts.extend(part.map(|part| TablePart { is_efi: kind == EFI, ..part }));
+                }
             }
         }
         Ok(table)
@@ -153,14 +155,14 @@ fn gpt(disk: &dyn ReadAt) -> io::Result<Table> {
                 table.is_dynamic = true;
                 continue;
             }
-            EFI_SYSTEM => table.is_efi = true,
             _ => {}
         }
         let (first, last) = (u64_at(entry, 32), u64_at(entry, 40));
         let start = first.checked_mul(SECTOR);
         let length = last.checked_sub(first).and_then(|it| it.checked_add(1)?.checked_mul(SECTOR));
         if let (Some(start), Some(length)) = (start, length) {
-            table.parts.extend(within(disk, index + 1, start, length));
+            let part = within(disk, index + 1, start, length);
+            table.parts.extend(part.map(|part| TablePart { is_efi: kind == EFI_SYSTEM, ..part }));
         }
     }
     Ok(table)
@@ -169,7 +171,7 @@ fn gpt(disk: &dyn ReadAt) -> io::Result<Table> {
 /// A part that begins on the disk; what lies past its end is cut off.
 fn within(disk: &dyn ReadAt, number: usize, start: u64, length: u64) -> Option<TablePart> {
     let length = length.min(disk.size().saturating_sub(start));
-    (length > 0).then_some(TablePart { number, start, length })
+    (length > 0).then_some(TablePart { number, start, length, is_efi: false })
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -232,7 +234,7 @@ mod tests {
         let Some(disk) = disk(script) else { return };
         let table = Table::read(&disk).unwrap();
         assert_eq!(parts(&table), [(1, 1, 8), (5, 10, 4), (6, 20, 8)]);
-        assert!(!table.is_dynamic && !table.is_efi);
+        assert!(!table.is_dynamic && !table.parts.iter().any(|part| part.is_efi));
     }
 
     #[test]
@@ -241,7 +243,7 @@ mod tests {
         let Some(made) = disk(script) else { return };
         let table = Table::read(&made).unwrap();
         assert_eq!(parts(&table), [(1, 1, 8), (2, 9, 20)]);
-        assert!(table.is_efi && !table.is_dynamic);
+        assert!(table.parts[0].is_efi && !table.parts[1].is_efi && !table.is_dynamic);
         let ldm = "label: gpt\nstart=1MiB size=8MiB type=5808C8AA-7E8F-42E0-85D2-E1E90434CFB3\n";
         assert!(Table::read(&disk(ldm).unwrap()).unwrap().is_dynamic);
         let ldm = "label: dos\nstart=1MiB size=8MiB type=42\n";

@@ -117,6 +117,11 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("name-changed", Weight::Info, "the name cannot be that of a file"),
     ("initramfs-without-driver", Weight::Warning, "the initramfs lacks the driver of the disks' bus"),
     ("fstab-by-path", Weight::Warning, "the guest finds disks by paths that change with their bus"),
+    (
+        "no-fallback-loader",
+        Weight::Warning,
+        "the firmware finds no boot loader once its boot entries are gone",
+    ),
     ("encrypted-inside", Weight::Warning, "a partition is encrypted by the guest"),
     ("dynamic-disk", Weight::Warning, "a disk is a dynamic disk of Windows"),
     ("interface-names", Weight::Warning, "network settings of the guest find their card by what may change"),
@@ -460,7 +465,7 @@ impl Found<'_> {
 mod tests {
     use super::*;
     use crate::PlannedVm;
-    use drover_types::guest::{ByPath, Encrypted, FreeSpace, Initramfs, Inside, Interface};
+    use drover_types::guest::{ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface};
     use drover_types::inventory::{Nic, PhysicalNic, Snapshot};
 
     fn plain() -> (Vm, Inventory) {
@@ -542,7 +547,8 @@ mod tests {
             "snapshots-stay".to_string()
         };
         let inside = |id: &str, change: &dyn Fn(&mut Inside)| {
-            let planned = planned();
+            let mut planned = planned();
+            planned.vm.firmware = Some(Firmware::Uefi);
             let is_told = |inside: &Inside| concerns_inside(&planned, inside).iter().any(|it| it.id == id);
             let mut found = Inside::default();
             assert!(!is_told(&found), "{id}");
@@ -591,6 +597,7 @@ mod tests {
             change("name-changed", &|vm, _| vm.name = "file server/1".into()),
             inside("initramfs-without-driver", &|found| found.initramfs = Some(Initramfs::default())),
             inside("fstab-by-path", &|found| found.by_path.push(by_path("/dev/sdb1"))),
+            inside("no-fallback-loader", &|found| found.efi = Some(EfiPartition::default())),
             inside("encrypted-inside", &|found| {
                 found.encrypted.push(Encrypted { disk: 0, partition: 2, kind: "LUKS".into() })
             }),
@@ -655,6 +662,20 @@ mod tests {
         assert_eq!(ids(&vm, &inside), ["initramfs-without-driver"]);
         let no_pci = Initramfs { virtio_blk: true, ..Initramfs::default() };
         assert_eq!(lacking_driver(&no_pci, crate::TargetBus::Virtio), Some("virtio_pci"));
+    }
+
+    #[test]
+    fn a_lost_boot_entry_matters_to_uefi_alone_and_the_loaders_that_are_there_are_named() {
+        let found = |firmware, has_fallback| {
+            let mut vm = planned();
+            vm.vm.firmware = firmware;
+            let efi = EfiPartition { has_fallback, folders: vec!["DEBIAN".into(), "MICROS~1".into()] };
+            concerns_inside(&vm, &Inside { efi: Some(efi), ..Inside::default() })
+        };
+        let told = &found(Some(Firmware::Uefi), false)[0];
+        assert!(told.message.contains(r"(there is \EFI\DEBIAN, \EFI\MICROS~1)"), "{told}");
+        assert_eq!(found(None, false).len(), 1, "what is not known is told");
+        assert_eq!((found(Some(Firmware::Uefi), true), found(Some(Firmware::Bios), false)), (vec![], vec![]));
     }
 
     #[test]

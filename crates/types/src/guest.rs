@@ -11,6 +11,9 @@ pub struct Inside {
     pub ntfs: bool,
     /// The boot loader, such as `GRUB`; absent if it was not found.
     pub boot_loader: Option<String>,
+    /// What its EFI system partition holds; absent if it has none, or it could not be read.
+    #[serde(default)]
+    pub efi: Option<EfiPartition>,
     /// What the kernel's command line says of the root file system.
     pub root: Option<String>,
     /// The initramfs that the boot loader starts; absent if none was found.
@@ -38,6 +41,15 @@ impl Inside {
     pub fn saw_root(&self) -> bool {
         self.free.iter().any(|it| it.place == "/")
     }
+}
+
+/// What boots from an EFI system partition.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EfiPartition {
+    /// Whether it has `\\EFI\\BOOT\\BOOTX64.EFI`, which a firmware without boot entries starts.
+    pub has_fallback: bool,
+    /// Folders of other loaders in `\\EFI`, by their short names (`DEBIAN`, `MICROS~1`).
+    pub folders: Vec<String>,
 }
 
 /// An initramfs, and which drivers it or the kernel itself has.

@@ -42,7 +42,7 @@ fn make_seeds() {
     guests();
 }
 
-/// A disk with a partition of ext4 that holds what a look into a guest reads, and an initramfs.
+/// Disks with a partition of ext4 that holds what a look into a guest reads, and with one that an UEFI boots from; an initramfs.
 fn guests() {
     let work = tempfile::tempdir().unwrap();
     let script = "mkdir -p tree/etc/network tree/boot/grub init/lib/modules/6/kernel && cd tree\n\
@@ -55,10 +55,15 @@ fn guests() {
                   truncate -s 128k part && mke2fs -q -F -t ext4 -b 1024 -N 32 -O ^has_journal,^resize_inode -m 0 -d tree part\n\
                   truncate -s 160k disk\n\
                   printf 'label: dos\\nstart=32 size=256 type=83\\n' | sfdisk -q --no-reread --no-tell-kernel disk\n\
-                  dd if=part of=disk bs=512 seek=32 conv=notrunc status=none";
+                  dd if=part of=disk bs=512 seek=32 conv=notrunc status=none\n\
+                  mkfs.vfat --invariant -F 12 -s 1 -r 16 -f 1 -C esp.part 48 > /dev/null\n\
+                  mmd -i esp.part ::/EFI ::/EFI/debian ::/EFI/BOOT && mcopy -i esp.part tree/etc/fstab ::/EFI/BOOT/BOOTX64.EFI\n\
+                  truncate -s 56k esp && printf 'label: dos\\nstart=8 size=96 type=ef\\n' | sfdisk -q --no-reread --no-tell-kernel esp\n\
+                  dd if=esp.part of=esp bs=512 seek=8 conv=notrunc status=none";
     let made = Command::new("sh").args(["-ec", script]).current_dir(work.path()).status().unwrap();
     assert!(made.success());
     keep("inspect_disk", "ext4", &std::fs::read(work.path().join("disk")).unwrap());
+    keep("inspect_disk", "esp", &std::fs::read(work.path().join("esp")).unwrap());
     keep("inspect_initramfs", "gzip", &std::fs::read(work.path().join("tree/boot/initrd.img-6")).unwrap());
 }
 

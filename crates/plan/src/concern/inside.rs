@@ -2,6 +2,7 @@
 
 use drover_types::Bytes;
 use drover_types::guest::{Initramfs, Inside};
+use drover_types::inventory::Firmware;
 
 use super::network::{Stays, fates};
 use super::{Concern, Found};
@@ -13,6 +14,7 @@ pub fn concerns_inside(vm: &PlannedVm, inside: &Inside) -> Vec<Concern> {
     let mut found = Found { vm: &vm.vm, list: Vec::new() };
     found.initramfs(vm, inside);
     found.paths(vm, inside);
+    found.fallback(inside);
     found.locked(vm, inside);
     found.names(vm, inside);
     found.space(vm, inside);
@@ -92,6 +94,23 @@ impl Found<'_> {
             }
         };
         self.add("fstab-by-path", None, what, advice);
+    }
+
+    /// Boot entries lie in the firmware's variables, which stay behind.
+    fn fallback(&mut self, inside: &Inside) {
+        let Some(efi) = inside.efi.as_ref().filter(|efi| !efi.has_fallback) else { return };
+        if self.vm.firmware == Some(Firmware::Bios) {
+            return;
+        }
+        let others = match efi.folders.as_slice() {
+            [] => String::new(),
+            folders => format!(" (there is \\EFI\\{})", folders.join(", \\EFI\\")),
+        };
+        let what = format!("has no \\EFI\\BOOT\\BOOTX64.EFI{others}, so its firmware would start nothing");
+        let advice = "before the move, have the loader there, too (Debian, Ubuntu: `grub-install --target=x86_64-efi --removable`; \
+                      RHEL, SLES: reinstall shim, or copy the files of its folder; Windows: `bcdboot C:\\Windows /s S: /f UEFI`); or \
+                      choose it in the firmware's menu at the first boot";
+        self.add("no-fallback-loader", None, what, advice);
     }
 
     fn locked(&mut self, vm: &PlannedVm, inside: &Inside) {
