@@ -48,7 +48,13 @@ fn a_check_tells_what_would_keep_a_guest_from_booting_and_leaves_the_source_as_i
     let checked = stage.run(&["plan", "check", &plan, "--inspect", "--json"]);
     assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
     let json = checked.json().unwrap();
-    let of_debian = ["initramfs-without-driver", "fstab-by-path", "interface-names", "vmware-tools-inside"];
+    let of_debian = [
+        "initramfs-without-driver",
+        "fstab-by-path",
+        "interface-names",
+        "vmware-tools-inside",
+        "vendor-services-inside",
+    ];
     let seen = found(&json, "vmware");
     assert!(of_debian.iter().all(|id| seen.iter().any(|it| it == id)), "{seen:?}");
     assert!(!found(&json, "ready").contains(&"initramfs-without-driver".to_string()), "{json:#}");

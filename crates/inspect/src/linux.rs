@@ -14,6 +14,7 @@ pub(crate) fn look(trees: &[Tree], inside: &mut Inside) {
         inside.system = system(root);
         inside.by_path.extend(root.text("/etc/fstab").map(|text| by_path(&text)).unwrap_or_default());
         inside.vmware_tools = vmware_tools(root);
+        inside.vendor_services = vendor_services(root);
         inside.interfaces = network::interfaces(root);
         inside.free.push(FreeSpace { place: "/".into(), bytes: root.free_bytes });
     }
@@ -71,6 +72,31 @@ fn vmware_tools(root: &Tree) -> Option<String> {
     ];
     signs.iter().find(|(path, _)| root.has(path)).map(|(_, name)| name.to_string())
 }
+
+/// Units of VMware's that are enabled.
+fn vendor_services(root: &Tree) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for wants in root.names(UNITS).iter().filter(|name| name.ends_with(".wants")).take(FOLDERS_MAX) {
+        let names = root.names(&format!("{UNITS}/{wants}"));
+        found.extend(names.iter().filter_map(|name| vendor_service(name)).take(SERVICES_MAX));
+    }
+    found.sort();
+    found.dedup();
+    found.truncate(SERVICES_MAX);
+    found
+}
+
+fn vendor_service(unit: &str) -> Option<String> {
+    let name = unit.strip_suffix(".service").filter(|name| name.len() <= FIELD_BYTES_MAX)?;
+    VENDOR_UNITS.iter().any(|start| name.starts_with(start)).then(|| name.to_string())
+}
+
+/// Of the tools; of NSX and its introspection of guests; the agents of Log Insight and of vRealize Operations.
+const VENDOR_UNITS: [&str; 8] =
+    ["open-vm-tools", "vmtoolsd", "vgauth", "vmware", "nsx", "vsepd", "liagent", "ucp-"];
+const UNITS: &str = "/etc/systemd/system";
+const FOLDERS_MAX: usize = 64;
+const SERVICES_MAX: usize = 16;
 
 /// Lines of an fstab that name a disk by where it was found: on another bus it is found elsewhere.
 fn by_path(text: &str) -> Vec<ByPath> {
@@ -224,6 +250,19 @@ mod tests {
                 "/dev/sda2 swap",
                 "/dev/disk/by-path/pci-0000:03:00.0-scsi-0:0:1:0-part1 /logs"
             ]
+        );
+    }
+
+    #[test]
+    fn units_of_vmware_are_known_by_their_names() {
+        let units =
+            ["vmtoolsd.service", "vgauthd.service", "nsx-agent.service", "vsepd.service", "liagentd.service"];
+        assert!(units.iter().all(|unit| vendor_service(unit).is_some()));
+        assert_eq!(vendor_service("open-vm-tools.service").as_deref(), Some("open-vm-tools"));
+        assert!(
+            ["ssh.service", "vmtoolsd.socket", "nsswitch.service"]
+                .iter()
+                .all(|unit| vendor_service(unit).is_none())
         );
     }
 

@@ -131,6 +131,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
         "a file system of the guest has too little room for a conversion",
     ),
     ("vmware-tools-inside", Weight::Info, "the guest has tools of VMware"),
+    ("vendor-services-inside", Weight::Info, "the guest starts services that are of use on VMware alone"),
     ("not-seen-inside", Weight::Info, "a part of the guest's disks was not looked into"),
 ];
 
@@ -607,6 +608,7 @@ mod tests {
                 found.free.push(FreeSpace { place: "/".into(), bytes: 1 << 20 })
             }),
             inside("vmware-tools-inside", &|found| found.vmware_tools = Some("open-vm-tools".into())),
+            inside("vendor-services-inside", &|found| found.vendor_services.push("vmtoolsd".into())),
             inside("not-seen-inside", &|found| found.unseen.push("disk 0: LVM".into())),
         ];
         let known: Vec<&str> = CATALOGUE.iter().map(|(id, ..)| *id).collect();

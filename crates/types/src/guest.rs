@@ -26,6 +26,9 @@ pub struct Inside {
     pub dynamic_disks: Vec<usize>,
     /// What says that tools of VMware are installed, such as `open-vm-tools`.
     pub vmware_tools: Option<String>,
+    /// Services that it starts and that are of use on VMware alone, by their units (`vmtoolsd`).
+    #[serde(default)]
+    pub vendor_services: Vec<String>,
     /// Network settings, with what finds the card that they are for.
     pub interfaces: Vec<Interface>,
     /// Whether the kernel is told to keep names such as `eth0` (`net.ifnames=0`).

@@ -17,6 +17,7 @@ pub fn debian(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
     put("etc/fstab", "UUID=1-2 / ext4 defaults 0 1\n/dev/sdb1 /data ext4 defaults 0 2\n");
     put("etc/network/interfaces", "auto ens192\niface ens192 inet static\n  address 192.0.2.7/24\n");
     put("var/lib/dpkg/info/open-vm-tools.list", "/usr/bin/vmtoolsd\n");
+    put("etc/systemd/system/multi-user.target.wants/nsx-agent.service", "");
     put(
         "boot/grub/grub.cfg",
         "menuentry 'Debian' {\n linux /boot/vmlinuz-6.1.0 root=UUID=1-2 ro\n initrd /boot/initrd.img-6.1.0\n}\n",

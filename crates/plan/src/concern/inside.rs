@@ -27,6 +27,12 @@ pub fn concerns_inside(vm: &PlannedVm, inside: &Inside) -> Vec<Concern> {
         };
         found.add("vmware-tools-inside", None, format!("has {tools}"), advice);
     }
+    if !inside.vendor_services.is_empty() {
+        let what =
+            format!("starts services that are of use on VMware alone: {}", inside.vendor_services.join(", "));
+        let advice = "a conversion removes those of VMware's tools; after the move, disable the others (`systemctl disable --now`)";
+        found.add("vendor-services-inside", None, what, advice);
+    }
     if !inside.unseen.is_empty() {
         let what = format!("was not looked into as a whole: {}", inside.unseen.join("; "));
         found.add(
