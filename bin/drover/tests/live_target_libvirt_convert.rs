@@ -7,16 +7,11 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use common::debian::{DISK_BYTES, HAS_DRIVERS, debian, put_converter};
+use common::debian::{HAS_DRIVERS, debian, marked, put_converter, put_marking_converter, put_windows_tools};
 use common::landing::Landing;
 use common::process::{PATIENCE, wait_until};
 use common::{MIB, disk_file, vm, with};
 use serde_json::json;
-
-/// In the last MiB, which belongs to no partition.
-const MARK_AT: u64 = DISK_BYTES - MIB / 2;
-const MARK_BYTES: usize = 65536;
-const MARK: u8 = 0x5a;
 
 /// The source's disk, and the converter's folder.
 struct Scene {
@@ -42,12 +37,7 @@ impl Scene {
 
     /// From now on the converter writes its mark, and then does this.
     fn convert(&self, then: &str) {
-        let script = format!(
-            "cd \"$(dirname \"$0\")\"\n[ \"$3\" ] || exit 0\necho $$ >>runs\n\
-             for file in $(sed -n \"s/.*<source file='\\([^']*\\)'.*/\\1/p\" \"$3\"); do\n\
-             qemu-io -f qcow2 -c 'write -q -P {MARK} {MARK_AT} {MARK_BYTES}' \"$file\" || exit 1\ndone\n{then}\n{HAS_DRIVERS}"
-        );
-        put_converter(&self.tools, &script);
+        put_marking_converter(&self.tools, then);
     }
 
     /// Ids of the converter's processes so far.
@@ -61,9 +51,7 @@ impl Scene {
     }
 
     fn is_converted(&self) -> bool {
-        let mut expected = self.before.clone();
-        expected[MARK_AT as usize..][..MARK_BYTES].fill(MARK);
-        self.volume() == expected
+        self.volume() == marked(self.before.clone())
     }
 
     #[track_caller]
@@ -166,8 +154,7 @@ fn what_windows_needs_is_named_before_anything_moves() {
     put_converter(&tools, HAS_DRIVERS);
     let plan = landing.plan("windows", &[("convert: never", "convert: always")]);
     let mut check = landing.command(&["plan", "check", &plan]);
-    std::fs::write(tools.join("rhsrvany.exe"), "").unwrap();
-    check.env("VIRT_TOOLS_DATA_DIR", &tools).env("VIRTIO_WIN", "/none");
+    check.envs(put_windows_tools(&tools)).env("VIRTIO_WIN", "/none");
     let checked = common::moves::run(check);
     assert_eq!(checked.code, Some(7), "{checked:?}");
     assert!(

@@ -7,6 +7,7 @@ mod common;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use common::certificates::certificates_for;
 use common::landing::{Landing, edges, hear};
 use common::{MIB, disk_file, same_bytes, vm, with};
 use drover_lab::{Guests, lab_folder};
@@ -208,7 +209,7 @@ fn killed_at_every_edge_a_plan_arrives_once_on_the_other_host() {
         landing.far_plan("edges", &landing.hosts.uri("b"), &[("mode: cold", "mode: cold\nstart: true")]);
     let mut args = vec!["migrate", plan.as_str()];
     let mut came = HashSet::new();
-    for edge in edges() {
+    for edge in edges(false) {
         if landing.killed_at(&args, edge).is_some() {
             came.insert(edge);
         }
@@ -269,6 +270,29 @@ fn cancelled_after_a_kill_exactly_what_was_made_on_the_other_host_is_gone() {
         }
         assert_eq!((landing.all_of("b"), landing.xml("b", "theirs")), before, "{edge:?}");
     }
+}
+
+#[test]
+fn a_daemon_is_reached_by_tls_with_certificates_of_its_ca_and_no_others() {
+    let made = Landing::by_tls(164, |folder| {
+        vec![with(vm("one", &[&disk_file(folder, "a", 2 * MIB)]), json!({"nics": []}))]
+    });
+    let Some((landing, uri, certificates)) = made else { return };
+    let _agent = landing.agent("b", "site-b", &[&pool_of(&landing, "b")]);
+    let plan = |name: &str, certificates: &Path| {
+        let uri = format!("{uri}?pkipath={}", certificates.display());
+        landing.far_plan(name, &uri, &[("mode: cold", "mode: cold\nstart: true")])
+    };
+    let strangers = landing.stage.path("strangers");
+    let address = uri.trim_start_matches("qemu+tls://").split(':').next().unwrap();
+    certificates_for(&strangers, address);
+    let refused = landing.run(&["plan", "check", &plan("stranger", &strangers)]);
+    assert!(refused.code == Some(3) && refused.err.contains("does not answer"), "{refused:?}");
+    assert!(refused.err.contains("certificate"), "{}", refused.err);
+    assert_eq!(landing.all_of("b"), Vec::<String>::new());
+    landing.arrives(&["migrate", &plan("tls", &certificates)]);
+    assert_eq!(landing.state("b", "one"), "running");
+    assert!(same_bytes(&landing.image("b", "one-0.raw"), &landing.stage.path("a")));
 }
 
 /// A plan for several hosts, by names, addresses and sites of their agents.

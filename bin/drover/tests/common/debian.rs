@@ -54,6 +54,25 @@ pub fn disk_of(folder: &Path, name: &str, tree: &Path) -> PathBuf {
     disk
 }
 
+/// A disk with one partition that begins as one of NTFS does.
+pub fn windows(folder: &Path, name: &str) -> PathBuf {
+    let disk = folder.join(name);
+    partition(&disk, DISK_BYTES, "label: dos\nstart=1MiB size=30MiB type=7 bootable\n");
+    let mut bytes = std::fs::read(&disk).unwrap();
+    bytes[MIB as usize..][..11].copy_from_slice(b"\xeb\x52\x90NTFS    ");
+    std::fs::write(&disk, bytes).unwrap();
+    disk
+}
+
+/// What the conversion of Windows wants beside the converter, in its folder, as variables of drover's.
+pub fn put_windows_tools(folder: &Path) -> [(&'static str, PathBuf); 2] {
+    let drivers = folder.join("virtio-win/viostor/2k19/amd64");
+    std::fs::create_dir_all(&drivers).unwrap();
+    std::fs::write(drivers.join("viostor.inf"), "").unwrap();
+    std::fs::write(folder.join("rhsrvany.exe"), "").unwrap();
+    [("VIRT_TOOLS_DATA_DIR", folder.to_path_buf()), ("VIRTIO_WIN", folder.join("virtio-win"))]
+}
+
 /// An empty disk that sfdisk partitions so.
 pub fn partition(disk: &Path, bytes: u64, script: &str) {
     std::fs::File::create(disk).unwrap().set_len(bytes).unwrap();
@@ -76,6 +95,27 @@ pub fn put_converter(folder: &Path, script: &str) -> String {
     std::fs::create_dir_all(folder).unwrap();
     drover_lab::put_script(&folder.join("virt-v2v-in-place"), script).unwrap();
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+/// Where the stand-in of [`put_marking_converter`] writes: in the last MiB, which belongs to no partition.
+const MARK_AT: u64 = DISK_BYTES - MIB / 2;
+const MARK_BYTES: usize = 65536;
+const MARK: u8 = 0x5a;
+
+/// A stand-in that notes its process in the file `runs` of its folder, writes a mark into each disk, and then does this.
+pub fn put_marking_converter(folder: &Path, then: &str) {
+    let script = format!(
+        "cd \"$(dirname \"$0\")\"\n[ \"$3\" ] || exit 0\necho $$ >>runs\n\
+         for file in $(sed -n \"s/.*<source file='\\([^']*\\)'.*/\\1/p\" \"$3\"); do\n\
+         qemu-io -f qcow2 -c 'write -q -P {MARK} {MARK_AT} {MARK_BYTES}' \"$file\" || exit 1\ndone\n{then}\n{HAS_DRIVERS}"
+    );
+    put_converter(folder, &script);
+}
+
+/// What that makes of a disk of [`DISK_BYTES`].
+pub fn marked(mut disk: Vec<u8>) -> Vec<u8> {
+    disk[MARK_AT as usize..][..MARK_BYTES].fill(MARK);
+    disk
 }
 
 /// What a converter says of a guest that can boot from virtio now.

@@ -1,16 +1,20 @@
 //! VMs of the simulator that land as domains of the lab's two daemons (`lab/libvirt/hosts`).
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use drover_lab::{Drover, Hosts, Output, lab_folder, run_by};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::Stage;
+use super::certificates::certificates_for;
 use super::sites::{own_address, start_agent};
 
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -24,7 +28,10 @@ pub struct Landing {
 
 impl Landing {
     pub fn new(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Landing> {
-        let folder = tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap();
+        Landing::in_folder(tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap(), number, vms)
+    }
+
+    fn in_folder(folder: TempDir, number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Landing> {
         let hosts = Hosts::start(folder.path()).unwrap()?;
         let stage = Stage::new(number, vms)?;
         for host in ["a", "b"] {
@@ -36,6 +43,18 @@ impl Landing {
             hosts.virsh(host, &["pool-start", "images"]).unwrap();
         }
         Some(Landing { stage, hosts, folder })
+    }
+
+    /// As [`Landing::new`], with the address of the second daemon by TLS, and the folder of the certificates for it.
+    pub fn by_tls(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<(Landing, String, PathBuf)> {
+        let folder = tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap();
+        let (address, certificates) = (own_address(), folder.path().join("pki"));
+        certificates_for(&certificates, address.split(':').next().unwrap());
+        let landing = Landing::in_folder(folder, number, vms)?;
+        let network = landing.hosts.in_their_network().unwrap();
+        let network = Path::new(network[1].trim_start_matches("--net="));
+        let address = carry(&address, network, TLS_ADDRESS);
+        Some((landing, format!("qemu+tls://{address}/system"), certificates))
     }
 
     pub fn image(&self, host: &str, volume: &str) -> PathBuf {
@@ -123,6 +142,50 @@ impl Landing {
         self.hosts.virsh(host, &["domstate", name]).unwrap_or_default()
     }
 
+    /// Whether their network has the bridge that `lab/libvirt/hosts` makes, and guests can be plugged into it.
+    pub fn has_bridge(&self) -> bool {
+        let has = Path::new("/dev/net/tun").exists() && self.ports_of_bridge().is_some();
+        if !has {
+            println!("note: this kernel has no bridges, or no /dev/net/tun");
+        }
+        has
+    }
+
+    /// What is plugged into that bridge.
+    pub fn ports_of_bridge(&self) -> Option<String> {
+        let there = self.hosts.in_their_network().unwrap();
+        let mut command = Command::new(&there[0]);
+        command.args(&there[1..]).args(["ip", "-o", "link", "show", "master", "br-lan"]);
+        let output = super::moves::run(command);
+        (output.code == Some(0)).then_some(output.out)
+    }
+
+    /// A command of drover's that is in the network of the simulator, and sees the devices of that of the daemons.
+    pub fn sees_their_devices(&self, command: &Command) -> Command {
+        let own = format!("/proc/{}/ns/net", std::process::id());
+        let sees = format!("mount -t sysfs sys /sys && exec nsenter --net={own} \"$@\"");
+        let words = ["unshare", "--mount", "sh", "-c", &sees, "sh"].map(str::to_string);
+        run_by(&[&self.hosts.in_their_network().unwrap()[..], &words].concat(), command)
+    }
+
+    /// From now on `virsh` keeps the definitions that it is given ([`Landing::asked`]), and starts no domain while there is a file `hold`
+    /// beside it: it waits, and then fails.
+    pub fn overhear(&self) -> PathBuf {
+        let bin = self.stage.path("bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        let script = "here=$(dirname \"$0\")\nPATH=${PATH#*:}\ncase \" $* \" in\n\
+            *' define '*)\n  for file; do :; done\n  cp \"$file\" \"$here/$(sed -n 's|.*<name>\\(.*\\)</name>.*|\\1|p' \"$file\").xml\" ;;\n\
+            *' start '*)\n  if [ -e \"$here/hold\" ]; then while [ -e \"$here/hold\" ]; do sleep 0.1; done; exit 1; fi ;;\n\
+            esac\nexec virsh \"$@\"";
+        drover_lab::put_script(&bin.join("virsh"), script).unwrap();
+        bin.join("hold")
+    }
+
+    /// The XML by which drover defined a domain last.
+    pub fn asked(&self, name: &str) -> String {
+        std::fs::read_to_string(self.stage.path("bin").join(format!("{name}.xml"))).unwrap()
+    }
+
     /// The domains and volumes of a host; journals of drover are among the files of its pool.
     pub fn all_of(&self, host: &str) -> Vec<String> {
         let pool = std::fs::read_dir(self.image(host, "")).unwrap();
@@ -150,6 +213,31 @@ impl Landing {
         self.hosts.virsh(host, &["define", file.to_str().unwrap()]).unwrap();
     }
 }
+
+/// Listens at an address here, and carries each connection to one of another network.
+fn carry(here: &str, network: &Path, there: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind(here).unwrap();
+    let address = listener.local_addr().unwrap();
+    let network = std::fs::File::open(network).unwrap();
+    std::thread::spawn(move || {
+        // This thread alone is in that network from now on; the socket stays in its own.
+        move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        for here in listener.incoming().map_while(Result::ok) {
+            let there = TcpStream::connect(there).unwrap();
+            for (mut from, mut to) in [(here.try_clone().unwrap(), there.try_clone().unwrap()), (there, here)]
+            {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    address
+}
+
+/// Where the second daemon answers to TLS (`lab/libvirt/hosts`).
+const TLS_ADDRESS: &str = "127.0.0.1:16512";
 
 /// An sshd with the files of a host.
 pub struct Sshd {
@@ -278,10 +366,11 @@ pub fn hear(tty: std::fs::File, is_all: impl Fn(&str) -> bool) -> String {
 }
 
 /// Every edge of the phases, in the order in which a plan comes to them.
-pub fn edges() -> Vec<(&'static str, &'static str)> {
-    let phases =
-        ["check", "power_off", "snapshot", "copy", "verify", "convert", "define", "start", "clean_up"];
-    phases.iter().flat_map(|phase| [("phase_started", *phase), ("phase_ended", *phase)]).collect()
+pub fn edges(is_warm: bool) -> Vec<(&'static str, &'static str)> {
+    let first: &[&str] = if is_warm { &["check", "track", "passes"] } else { &["check"] };
+    let then = ["power_off", "snapshot", "copy", "verify", "convert", "define", "start", "clean_up"];
+    let phases = first.iter().chain(&then);
+    phases.flat_map(|phase| [("phase_started", *phase), ("phase_ended", *phase)]).collect()
 }
 
 impl Landing {

@@ -6,6 +6,7 @@ pub mod certificates;
 pub mod cgroup;
 pub mod daemon;
 pub mod debian;
+pub mod domain_xml;
 pub mod domains;
 pub mod gate;
 pub mod kubernetes;

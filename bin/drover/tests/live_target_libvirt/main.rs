@@ -1,0 +1,135 @@
+//! Plans whose target is a libvirt daemon: VMs of the simulator become domains of two true daemons (`lab/libvirt/hosts`).
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod eight;
+mod kills;
+
+use common::landing::Landing;
+use common::{MIB, disk_file, vm, with};
+use serde_json::json;
+
+/// A plan's name, what is replaced in it, and what the check says.
+type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
+
+#[test]
+fn a_check_tells_each_thing_that_stands_in_the_way_by_itself() {
+    let Some(landing) = Landing::new(132, |folder| {
+        let a = disk_file(folder, "a", MIB);
+        let big = json!([{"file": a, "datastore": "ds1", "thin": true, "controller": "pvscsi", "capacity": "14TiB"}]);
+        vec![
+            vm("one", &[&a]),
+            with(vm("sealed", &[&a]), json!({"firmware": "efi", "vtpm": true, "nics": []})),
+            with(vm("big", &[&a]), json!({"disks": big, "nics": []})),
+            with(vm("win", &[&a]), json!({"guest_id": "windows2019srv_64Guest", "nics": []})),
+        ]
+    }) else {
+        return;
+    };
+    let virsh = |words: &[&str]| landing.hosts.virsh("a", words).unwrap();
+    let empty = landing.folder.path().join("shared/empty");
+    std::fs::create_dir(&empty).unwrap();
+    virsh(&["pool-define-as", "asleep", "dir", "--target", empty.to_str().unwrap()]);
+    // Not every libvirt has the driver for it.
+    let lvm = ["pool-define-as", "lvm", "logical", "--source-name", "vg", "--target", "/dev/vg"];
+    let has_lvm = landing.hosts.virsh("a", &lvm).is_ok();
+    let has_converter = drover_qemu::can_convert().is_ok();
+    landing.somebodys("a", "taken", None);
+    std::fs::write(landing.image("a", "clash-0.raw"), "somebody's").unwrap();
+    virsh(&["vol-create-as", "images", "blank-0.raw", "1MiB", "--allocation", "0"]);
+    let before = landing.all_of("a");
+    let only = ("  - name: \"sealed\"\n  - name: \"big\"\n  - name: \"win\"\n", "");
+    let cases: [Case<'_>; 16] = [
+        ("dead", &[only, ("socket=", "socket=/no/such")], "does not answer"),
+        ("nopool", &[only, ("pool: images", "pool: imagse")], "has no storage pool imagse"),
+        ("asleep", &[only, ("pool: images", "pool: asleep")], "pool asleep of"),
+        ("lvm", &[only, ("pool: images", "pool: lvm")], "is of the type logical"),
+        ("nobridge", &[only, ("\"*\": user", "\"*\": br-none")], "no bridge or device br-none"),
+        ("nonet", &[only, ("\"*\": user", "\"*\": network:lan")], "networks"),
+        ("cpu", &[only, ("  accel", "  cpu: NoSuchCPU\n  accel")], "does not offer the CPU NoSuchCPU"),
+        ("kvm", &[only, ("accelerator: tcg", "accelerator: kvm")], "does not offer machines q35 with KVM"),
+        (
+            "machine",
+            &[only, ("  accel", "  machine: pc-q35-99\n  accel")],
+            "does not offer machines pc-q35-99",
+        ),
+        ("name", &[only, ("- name: \"one\"", "- name: \"one\"\n    target_name: taken")], "a domain taken ("),
+        (
+            "volume",
+            &[only, ("- name: \"one\"", "- name: \"one\"\n    target_name: clash")],
+            "clash-0.raw already holds something",
+        ),
+        (
+            "blank",
+            &[only, ("- name: \"one\"", "- name: \"one\"\n    target_name: blank")],
+            "blank-0.raw is there already and holds nothing, but drover has no record that it made it",
+        ),
+        ("convert", &[only, ("convert: never", "convert: always")], "virt-v2v-in-place is not installed"),
+        (
+            "tpm",
+            &[(
+                "  - name: \"one\"\n  - name: \"sealed\"\n  - name: \"big\"\n  - name: \"win\"\n",
+                "  - name: \"sealed\"\n",
+            )],
+            "it needs an emulated TPM",
+        ),
+        (
+            "space",
+            &[
+                (
+                    "  - name: \"one\"\n  - name: \"sealed\"\n  - name: \"big\"\n  - name: \"win\"\n",
+                    "  - name: \"big\"\n",
+                ),
+                ("  overcommit: true\n", ""),
+            ],
+            "pool images has",
+        ),
+        (
+            "windows",
+            &[
+                (
+                    "  - name: \"one\"\n  - name: \"sealed\"\n  - name: \"big\"\n  - name: \"win\"\n",
+                    "  - name: \"win\"\n",
+                ),
+                ("convert: never", "convert: auto"),
+            ],
+            "win needs conversion: virt-v2v-in-place is not installed",
+        ),
+    ];
+    let mut wrong = Vec::new();
+    let is_had = |(name, ..): &Case<'_>| match *name {
+        "lvm" => has_lvm,
+        "windows" | "convert" => !has_converter,
+        _ => true,
+    };
+    for (name, edits, words) in cases.into_iter().filter(is_had) {
+        let checked = landing.run(&["plan", "check", &landing.plan(name, edits)]);
+        let is_fine = checked.code == Some(0);
+        let told = format!("{}{}", checked.out, checked.err);
+        if !told.contains(words) || is_fine {
+            wrong.push(format!("{name}: '{words}' with {:?} in {told}", checked.code));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    // One that has the VM's UUID under another name.
+    let same = landing.plan("uuid", &[only]);
+    let inventory = landing.arrives(&["inventory", &same, "--json"]).json().unwrap();
+    let one = inventory["vms"].as_array().unwrap().iter().find(|vm| vm["name"] == "one").unwrap();
+    landing.somebodys("a", "older", one["uuid"].as_str());
+    let checked = landing.run(&["plan", "check", &same]);
+    assert!(checked.err.contains("it has the VM's UUID"), "{}", checked.err);
+    virsh(&["undefine", "older"]);
+    let unneeded = landing.plan(
+        "notpm",
+        &[
+            (
+                "  - name: \"one\"\n  - name: \"sealed\"\n  - name: \"big\"\n  - name: \"win\"\n",
+                "  - name: \"sealed\"\n",
+            ),
+            ("  accel", "  tpm: false\n  accel"),
+        ],
+    );
+    landing.arrives(&["plan", "check", &unneeded]);
+    assert_eq!(landing.all_of("a"), before, "nothing was touched");
+}
