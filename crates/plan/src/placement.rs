@@ -17,8 +17,16 @@ pub struct Candidate {
     pub closed: Option<String>,
     /// Memory that guests may still take, in bytes.
     pub memory_bytes: u64,
+    /// Whether that is in huge pages, which are set aside for guests.
+    pub has_huge_pages: bool,
     /// Free bytes of its pools, by name; one that cannot be used is not there.
     pub pools: BTreeMap<String, u64>,
+}
+
+impl Candidate {
+    fn of_memory(&self) -> &'static str {
+        if self.has_huge_pages { "of huge pages" } else { "of memory" }
+    }
 }
 
 /// A VM that needs a host.
@@ -116,7 +124,8 @@ impl<'a> Room<'a> {
         };
         let host = &self.left[at];
         let memory = host.memory_bytes.saturating_sub(guest.memory_bytes);
-        Ok(Placed { host: host.name.clone(), why: format!("{why}; then {} of memory free", Bytes(memory)) })
+        let why = format!("{why}; then {} {} free", Bytes(memory), host.of_memory());
+        Ok(Placed { host: host.name.clone(), why })
     }
 
     fn pinned(&self, host: &str, guest: &Guest) -> Result<Placed, String> {
@@ -146,7 +155,7 @@ impl<'a> Room<'a> {
             format!("{} {what} free, and it needs {}", Bytes(left), Bytes(need))
         };
         let mut part = share(left.memory_bytes, guest.memory_bytes, had.memory_bytes)
-            .ok_or_else(|| short("of memory", left.memory_bytes, guest.memory_bytes))?;
+            .ok_or_else(|| short(had.of_memory(), left.memory_bytes, guest.memory_bytes))?;
         for (pool, need) in guest.space.get(&had.name).into_iter().flatten() {
             let Some(free) = left.pools.get(pool) else {
                 return Err(format!("it has no usable pool {pool}"));
@@ -190,7 +199,7 @@ mod tests {
 
     fn host(name: &str, memory: u64, images: u64) -> Candidate {
         let pools = [("images".to_string(), images * GIB)].into();
-        Candidate { name: name.into(), closed: None, memory_bytes: memory * GIB, pools }
+        Candidate { name: name.into(), memory_bytes: memory * GIB, pools, ..Candidate::default() }
     }
 
     fn guest(name: &str, memory: u64, images: u64) -> Guest {

@@ -1,4 +1,4 @@
-use crate::daemon::Owner;
+use crate::daemon::{CpuModel, Owner};
 use crate::spec::{
     Accelerator, Cache, Clock, DiskBus, DiskSpec, MachineFirmware, MachineSpec, NicAttach, NicModel, NicSpec,
 };
@@ -13,6 +13,14 @@ pub struct DomainOptions {
     pub machine: String,
     /// CPU mode or model; absent: the host's model, or all that emulation can do.
     pub cpu: Option<String>,
+    /// A CPU in the place of that.
+    pub model: Option<CpuModel>,
+    /// Features that the CPU must have.
+    pub cpu_features: Vec<String>,
+    /// Bytes of the host's huge pages that hold its memory; absent: usual pages.
+    pub page_bytes: Option<u64>,
+    /// Most CPUs of a NUMA node; absent: there is but one node.
+    pub node_cpus: Option<u32>,
     /// Who submits the I/O of disks; absent: by what the disk is.
     pub io: Option<&'static str>,
     /// Whether what the guest discards is given back.
@@ -23,7 +31,18 @@ pub struct DomainOptions {
 
 impl Default for DomainOptions {
     fn default() -> Self {
-        DomainOptions { owner: None, machine: "q35".into(), cpu: None, io: None, discard: true, tpm: false }
+        DomainOptions {
+            owner: None,
+            machine: "q35".into(),
+            cpu: None,
+            model: None,
+            cpu_features: Vec::new(),
+            page_bytes: None,
+            node_cpus: None,
+            io: None,
+            discard: true,
+            tpm: false,
+        }
     }
 }
 
@@ -70,20 +89,84 @@ fn write_identity(xml: &mut Xml, spec: &MachineSpec) {
 }
 
 fn write_processor(xml: &mut Xml, spec: &MachineSpec, options: &DomainOptions) {
-    let (sockets, cores) = spec.topology();
     xml.text("memory", &[("unit", "MiB")], &spec.memory_mib.to_string());
-    xml.text("vcpu", &[("placement", "static")], &spec.cpus.to_string());
-    let usual = if spec.accelerator == Accelerator::Tcg { "maximum" } else { "host-model" };
-    match options.cpu.as_deref().unwrap_or(usual) {
-        mode @ ("maximum" | "host-model" | "host-passthrough") => xml.open("cpu", &[("mode", mode)]),
-        model => {
-            xml.open("cpu", &[("mode", "custom"), ("match", "exact")]);
-            xml.text("model", &[("fallback", "forbid")], model);
-        }
+    if let Some(bytes) = options.page_bytes {
+        xml.open("memoryBacking", &[]);
+        xml.open("hugepages", &[]);
+        xml.leaf("page", &[("size", &(bytes / 1024).to_string()), ("unit", "KiB")]);
+        xml.close();
+        xml.close();
     }
+    xml.text("vcpu", &[("placement", "static")], &spec.cpus.to_string());
+    let custom = |xml: &mut Xml, model: &str| {
+        xml.open("cpu", &[("mode", "custom"), ("match", "exact")]);
+        xml.text("model", &[("fallback", "forbid")], model);
+    };
+    let usual = if spec.accelerator == Accelerator::Tcg { "maximum" } else { "host-model" };
+    match (&options.model, options.cpu.as_deref().unwrap_or(usual)) {
+        (Some(cpu), _) => {
+            custom(xml, &cpu.model);
+            cpu.vendor.iter().for_each(|vendor| xml.text("vendor", &[], vendor));
+        }
+        (None, mode @ ("maximum" | "host-model" | "host-passthrough")) => xml.open("cpu", &[("mode", mode)]),
+        (None, model) => custom(xml, model),
+    }
+    let nodes = Nodes::of(spec, options);
+    let (sockets, cores) = nodes.topology(spec);
     let (sockets, cores) = (sockets.to_string(), cores.to_string());
     xml.leaf("topology", &[("sockets", &sockets), ("cores", &cores), ("threads", "1")]);
+    let known = options.model.as_ref().map_or(&[][..], |cpu| &cpu.features);
+    let wanted = options.cpu_features.iter().filter(|name| !known.iter().any(|(known, _)| known == *name));
+    let wanted = wanted.map(|name| (name.as_str(), "require"));
+    let all = known.iter().map(|(name, policy)| (name.as_str(), policy.as_str())).chain(wanted);
+    all.for_each(|(name, policy)| xml.leaf("feature", &[("policy", policy), ("name", name)]));
+    nodes.write(xml);
     xml.close();
+}
+
+/// NUMA nodes of a guest: CPUs and MiB of each.
+struct Nodes(Vec<(u32, u64)>);
+
+impl Nodes {
+    /// As few as have no more CPUs each than is said, as equal as whole pages and CPUs let them be.
+    fn of(spec: &MachineSpec, options: &DomainOptions) -> Nodes {
+        let most = options.node_cpus.unwrap_or(spec.cpus).max(1);
+        let page_mib = options.page_bytes.map_or(1, |bytes| (bytes >> 20).max(1));
+        let pages = spec.memory_mib / page_mib;
+        // A node without memory is none.
+        let pages_max = u32::try_from(pages).unwrap_or(u32::MAX);
+        let count = spec.cpus.div_ceil(most).min(pages_max).max(1);
+        let node = |at: u32| {
+            let cpus = spec.cpus / count + u32::from(at < spec.cpus % count);
+            let pages = pages / u64::from(count) + u64::from(u64::from(at) < pages % u64::from(count));
+            (cpus, pages * page_mib)
+        };
+        Nodes((0..count).map(node).collect())
+    }
+
+    /// Sockets and cores per socket. No socket lies on two nodes where that can be had.
+    fn topology(&self, spec: &MachineSpec) -> (u32, u32) {
+        let (sockets, cores) = spec.topology();
+        let count = self.0.len() as u32;
+        let is_apart = sockets.is_multiple_of(count) || !spec.cpus.is_multiple_of(count);
+        if is_apart { (sockets, cores) } else { (count, spec.cpus / count) }
+    }
+
+    fn write(&self, xml: &mut Xml) {
+        if self.0.len() < 2 {
+            return;
+        }
+        xml.open("numa", &[]);
+        let mut first = 0;
+        for (id, (cpus, memory_mib)) in self.0.iter().enumerate() {
+            let last = first + cpus - 1;
+            let range = if *cpus == 1 { first.to_string() } else { format!("{first}-{last}") };
+            let (id, memory) = (id.to_string(), (memory_mib * 1024).to_string());
+            xml.leaf("cell", &[("id", &id), ("cpus", &range), ("memory", &memory), ("unit", "KiB")]);
+            first = last + 1;
+        }
+        xml.close();
+    }
 }
 
 fn write_firmware(xml: &mut Xml, spec: &MachineSpec, options: &DomainOptions) {
@@ -397,6 +480,43 @@ mod tests {
     }
 
     #[test]
+    fn nodes_are_few_and_equal_and_no_socket_lies_on_two() {
+        let xml = |cpus, cores_per_socket, memory_mib, options: DomainOptions| {
+            let spec = MachineSpec { cpus, cores_per_socket, memory_mib, ..machine(Path::new("/vm")) };
+            let xml = domain_xml(&spec, &options);
+            let is_meant = |line: &&str| line.starts_with("<topology") || line.starts_with("<cell");
+            xml.lines().map(str::trim).filter(is_meant).map(str::to_string).collect::<Vec<_>>()
+        };
+        let nodes = |most| DomainOptions { node_cpus: Some(most), ..DomainOptions::default() };
+        assert_eq!(xml(8, 8, 4096, nodes(8)), ["<topology sockets='1' cores='8' threads='1'/>"]);
+        let two = [
+            "<topology sockets='2' cores='4' threads='1'/>",
+            "<cell id='0' cpus='0-3' memory='2097152' unit='KiB'/>",
+            "<cell id='1' cpus='4-7' memory='2097152' unit='KiB'/>",
+        ];
+        assert_eq!(xml(8, 8, 4096, nodes(4)), two);
+        assert_eq!(xml(8, 8, 4096, nodes(7)), two, "as few as can be, and equal");
+        let huge = DomainOptions { page_bytes: Some(1 << 30), ..nodes(2) };
+        let uneven = [
+            "<topology sockets='3' cores='1' threads='1'/>",
+            "<cell id='0' cpus='0-1' memory='2097152' unit='KiB'/>",
+            "<cell id='1' cpus='2' memory='1048576' unit='KiB'/>",
+        ];
+        assert_eq!(xml(3, 1, 3072, huge), uneven, "whole pages");
+    }
+
+    #[test]
+    fn a_feature_that_a_common_cpu_has_is_named_once() {
+        let features = vec![("aes".into(), "require".into())];
+        let model = CpuModel { model: "EPYC".into(), vendor: None, features };
+        let cpu_features = vec!["aes".into(), "avx2".into()];
+        let options = DomainOptions { model: Some(model), cpu_features, ..DomainOptions::default() };
+        let xml = domain_xml(&machine(Path::new("/vm")), &options);
+        assert_eq!((xml.matches("'aes'").count(), xml.matches("'avx2'").count()), (1, 1), "{xml}");
+        assert!(xml.contains("<model fallback='forbid'>EPYC</model>"), "{xml}");
+    }
+
+    #[test]
     fn libvirts_own_schema_accepts_every_kind_of_machine() {
         let mut checked = 0;
         let owner = Owner { plan: "p".into(), vm: "vm-1".into(), instance: "'<&>".into() };
@@ -404,16 +524,25 @@ mod tests {
             owner: Some(owner),
             machine: "pc-q35-8.2".into(),
             cpu: Some("EPYC-Rome".into()),
+            cpu_features: vec!["pku".into()],
+            page_bytes: Some(2 << 20),
+            node_cpus: Some(1),
             io: Some("io_uring"),
             discard: false,
             tpm: true,
+            ..DomainOptions::default()
         };
+        let model = CpuModel {
+            model: "EPYC".into(),
+            vendor: Some("AMD".into()),
+            features: vec![("pku".into(), "require".into()), ("vme".into(), "disable".into())],
+        };
+        let common = DomainOptions { model: Some(model), cpu: None, ..told.clone() };
         let all = every_kind_of_machine();
-        for (spec, options) in
-            all.iter().flat_map(|spec| [(spec, DomainOptions::default()), (spec, told.clone())])
-        {
+        let options = [DomainOptions::default(), told, common];
+        for (spec, options) in all.iter().flat_map(|spec| options.iter().map(move |it| (spec, it))) {
             spec.check().unwrap();
-            let xml = domain_xml(spec, &options);
+            let xml = domain_xml(spec, options);
             match validate_xml(&xml) {
                 Validation::Valid => checked += 1,
                 Validation::Invalid(why) => panic!("{why}\n{xml}"),

@@ -1,6 +1,7 @@
 //! Domains of libvirt as a target: disks are volumes of pools, and machines are domains that a daemon has. Volumes of this host are
 //! written as images in a folder are, those of another host by its agent ([`far`]). What stands in the way is found in [`survey`].
 
+mod cpu;
 mod far;
 mod made;
 mod placing;
@@ -21,7 +22,7 @@ use drover_plan::{
     Accelerator, Convert, DiskCache, DiskIo, ImageFormat, Libvirt, LibvirtNetwork, LibvirtNetworkKind,
     NetworkTarget, PlannedDisk, PlannedNic, PlannedVm,
 };
-use drover_qemu::daemon::{Daemon, FoundDomain, NewVolume, Owner};
+use drover_qemu::daemon::{CpuModel, Daemon, FoundDomain, NewVolume, Owner};
 use drover_qemu::{
     Cache, DiskSpec, DomainOptions, MachineFirmware, MachineSpec, NicAttach, QemuError, VmFolder, domain_xml,
 };
@@ -45,6 +46,8 @@ pub struct Domains {
     kvm: Mutex<HashMap<String, bool>>,
     /// Daemons of hosts that were away when VMs were placed, and why they count as that.
     away: Mutex<HashMap<String, String>>,
+    /// The CPU that all hosts have, once it was found.
+    common_cpu: Mutex<Option<CpuModel>>,
     /// How a daemon is reached.
     dial: fn(&str) -> Daemon,
 }
@@ -61,7 +64,8 @@ impl Domains {
         about: &Setting,
         dial: fn(&str) -> Daemon,
     ) -> Domains {
-        Domains { here, sites, about: about.clone(), kvm: Mutex::default(), away: Mutex::default(), dial }
+        let (kvm, away, common_cpu) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Domains { here, sites, about: about.clone(), kvm, away, common_cpu, dial }
     }
 
     /// The site whose agent writes a VM's volumes, if they are another host's.
@@ -225,15 +229,19 @@ impl Domains {
         Ok(spec)
     }
 
-    fn options(&self, vm: &PlannedVm) -> DomainOptions {
+    fn options(&self, vm: &PlannedVm) -> Result<DomainOptions, ProviderError> {
         let usual = DomainOptions {
             owner: Some(self.owner(vm)),
             machine: self.machine().into(),
             ..DomainOptions::default()
         };
-        let Some(libvirt) = self.about.target.libvirt() else { return usual };
-        DomainOptions {
+        let Some(libvirt) = self.about.target.libvirt() else { return Ok(usual) };
+        Ok(DomainOptions {
             cpu: libvirt.cpu.clone(),
+            model: self.common_cpu(vm)?,
+            cpu_features: libvirt.cpu_features.clone(),
+            page_bytes: libvirt.page_bytes,
+            node_cpus: libvirt.numa_cpus,
             io: libvirt.io.map(|io| match io {
                 DiskIo::Native => "native",
                 DiskIo::Threads => "threads",
@@ -242,7 +250,7 @@ impl Domains {
             discard: libvirt.discard,
             tpm: libvirt.tpm && vm.vm.vtpm,
             ..usual
-        }
+        })
     }
 
     /// Whether libvirt makes the volume of a disk: not where the plan wants of qcow2 what it cannot give.
@@ -365,7 +373,7 @@ impl TargetProvider for Domains {
         // So that libvirt lists the volumes; the domain names their files.
         let _ = self.refresh(vm);
         let daemon = self.daemon(vm);
-        daemon.define(&domain_xml(&spec, &self.options(vm))).map_err(qemu_error)?;
+        daemon.define(&domain_xml(&spec, &self.options(vm)?)).map_err(qemu_error)?;
         let Some(domain) = self.ours(vm)? else {
             let what = format!("{} was defined at {}, and is not there", vm.target_name, daemon.uri());
             return Err(

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod eight;
+mod hosts;
 mod kills;
 
 use common::landing::Landing;
@@ -40,7 +41,7 @@ fn a_check_tells_each_thing_that_stands_in_the_way_by_itself() {
     virsh(&["vol-create-as", "images", "blank-0.raw", "1MiB", "--allocation", "0"]);
     let before = landing.all_of("a");
     let only = ("  - name: \"sealed\"\n  - name: \"big\"\n  - name: \"win\"\n", "");
-    let cases: [Case<'_>; 16] = [
+    let cases: [Case<'_>; 20] = [
         ("dead", &[only, ("socket=", "socket=/no/such")], "does not answer"),
         ("nopool", &[only, ("pool: images", "pool: imagse")], "has no storage pool imagse"),
         ("asleep", &[only, ("pool: images", "pool: asleep")], "pool asleep of"),
@@ -48,6 +49,22 @@ fn a_check_tells_each_thing_that_stands_in_the_way_by_itself() {
         ("nobridge", &[only, ("\"*\": user", "\"*\": br-none")], "no bridge or device br-none"),
         ("nonet", &[only, ("\"*\": user", "\"*\": network:lan")], "networks"),
         ("cpu", &[only, ("  accel", "  cpu: NoSuchCPU\n  accel")], "does not offer the CPU NoSuchCPU"),
+        ("model", &[only, ("  accel", "  cpu: EPYC-Rome\n  accel")], "the CPU EPYC-Rome: its host lacks"),
+        (
+            "feature",
+            &[only, ("  accel", "  cpu_features: [sse2, avx512f]\n  accel")],
+            "has no CPU with avx512f",
+        ),
+        (
+            "pages",
+            &[only, ("  accel", "  hugepages: 1GiB\n  accel")],
+            "free in huge pages of 1 GiB, and the VMs need 256 MiB",
+        ),
+        (
+            "uneven",
+            &[only, ("  accel", "  hugepages: 1GiB\n  accel")],
+            "(256 MiB) is no multiple of huge pages of 1 GiB",
+        ),
         ("kvm", &[only, ("accelerator: tcg", "accelerator: kvm")], "does not offer machines q35 with KVM"),
         (
             "machine",

@@ -89,7 +89,21 @@ pub(crate) static LIBVIRT: Table = Table {
             "cpu",
             Kind::Text,
             "",
-            "host-model, host-passthrough, maximum, or the name of a model; absent: host-model, in emulation maximum.",
+            "host-model, host-passthrough, maximum, the name of a model, or common: what all hosts of the plan have. Absent: host-model, \
+             in emulation maximum.",
+        ),
+        key("cpu_features", Kind::TextList, "", "Features that the CPU must have, by libvirt's names."),
+        key(
+            "numa_cpus",
+            Kind::Number(1, 1024),
+            "",
+            "Most CPUs of a guest's NUMA node; guests with more get several. Absent: guests have one.",
+        ),
+        key(
+            "hugepages",
+            Kind::Choice(&["2MiB", "1GiB"]),
+            "",
+            "Size of the host's huge pages that hold the guests' memory; absent: none do.",
         ),
         key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
         key(

@@ -193,8 +193,14 @@ pub struct Libvirt {
     pub pool: String,
     /// Machine type; absent: the newest q35 of the daemon.
     pub machine: Option<String>,
-    /// Mode or model of the CPU; absent: the host's model, or all that emulation can do.
+    /// Mode or model of the CPU, or [`Libvirt::COMMON_CPU`]; absent: the host's model, or all that emulation can do.
     pub cpu: Option<String>,
+    /// Features that the CPU must have.
+    pub cpu_features: Vec<String>,
+    /// Bytes of the host's huge pages that hold the guests' memory; absent: usual pages.
+    pub page_bytes: Option<u64>,
+    /// Most CPUs of a guest's NUMA node; absent: there is but one node.
+    pub numa_cpus: Option<u32>,
     /// How disks are cached; absent: past the page cache where the file system can do that.
     pub cache: Option<DiskCache>,
     /// Who submits the I/O of disks; absent: chosen.
@@ -221,6 +227,14 @@ pub struct LibvirtHost {
 }
 
 impl Libvirt {
+    /// In the place of a CPU's model: what all hosts of the plan have.
+    pub const COMMON_CPU: &str = "common";
+
+    /// Whether the CPU is what all hosts have.
+    pub fn is_common_cpu(&self) -> bool {
+        self.cpu.as_deref() == Some(Self::COMMON_CPU)
+    }
+
     /// The groups of VMs of this name that are to be apart, as their patterns.
     pub fn groups_of(&self, name: &str) -> impl Iterator<Item = &String> {
         self.apart.iter().filter(move |pattern| matches(pattern, name))

@@ -45,6 +45,12 @@ impl Reader {
             pool: self.pool(&fields).unwrap_or_default(),
             machine: self.word(&fields, "machine"),
             cpu: self.word(&fields, "cpu"),
+            cpu_features: self.words(&fields, "cpu_features"),
+            page_bytes: self.choice(&fields, "hugepages").map(|word| match word {
+                "1GiB" => 1 << 30,
+                _ => 2 << 20,
+            }),
+            numa_cpus: self.number(&fields, "numa_cpus").and_then(|most| most.try_into().ok()),
             cache: self.choice(&fields, "cache").map(|word| match word {
                 "writeback" => DiskCache::Writeback,
                 _ => DiskCache::None,
@@ -212,12 +218,23 @@ impl Reader {
 
     /// A name of libvirt's own: letters, digits, `-`, `_` and `.`.
     fn word(&mut self, fields: &Fields<'_>, name: &str) -> Option<String> {
-        let (entry, word) = (fields.find(name)?, self.text(fields, name)?);
-        if word.len() > 64 || !word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
+        let word = self.text(fields, name)?;
+        self.check_word(fields, name, &word).then_some(word)
+    }
+
+    /// Names of libvirt's own.
+    fn words(&mut self, fields: &Fields<'_>, name: &str) -> Vec<String> {
+        let words = self.texts(fields, name).unwrap_or_default();
+        words.into_iter().filter(|word| self.check_word(fields, name, word)).collect()
+    }
+
+    fn check_word(&mut self, fields: &Fields<'_>, name: &str, word: &str) -> bool {
+        let is_word = (1..=64).contains(&word.len())
+            && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+        if let Some(entry) = fields.find(name).filter(|_| !is_word) {
             self.wrong(fields, entry, "is not made of letters, digits, - _ and .");
-            return None;
         }
-        Some(word)
+        is_word
     }
 
     pub(super) fn qcow2(&mut self, target: &Fields<'_>) -> Qcow2 {

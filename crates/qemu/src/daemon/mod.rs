@@ -2,12 +2,14 @@
 //!
 //! Each domain that is defined here says in its metadata whose it is, and nothing is done to one that does not.
 
+mod cpu;
 mod domain;
 mod offers;
 mod pool;
 
 use std::fs::File;
 
+pub use cpu::CpuModel;
 pub use domain::{FoundDomain, Owner};
 pub use offers::Offers;
 pub use pool::{NewVolume, Pool, PoolKind};
@@ -74,6 +76,15 @@ impl Daemon {
         Ok(free.saturating_add(held).saturating_mul(1024))
     }
 
+    /// Free huge pages of this size of its host, in bytes.
+    ///
+    /// # Errors
+    /// If it does not tell.
+    pub fn free_pages_bytes(&self, page_bytes: u64) -> Result<u64, QemuError> {
+        let told = self.virsh.lines(&["freepages", "--all"])?;
+        Ok(pages(&told, page_bytes / 1024).saturating_mul(page_bytes))
+    }
+
     /// UUIDs and names of all its domains.
     ///
     /// # Errors
@@ -117,7 +128,26 @@ impl Daemon {
     }
 }
 
+/// Pages of this size on all nodes together, as virsh tells them: `2048KiB: 7`.
+fn pages(told: &[String], page_kib: u64) -> u64 {
+    let size = format!("{page_kib}KiB");
+    let of_size = told.iter().filter_map(|line| line.split_once(':')).filter(|(name, _)| *name == size);
+    of_size.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).fold(0, u64::saturating_add)
+}
+
 fn parsed<'a>(xml: &'a str, what: &str) -> Result<Document<'a>, QemuError> {
     Document::parse(xml)
         .map_err(|error| QemuError::new(QemuErrorKind::Failed, format!("reading {what}")).because(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_those_of_all_nodes() {
+        let told = ["Node 0:", "4KiB: 900", "2048KiB: 7", "Node 1:", "2048KiB: 5", "1048576KiB: 1"];
+        let told = told.map(str::to_string);
+        assert_eq!((pages(&told, 2048), pages(&told, 1 << 20), pages(&told, 8)), (12, 1, 0));
+    }
 }

@@ -144,10 +144,16 @@ impl Domains {
             Ok(offers) => offers,
             Err(error) => return closed(format!("machines {}: {}", self.machine(), error.chain()), false),
         };
-        if let Some(cpu) = libvirt.cpu.as_ref().filter(|cpu| !offers.cpus.contains(cpu)) {
-            return closed(format!("it does not offer the CPU {cpu}"), false);
+        match self.lack_of_cpu(&daemon, &offers) {
+            Ok(None) => {}
+            Ok(Some(lack)) => return closed(format!("it {lack}"), false),
+            Err(error) => return closed(error.chain(), false),
         }
-        let asked = daemon.free_memory_bytes().and_then(|free| Ok((free, daemon.domains()?)));
+        let memory = match libvirt.page_bytes {
+            Some(page) => daemon.free_pages_bytes(page),
+            None => daemon.free_memory_bytes().map(|free| free.saturating_sub(libvirt.memory_reserve_bytes)),
+        };
+        let asked = memory.and_then(|free| Ok((free, daemon.domains()?)));
         let (memory, domains) = match asked {
             Ok(asked) => asked,
             Err(error) => return closed(error.chain(), false),
@@ -157,8 +163,13 @@ impl Domains {
         let pools = names.iter().filter_map(|name| usable_pool(&daemon, name, &ground).ok());
         let pools = pools.map(|pool| (pool.name.clone(), pool.available_bytes)).collect();
         let taken = domains.into_iter().flat_map(|(uuid, name)| [uuid.to_lowercase(), name]).collect();
-        let memory_bytes = memory.saturating_sub(libvirt.memory_reserve_bytes);
-        let candidate = Candidate { name: host.name.clone(), closed: None, memory_bytes, pools };
+        let candidate = Candidate {
+            name: host.name.clone(),
+            closed: None,
+            memory_bytes: memory,
+            has_huge_pages: libvirt.page_bytes.is_some(),
+            pools,
+        };
         Asked { candidate, is_away: false, offers, taken }
     }
 

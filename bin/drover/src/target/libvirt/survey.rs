@@ -32,6 +32,7 @@ pub(super) enum Ground {
 impl Domains {
     /// Gives VMs that become domains their places, and adds what stands in the way; touches nothing.
     pub fn survey(&self, resolution: &mut Resolution) {
+        self.find_common_cpu(resolution);
         let place = |vm: &PlannedVm| Some((vm.daemon.clone()?, vm.site.clone()));
         let places: BTreeSet<(String, Option<String>)> = resolution.vms.iter().filter_map(place).collect();
         for (uri, site) in places {
@@ -78,6 +79,51 @@ impl Domains {
         problems.extend(network_problems(&daemon, &vms));
         problems.extend(twin_problems(&vms));
         problems.extend(self.offer_problems(&daemon, &vms));
+        problems.extend(self.page_problems(&daemon, &vms));
+        problems
+    }
+
+    /// VMs whose memory does not fit into the host's huge pages, if the plan wants them there.
+    fn page_problems(&self, daemon: &Daemon, vms: &[&PlannedVm]) -> Vec<Problem> {
+        let page = self.about.target.libvirt().and_then(|libvirt| libvirt.page_bytes);
+        let Some(page) = page else { return Vec::new() };
+        let bytes_of = |vm: &PlannedVm| vm.vm.memory_mib.saturating_mul(1 << 20);
+        let uneven = vms.iter().filter(|vm| !bytes_of(vm).is_multiple_of(page)).map(|vm| {
+            let why = format!(
+                "its memory ({}) is no multiple of huge pages of {}",
+                Bytes(bytes_of(vm)),
+                Bytes(page)
+            );
+            of_vm(vm, "target.hugepages", &why)
+                .advise("choose smaller pages, or change its memory in vSphere")
+        });
+        let mut problems: Vec<Problem> = uneven.collect();
+        let problem = |text: String| {
+            let advice = format!(
+                "set more aside on that host: virsh -c '{}' allocpages --pagesize {}KiB --add --pagecount N",
+                daemon.uri(),
+                page / 1024
+            );
+            Problem::error("target.hugepages", text).advise(advice)
+        };
+        // What runs has its pages.
+        let needed = vms.iter().filter(|vm| !self.runs(vm).unwrap_or(false)).map(|vm| bytes_of(vm));
+        let needed = needed.fold(0, u64::saturating_add);
+        match daemon.free_pages_bytes(page) {
+            Ok(free) if free >= needed => {}
+            Ok(free) => problems.push(problem(format!(
+                "{} has {} free in huge pages of {}, and the VMs need {}",
+                daemon.uri(),
+                Bytes(free),
+                Bytes(page),
+                Bytes(needed)
+            ))),
+            Err(error) => problems.push(problem(format!(
+                "{} does not tell its free huge pages: {}",
+                daemon.uri(),
+                error.chain()
+            ))),
+        }
         problems
     }
 
@@ -172,11 +218,12 @@ impl Domains {
                 Problem::warning("target.accelerator", text).advise("see whether that host has /dev/kvm"),
             );
         }
-        let cpu = self.about.target.libvirt().and_then(|libvirt| libvirt.cpu.as_deref());
-        if let Some(cpu) = cpu.filter(|cpu| !offers.cpus.iter().any(|it| it == cpu)) {
-            let text = format!("{uri} does not offer the CPU {cpu}");
+        let lack = self.lack_of_cpu(daemon, &offers).unwrap_or_else(|error| {
+            Some(format!("does not tell the features of its CPU: {}", error.chain()))
+        });
+        if let Some(lack) = lack {
             let advice = format!("see what it offers: virsh -c '{uri}' domcapabilities --machine {machine}");
-            problems.push(Problem::error("target.cpu", text).advise(advice));
+            problems.push(Problem::error("target.cpu", format!("{uri} {lack}")).advise(advice));
         }
         problems.extend(vms.iter().filter_map(|vm| self.lacking(vm, uri, &offers)));
         problems
@@ -421,4 +468,47 @@ fn not_offered(uri: &str, machine: &str, is_kvm: bool, error: &QemuError) -> Pro
 
 fn of_vm(vm: &PlannedVm, path: &str, why: &str) -> Problem {
     Problem::error(path, format!("{}: {why}", vm.vm.name)).at(At { line: vm.line, column: 1 })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use drover_qemu::Virsh;
+
+    use super::*;
+
+    /// A daemon whose one pool is of this type, in this folder.
+    fn daemon(folder: &Path, kind: &str, is_active: bool) -> Daemon {
+        let pool = format!(
+            "<pool type='{kind}'><name>images</name><available unit='bytes'>7</available><target><path>{}</path></target></pool>",
+            folder.display()
+        );
+        let active = if is_active { "echo images" } else { ":" };
+        let script = format!(
+            "case \" $* \" in\n*' --all '*) echo images ;;\n*pool-list*) {active} ;;\n*) echo \"{pool}\" ;;\nesac"
+        );
+        let program = folder.join("virsh");
+        drover_lab::put_script(&program, &script).unwrap();
+        Daemon::of(Virsh::new("qemu:///system").by(program.display().to_string()))
+    }
+
+    #[test]
+    fn volumes_are_files_of_a_folder_whoever_keeps_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let usable = |kind: &str, is_active: bool| {
+            usable_pool(&daemon(folder.path(), kind, is_active), "images", &Ground::Here)
+        };
+        for kind in ["dir", "fs", "netfs"] {
+            let pool = usable(kind, true).unwrap();
+            assert_eq!((pool.path.as_path(), pool.available_bytes), (folder.path(), 7), "{kind}");
+            assert!(usable(kind, false).unwrap_err().message.contains("is not active"), "{kind}");
+        }
+        for kind in ["logical", "rbd", "iscsi", "iscsi-direct", "disk", "mpath", "scsi", "zfs", "gluster"] {
+            let refused = usable(kind, true).unwrap_err().message;
+            assert!(
+                refused.contains(&format!("is of the type {kind}, which drover does not write to")),
+                "{refused}"
+            );
+        }
+    }
 }

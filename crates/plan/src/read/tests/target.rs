@@ -12,6 +12,8 @@ fn the_example_of_domains_says_everything_and_fits_the_schema() {
     let libvirt = plan.target.libvirt().unwrap();
     assert_eq!((libvirt.pool.as_str(), libvirt.cpu.as_deref()), ("images", Some("host-model")));
     assert_eq!((libvirt.cache, libvirt.io), (Some(DiskCache::None), Some(DiskIo::Threads)));
+    assert_eq!((libvirt.page_bytes, libvirt.numa_cpus), (Some(2 << 20), Some(16)));
+    assert_eq!(libvirt.cpu_features, ["aes"]);
     let hosts: Vec<_> =
         libvirt.hosts.iter().map(|it| (it.name.as_str(), it.via.as_deref(), it.pool.as_deref())).collect();
     let wanted =
@@ -57,6 +59,7 @@ fn what_does_not_go_with_the_type_of_target_is_refused() {
         ("pool: images", "pool: ../etc", "no name of a storage pool"),
         ("pool: images", "pool: images, uri: xen:///system", "no address of a libvirt daemon"),
         ("pool: images", "pool: images, cpu: 'a b'", "not made of letters"),
+        ("pool: images", "pool: images, cpu_features: [aes, \"a'b\"]", "not made of letters"),
         ("pool: images", "pool: images, uri: qemu+ssh://b/system", "nothing says who writes the disks there"),
         ("{name: a}", "{name: a, uri: qemu+tls://b/system}", "is on another host"),
         ("pool: images", "pool: images, uri: qemu+ssh://b/system, via: 'b b'", "no name of a site"),
