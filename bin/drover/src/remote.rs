@@ -14,7 +14,8 @@ use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 
-const TOKEN_BYTES_MAX: u64 = 4096;
+/// JWTs with many groups are long.
+const TOKEN_BYTES_MAX: u64 = 16 << 10;
 const TOKEN_VARIABLE: &str = "DROVER_TOKEN";
 /// A stream of events ends by itself before that.
 const STREAM_TIME: Duration = Duration::from_secs(30 * 60);
@@ -38,9 +39,7 @@ pub fn daemon(args: &RunArgs) -> Result<Option<Remote>, Failure> {
     }
     let endpoint: Endpoint =
         url.parse().map_err(|error: HttpError| wrong(format!("--server {url}: {}", chain(&error))))?;
-    let is_here =
-        endpoint.host == "localhost" || endpoint.host.parse::<IpAddr>().is_ok_and(|it| it.is_loopback());
-    if !endpoint.https && !is_here {
+    if !endpoint.https && !is_here(&endpoint) {
         return Err(wrong(format!("--server {url}: the token would go over the network in the clear"))
             .advise(
                 "give the daemon a certificate (tls in its settings), or go through a tunnel to 127.0.0.1",
@@ -51,6 +50,11 @@ pub fn daemon(args: &RunArgs) -> Result<Option<Remote>, Failure> {
     let client = Client::new(endpoint, &trust, timeouts).map_err(|error| unreachable(&url, &error))?;
     let (token, project) = (token(args)?, args.server.project.clone());
     Ok(Some(Remote { client, token, url: url.trim_end_matches('/').to_string(), project }))
+}
+
+/// Whether an endpoint is on this machine, so that nothing goes over a network.
+pub fn is_here(endpoint: &Endpoint) -> bool {
+    endpoint.host == "localhost" || endpoint.host.parse::<IpAddr>().is_ok_and(|it| it.is_loopback())
 }
 
 /// Refuses a command that daemons do not take.

@@ -3,6 +3,7 @@
 mod decide;
 mod job;
 mod look;
+mod oidc;
 mod operations;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,8 @@ use crate::policy::PlanPolicy;
 use crate::run::file_of;
 use decide::{Step, is_over, owner, step, wanted_after, word};
 use job::{Job, Work};
+
+pub use oidc::OidcSettings;
 
 /// Plans that are run at once.
 const PLANS_MAX: usize = 64;

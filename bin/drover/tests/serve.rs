@@ -2,9 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "common/issuer.rs"]
+mod issuer;
 
 use common::daemon::Daemon;
 use common::{MIB, Stage, disk_file, vm, with};
+use issuer::Issuer;
 use serde_json::json;
 
 fn stage(number: u8, mib: u64) -> Option<Stage> {
@@ -261,6 +264,48 @@ fn systemd_finds_no_fault_with_the_unit_of_the_daemon() {
 }
 
 /// VMs of a plan as spans in which they held a slot of their host.
+#[test]
+fn who_has_a_jwt_of_the_issuer_gives_orders_and_is_named_in_the_audit_log() {
+    let Some(stage) = stage(128, 1) else { return };
+    let issuer = Issuer::start();
+    let settings = stage.path("serve.yaml");
+    let text = format!(
+        "oidc:\n  issuer: {}\n  audience: drover\n  roles: {{viewer: [staff]}}\n  projects:\n    web: {{operator: [web]}}\n",
+        issuer.url
+    );
+    std::fs::write(&settings, text).unwrap();
+    let daemon = Daemon::start_with(&stage.drover, &["--config", settings.to_str().unwrap()]);
+    let plan = stage.plan("served", &[]);
+    let run = |token: &str, args: &[&str]| {
+        let file = stage.path("jwt");
+        std::fs::write(&file, token).unwrap();
+        let args = [args, &["--server", &daemon.url, "--token-file", file.to_str().unwrap()]].concat();
+        stage.drover.run(&args).unwrap()
+    };
+    let (ann, eve) = (issuer.token("ann", &["staff", "web"]), issuer.token("eve", &["staff"]));
+    let migrated = run(&ann, &["migrate", &plan, "--project", "web"]);
+    assert_eq!(migrated.code, Some(0), "{}{}", migrated.out, migrated.err);
+    assert_arrived(&stage);
+    let other = run(&ann, &["migrate", &plan, "--project", "db"]);
+    assert_eq!(other.code, Some(4), "{}", other.err);
+    assert!(other.err.contains("may not give orders in project 'db'"), "{}", other.err);
+    let viewer = run(&eve, &["migrate", &plan]);
+    assert!(viewer.err.contains("is viewer, and this takes operator"), "{}", viewer.err);
+    let who = format!("ann of {}", issuer.url);
+    let audit = daemon.get("/v1/audit");
+    assert_eq!(
+        (audit["items"][0]["who"].as_str(), audit["items"][0]["role"].as_str()),
+        (Some(&*who), Some("operator"))
+    );
+    // Without the issuer its known keys count on, and tokens do.
+    let stranger = Issuer::start().token("ann", &["web"]);
+    issuer.stop();
+    assert_eq!(run(&eve, &["status"]).code, Some(0));
+    let denied = run(&stranger, &["status"]);
+    assert_eq!(denied.code, Some(4), "{}", denied.err);
+    assert_eq!(daemon.run(&["status"]).code, Some(0));
+}
+
 fn held(report: &serde_json::Value) -> Vec<(i64, i64)> {
     let one = |vm: &serde_json::Value| {
         let phases = vm["phases"].as_array().unwrap();

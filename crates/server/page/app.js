@@ -167,7 +167,7 @@ function askPlan() {
 
 function askToken() {
   const input = el('input', { type: 'password', autocomplete: 'off', required: true });
-  ask('Sign in', [el('p', {}, 'The token of `drover serve token add`. It is kept for this tab only.'), el('label', { class: 'field' }, 'Token', input)], 'Sign in', async () => {
+  ask('Sign in', [el('p', {}, 'A token of `drover serve token add`, or a JWT of the issuer. It is kept for this tab only.'), el('label', { class: 'field' }, 'Token', input)], 'Sign in', async () => {
     token.set(input.value.trim());
     try {
       await begin();
@@ -412,8 +412,9 @@ function connection(is, error) {
 async function begin() {
   const about = await get('/v1/about');
   app.role = about.caller.role;
-  const { name, role, project } = about.caller;
-  setText(byId('caller'), `${name}, ${role}${project ? ` of ${project}` : ''}, drover ${about.version}`);
+  const { name, grants } = about.caller;
+  const roles = grants.map(({ role, project }) => `${role}${project ? ` of ${project}` : ''}`).join(', ');
+  setText(byId('caller'), `${name}, ${roles}, drover ${about.version}`);
   setText(byId('sign'), token.get() ? 'Sign out' : 'Sign in');
   byId('submit').hidden = !may('operator');
   byId('orders').replaceChildren();

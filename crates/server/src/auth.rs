@@ -1,4 +1,5 @@
 //! Who may ask and order what: bearer tokens, of which only hashes are kept, roles per project, and a limit for those who guess.
+//! JWTs of an issuer are read in `oidc.rs`.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
@@ -49,26 +50,49 @@ impl Role {
     }
 }
 
-/// Who asks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// Name of the token; `anonymous` without one.
-    pub name: String,
+/// A role, and where it holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Grant {
     /// Role.
     pub role: Role,
     /// The project it is for; all if absent.
     pub project: Option<String>,
 }
 
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Name of the token, subject and issuer of a JWT, or `anonymous` without one.
+    pub name: String,
+    /// What it may do: one grant of a token, or those of a JWT, each for another project.
+    pub grants: Vec<Grant>,
+}
+
 impl Caller {
     /// Who comes without a token, where that is allowed.
     pub fn anonymous() -> Caller {
-        Caller { name: "anonymous".into(), role: Role::Viewer, project: None }
+        Caller { name: "anonymous".into(), grants: vec![Grant { role: Role::Viewer, project: None }] }
+    }
+
+    /// The highest role that it has anywhere.
+    pub fn role(&self) -> Role {
+        self.grants.iter().map(|grant| grant.role).max().unwrap_or(Role::Viewer)
+    }
+
+    /// Its role in a project, if it has one there.
+    pub fn role_in(&self, project: &str) -> Option<Role> {
+        let here = |grant: &&Grant| grant.project.as_deref().is_none_or(|own| own == project);
+        self.grants.iter().filter(here).map(|grant| grant.role).max()
+    }
+
+    /// Whether it has this role in a project, or a higher one.
+    pub fn may(&self, role: Role, project: &str) -> bool {
+        self.role_in(project).is_some_and(|own| own >= role)
     }
 
     /// Whether it may see a project.
     pub fn sees(&self, project: &str) -> bool {
-        self.project.as_deref().is_none_or(|own| own == project)
+        self.may(Role::Viewer, project)
     }
 }
 
@@ -269,6 +293,12 @@ pub enum Denied {
     Guessing(u32),
     /// The tokens cannot be read, and why.
     Unreadable(String),
+    /// A JWT that its issuer signed and that does not count, and why.
+    Invalid(String),
+    /// A JWT that counts, of somebody who has no role.
+    NoRole(String),
+    /// The issuer of JWTs cannot be asked for its keys, and why.
+    Issuer(String),
 }
 
 impl Gate {
@@ -287,10 +317,15 @@ impl Gate {
         {
             return Ok(caller);
         }
+        Err(self.refuse(from, now))
+    }
+
+    /// Counts a wrong token of an address.
+    pub fn refuse(&self, from: IpAddr, now: Instant) -> Denied {
         let mut bad = self.bad.lock().unwrap_or_else(PoisonError::into_inner);
         match bad.count(from, now) {
-            None => Err(Denied::Unknown),
-            Some(wait) => Err(Denied::Guessing(u32::try_from(wait.as_secs()).unwrap_or(u32::MAX).max(1))),
+            None => Denied::Unknown,
+            Some(wait) => Denied::Guessing(u32::try_from(wait.as_secs()).unwrap_or(u32::MAX).max(1)),
         }
     }
 
@@ -322,7 +357,10 @@ impl Known {
                 found = Some(row);
             }
         }
-        found.map(|row| Caller { name: row.name.clone(), role: row.role, project: row.project.clone() })
+        found.map(|row| Caller {
+            name: row.name.clone(),
+            grants: vec![Grant { role: row.role, project: row.project.clone() }],
+        })
     }
 
     /// Reads the file anew if it changed.
@@ -382,7 +420,7 @@ mod tests {
         let gate = Gate::new(file.clone());
         let now = Instant::now();
         let caller = gate.caller(&token, address(1), now).unwrap();
-        assert_eq!((caller.name.as_str(), caller.role), ("ann", Role::Operator));
+        assert_eq!((caller.name.as_str(), caller.role()), ("ann", Role::Operator));
         assert!(caller.sees("web") && !caller.sees("db"));
         assert_eq!(gate.caller(&token[..token.len() - 1], address(1), now), Err(Denied::Unknown));
         assert!(file.remove("ann").unwrap() && !file.remove("ann").unwrap());

@@ -29,6 +29,7 @@ use crate::events::{EventHub, Message};
 use crate::figures::{self, Figures};
 use crate::keys::Keys;
 use crate::metrics::Counters;
+use crate::oidc::{Oidc, OidcOptions};
 use crate::operations::Operations;
 use crate::patient::Patient;
 use crate::routes::{App, router};
@@ -59,6 +60,8 @@ pub struct ServerOptions {
     pub tls: Option<TlsFiles>,
     /// Tokens.
     pub tokens: TokenFile,
+    /// The issuer whose JWTs count beside them, if there is one.
+    pub oidc: Option<OidcOptions>,
     /// Whether those without a token may look.
     pub anonymous_view: bool,
     /// Whether those without a token may read `/metrics`.
@@ -106,6 +109,7 @@ impl Server {
             counters: Arc::default(),
             turns: Turns::new(&bounds),
             readiness: Readiness::default(),
+            oidc: options.oidc.clone().map(|options| Arc::new(Oidc::new(options))),
             told_of_tokens: Mutex::default(),
             event_turns: Arc::new(Semaphore::new(bounds.event_clients)),
             anonymous_view: options.anonymous_view,
@@ -114,6 +118,7 @@ impl Server {
         });
         let service = Service { router: router(app.clone()), bounds, counters: app.counters.clone() };
         let runtime = runtime(Turns::threads(&bounds) + THREADS)?;
+        runtime.spawn(app.clone().greet_issuer());
         runtime.spawn(tell_rates(app, stopping));
         Server::listen(runtime, options.listen, tls, service, stop)
     }

@@ -65,10 +65,7 @@ pub(crate) async fn check(
 }
 
 fn check_submission(caller: &Caller, submission: &Submission) -> Result<(), Problem> {
-    if !caller.sees(&submission.project) {
-        let text = format!("'{}' may not use project '{}'", caller.name, submission.project);
-        return Err(Problem::new(Kind::Forbidden, text));
-    }
+    check_operator(caller, &submission.project)?;
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let project = &submission.project;
     if project.is_empty() || project.len() > 64 || !project.chars().all(fits) {
@@ -78,6 +75,17 @@ fn check_submission(caller: &Caller, submission: &Submission) -> Result<(), Prob
     match &submission.path {
         Some(path) if !path.starts_with('/') => Err(Problem::new(Kind::BadRequest, "`path` is absolute")),
         _ => Ok(()),
+    }
+}
+
+/// Refuses who operates other projects only.
+fn check_operator(caller: &Caller, project: &str) -> Result<(), Problem> {
+    match caller.may(Role::Operator, project) {
+        true => Ok(()),
+        false => {
+            let text = format!("'{}' may not give orders in project '{project}'", caller.name);
+            Err(Problem::new(Kind::Forbidden, text))
+        }
     }
 }
 
@@ -100,6 +108,7 @@ pub(crate) async fn order(
         return Err(Problem::new(Kind::BadRequest, text));
     }
     let plan = app.plan_in(app.turn(&app.turns.order).await?, &caller, &name).await?;
+    check_operator(&caller, &plan.project)?;
     let turn = app.turn(&app.turns.order).await?;
     let mut entry = entry(&caller, from, &plan.project, Some(name.clone()), word(order.order));
     (entry.vm, entry.before) = (order.vm.clone().or(order.wave.clone()), Some(plan.state));
@@ -135,10 +144,10 @@ fn word(order: OrderKind) -> &'static str {
 }
 
 fn entry(caller: &Caller, from: SocketAddr, project: &str, plan: Option<String>, action: &str) -> AuditEntry {
-    debug_assert!(caller.role >= Role::Operator);
+    debug_assert!(caller.may(Role::Operator, project));
     AuditEntry {
         who: caller.name.clone(),
-        role: caller.role.word().into(),
+        role: caller.role_in(project).unwrap_or(Role::Viewer).word().into(),
         from: from.ip().to_string(),
         project: project.into(),
         plan,

@@ -1,6 +1,6 @@
 //! The routes and what they answer.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -23,6 +23,7 @@ use crate::bounds::Bounds;
 use crate::events::{EventHub, watch_events};
 use crate::keys::Keys;
 use crate::metrics::{self, Counters};
+use crate::oidc::Oidc;
 use crate::operations::{Form, Operations, Outcome, Page, Plan, VmQuery};
 use crate::problem::{Kind, Problem};
 use crate::turns::{READY_EACH, Readiness, Turns};
@@ -38,6 +39,8 @@ pub(crate) struct App {
     pub counters: Arc<Counters>,
     pub turns: Turns,
     pub readiness: Readiness,
+    /// The issuer whose JWTs count, if there is one.
+    pub oidc: Option<Arc<Oidc>>,
     /// The cause that was told last for which no token can be checked.
     pub told_of_tokens: std::sync::Mutex<String>,
     pub event_turns: Arc<Semaphore>,
@@ -49,13 +52,38 @@ pub(crate) struct App {
 pub(crate) type Shared = State<Arc<App>>;
 
 impl App {
-    /// Says why no token can be checked, once for each cause.
-    fn warn_of_tokens(&self, why: &str) {
+    /// Says who is not let in and why, once for each cause.
+    pub(crate) fn warn_of_tokens(&self, text: String) {
         let mut told = self.told_of_tokens.lock().unwrap_or_else(PoisonError::into_inner);
-        if *told != why {
-            *told = why.to_string();
-            self.operations.warn(&format!("nobody is let in: {why}"));
+        if *told != text {
+            self.operations.warn(&text);
+            *told = text;
         }
+    }
+
+    /// Who has a token of the daemon's or of the issuer's.
+    async fn caller(&self, token: &str, from: IpAddr) -> Result<Caller, Denied> {
+        let now = Instant::now();
+        let Some(oidc) = self.oidc.as_ref().filter(|_| Oidc::takes(token)) else {
+            return self.gate.caller(token, from, now);
+        };
+        match oidc.caller(token, now).await {
+            Err(Denied::Unknown) => Err(self.gate.refuse(from, now)),
+            known => known,
+        }
+    }
+
+    /// Asks the issuer for its keys before anybody comes, so that who runs the daemon is told what is wrong with it.
+    pub(crate) async fn greet_issuer(self: Arc<Self>) {
+        let Some(oidc) = &self.oidc else { return };
+        oidc.ask(Instant::now()).await;
+        if let Some(why) = oidc.error() {
+            self.warn_of_issuer(&why);
+        }
+    }
+
+    fn warn_of_issuer(&self, why: &str) {
+        self.warn_of_tokens(format!("JWTs cannot be checked: {why}"));
     }
 
     /// Carries out what blocks, on a thread for it and when it is its turn.
@@ -232,12 +260,12 @@ async fn admit(
         Access::Role(role) => role,
     };
     let caller = match (bearer(request.headers()), app.anonymous_view) {
-        (Some(token), _) => app.gate.caller(token, from.ip(), Instant::now()),
+        (Some(token), _) => app.caller(token, from.ip()).await,
         (None, true) => Ok(Caller::anonymous()),
         (None, false) => Err(Denied::Missing),
     };
     match caller {
-        Ok(caller) if caller.role >= needed => {
+        Ok(caller) if caller.role() >= needed => {
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -248,7 +276,7 @@ async fn admit(
             let text = format!(
                 "the role of '{}' is {}, and this takes {}",
                 caller.name,
-                caller.role.word(),
+                caller.role().word(),
                 needed.word()
             );
             Problem::new(Kind::Forbidden, text).into_response()
@@ -266,9 +294,20 @@ fn denied(app: &App, why: Denied) -> Problem {
             Problem::new(Kind::Unauthorized, "the token is not known").advise(advice)
         }
         Denied::Unreadable(why) => {
-            app.warn_of_tokens(&why);
+            app.warn_of_tokens(format!("nobody is let in: {why}"));
             Problem::new(Kind::Unavailable, format!("no token can be checked: {why}"))
                 .advise("give the file to the daemon's user, with rights for nobody else (chown, chmod 600)")
+        }
+        Denied::Invalid(why) => Problem::new(Kind::Unauthorized, format!("the JWT does not count: {why}"))
+            .advise("get a new one from the issuer"),
+        Denied::NoRole(why) => Problem::new(Kind::Forbidden, why)
+            .advise("have a group or role of yours entered under `oidc` in the daemon's settings"),
+        Denied::Issuer(why) => {
+            app.warn_of_issuer(&why);
+            // Strangers are not told where it is.
+            Problem::new(Kind::Unavailable, "JWTs cannot be checked: their issuer gives no keys")
+                .advise("see the daemon's log; or use a token of `drover serve token add`")
+                .retry_after(10)
         }
         Denied::Guessing(seconds) => {
             app.counters.bad_tokens.fetch_add(1, Ordering::Relaxed);
@@ -327,7 +366,7 @@ async fn prometheus(State(app): Shared, caller: Option<Extension<Caller>>) -> Re
 async fn about(State(app): Shared, Extension(caller): Extension<Caller>) -> Response {
     let about = json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "caller": { "name": caller.name, "role": caller.role, "project": caller.project },
+        "caller": { "name": caller.name, "role": caller.role(), "grants": caller.grants },
         "anonymous_view": app.anonymous_view,
     });
     answer_json(StatusCode::OK, &about)
@@ -488,7 +527,7 @@ async fn audit(
     let asked = query(asked)?;
     let (before, limit) = (cursor(asked.cursor.as_deref())?, limit(asked.limit)?);
     let mut page = app.ask(move |operations| operations.audit_log(before, limit)).await?;
-    page.items.retain(|row| caller.sees(&row.entry.project));
+    page.items.retain(|row| caller.may(Role::Admin, &row.entry.project));
     Ok(answer_json(StatusCode::OK, &page))
 }
 

@@ -28,9 +28,9 @@ impl Turns {
         }
     }
 
-    /// Threads for all that may be asked at once.
+    /// Threads for all that may be asked at once, with one that looks whether plans can be run and one that asks the issuer.
     pub(crate) fn threads(bounds: &Bounds) -> usize {
-        bounds.operations + bounds.order_operations + bounds.submissions + bounds.checks + 1
+        bounds.operations + bounds.order_operations + bounds.submissions + bounds.checks + 2
     }
 }
 

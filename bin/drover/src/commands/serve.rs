@@ -8,7 +8,9 @@ use std::time::Duration;
 use drover_engine::{Store, chain};
 use drover_plan::settings;
 use drover_schedule::Budgets;
-use drover_server::{Bounds, EventHub, Role, Server, ServerOptions, TlsFiles, TokenFile, TokenFileError};
+use drover_server::{
+    Bounds, EventHub, OidcOptions, Role, Server, ServerOptions, TlsFiles, TokenFile, TokenFileError,
+};
 use drover_view::{Align, Table, local_time};
 use serde_json::json;
 
@@ -19,7 +21,7 @@ use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 use crate::own::DaemonLock;
 use crate::policy::PlanPolicy;
-use crate::serve::Daemon;
+use crate::serve::{Daemon, OidcSettings};
 use crate::signals::stop_on_signals;
 use crate::state::state_folder;
 
@@ -54,6 +56,7 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         listen: args.listen.or(config.listen).unwrap_or(LISTEN),
         tls: config.tls,
         tokens: TokenFile::of(&folder),
+        oidc: config.oidc,
         anonymous_view: config.anonymous_view,
         open_metrics: config.open_metrics,
         bounds,
@@ -91,7 +94,10 @@ fn tell(args: &ServeArgs, options: &ServerOptions, url: &str, tokens: usize, wen
     if !went_on.is_empty() {
         crate::out::say(format_args!("goes on with: {}", went_on.join(", ")));
     }
-    if tokens == 0 {
+    if let Some(oidc) = &options.oidc {
+        crate::out::say(format_args!("takes JWTs of {} for {}", oidc.issuer, oidc.audience));
+    }
+    if tokens == 0 && options.oidc.is_none() {
         crate::out::say(
             "no token lets anybody in: make one with `drover serve token add NAME --role operator`",
         );
@@ -108,6 +114,8 @@ fn tell(args: &ServeArgs, options: &ServerOptions, url: &str, tokens: usize, wen
 struct Config {
     listen: Option<SocketAddr>,
     tls: Option<TlsFiles>,
+    /// The issuer of JWTs.
+    oidc: Option<OidcOptions>,
     anonymous_view: bool,
     open_metrics: bool,
     policy: PlanPolicy,
@@ -126,6 +134,7 @@ impl Config {
     fn parse(text: &str, folder: &Path) -> Result<Config, String> {
         let mut config = Config::default();
         let (mut certificate, mut key) = (None, None);
+        let mut oidc = OidcSettings::default();
         for setting in settings(text).map_err(|problem| problem.to_string())? {
             let wrong = |what: &str| format!("line {}: {}: {what}", setting.at.line, setting.key);
             let switch = || match setting.value.as_str() {
@@ -142,6 +151,9 @@ impl Config {
                     config.listen =
                         Some(setting.value.parse().map_err(|_| wrong("an ADDRESS:PORT is wanted"))?)
                 }
+                name if let Some(name) = name.strip_prefix("oidc.") => {
+                    oidc.take(name, setting.value, folder).map_err(|what| wrong(&what))?
+                }
                 "tls.certificate" => certificate = Some(folder.join(&setting.value)),
                 "tls.key" => key = Some(folder.join(&setting.value)),
                 "anonymous_view" => config.anonymous_view = switch()?,
@@ -155,11 +167,12 @@ impl Config {
                 "targets" => return Err(wrong("an absolute folder is wanted")),
                 _ => {
                     return Err(wrong(
-                        "there is no such setting; listen, tls.certificate, tls.key, anonymous_view, open_metrics, targets, plan_programs, limits.vms_per_host, limits.disks",
+                        "there is no such setting; listen, tls.certificate, tls.key, oidc, anonymous_view, open_metrics, targets, plan_programs, limits.vms_per_host, limits.disks",
                     ));
                 }
             }
         }
+        config.oidc = oidc.end()?;
         config.tls = match (certificate, key) {
             (Some(certificate), Some(key)) => Some(TlsFiles { certificate, key }),
             (None, None) => None,
@@ -264,6 +277,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn groups_of_an_issuer_have_roles_for_all_projects_or_for_one() {
+        let text = "oidc:\n  issuer: https://id.lab/ops\n  audience: drover\n  roles:\n    viewer: [staff, guests]\n  projects:\n    web.shop: {operator: web}\n";
+        let oidc = Config::parse(text, Path::new("")).unwrap().oidc.unwrap();
+        let roles: Vec<_> = oidc
+            .roles
+            .iter()
+            .map(|(value, grant)| (value.as_str(), grant.role, grant.project.as_deref()))
+            .collect();
+        assert_eq!(
+            roles,
+            [
+                ("staff", Role::Viewer, None),
+                ("guests", Role::Viewer, None),
+                ("web", Role::Operator, Some("web.shop"))
+            ]
+        );
+        assert_eq!((oidc.audience.as_str(), oidc.claim.as_str()), ("drover", "groups"));
+    }
+
+    #[test]
     fn settings_are_read_and_what_is_none_is_refused_with_its_line() {
         let text = "listen: 127.0.0.1:1\ntls:\n  certificate: c.pem\n  key: /k.pem\nanonymous_view: true\ntargets: [/vms]\nlimits: {disks: 40}\n";
         let config = Config::parse(text, Path::new("/etc/drover")).unwrap();
@@ -271,6 +304,7 @@ mod tests {
         assert!(config.anonymous_view && !config.open_metrics);
         assert_eq!(config.policy.targets, [PathBuf::from("/vms")]);
         assert_eq!((config.budgets.disks, config.budgets.vms_per_host), (40, 20));
+        assert!(config.oidc.is_none());
         assert!(!config.policy.programs, "plans name nothing that is loaded unless that is allowed");
         for (text, why) in [
             ("listen: x", "line 1: listen: an ADDRESS:PORT is wanted"),
@@ -278,6 +312,11 @@ mod tests {
             ("open_metrics: yes", "line 1: open_metrics: true or false"),
             ("tls:\n  key: k", "tls takes both"),
             ("targets: [vms]", "line 1: targets: an absolute folder"),
+            ("oidc:\n  issuer: http://id.lab", "line 2: oidc.issuer: it is not https"),
+            ("oidc:\n  issuer: https://id.lab", "oidc: nobody has a role"),
+            ("oidc: {issuer: https://id.lab, roles: {viewer: [a]}}", "oidc.audience is missing"),
+            ("oidc:\n  roles: {root: a}", "line 2: oidc.roles.root: a role is viewer, operator or admin"),
+            ("oidc:\n  secret: a", "line 2: oidc.secret: there is no such setting; issuer,"),
             ("limits:\n  disks: 0", "line 2: limits.disks: a number from 1 to 10000"),
         ] {
             let error = Config::parse(text, Path::new("")).unwrap_err();

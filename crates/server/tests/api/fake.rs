@@ -332,6 +332,7 @@ impl Stage {
             listen: "127.0.0.1:0".parse().unwrap(),
             tls: None,
             tokens: file,
+            oidc: None,
             anonymous_view: false,
             open_metrics: false,
             bounds: Bounds::default(),
