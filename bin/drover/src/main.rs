@@ -39,6 +39,7 @@ mod sites;
 mod source;
 mod state;
 mod target;
+mod traces;
 mod tracking;
 mod vddk;
 

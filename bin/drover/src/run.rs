@@ -26,6 +26,7 @@ use crate::policy::PlanPolicy;
 use crate::provider::{Provider, to_give_up};
 use crate::source::{hide_foreign_snapshots, hide_left_files};
 use crate::target::PlanTarget;
+use crate::traces::{self, Traced};
 
 /// How long giving up waits for whoever runs the plan.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
@@ -198,7 +199,12 @@ impl Prepared {
                 vm.folder.display()
             );
         }
-        let observer = &Logged(observer);
+        let export = traces::Export::begin().unwrap_or_else(|why| {
+            setting.words.say(&format!("warning: no traces: {why}"));
+            None
+        });
+        let traced = Traced::new(observer, setting.store, plan, export);
+        let observer = &Logged(&traced);
         let runner = Runner {
             plan: &self.file.plan.name,
             text: &self.file.text,
@@ -220,7 +226,11 @@ impl Prepared {
             clock: &SystemClock,
             hooks: &Outside::new(&self.file.folder),
         };
-        let outcome = runner.run()?;
+        let outcome = runner.run();
+        if let Some(why) = traced.end() {
+            setting.words.say(&format!("note: not all traces were sent: {why}"));
+        }
+        let outcome = outcome?;
         // What came of the run is told: a session that cannot be ended changes nothing in it.
         if let Err(failure) = self.provider.close() {
             setting.words.say(&format!("note: {}", failure.message));

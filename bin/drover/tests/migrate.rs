@@ -1,8 +1,11 @@
 //! Cold migrations from the simulated vCenter to files, from end to end.
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/collector.rs"]
+mod collector;
 mod common;
 
+use collector::Collector;
 use common::{MIB, Stage, disk_file, same_bytes, signer, vm, with};
 use serde_json::json;
 
@@ -271,4 +274,49 @@ fn a_guest_that_drover_starts_inherits_no_password() {
         !names.iter().any(|name| name.contains("DROVER_") || name.contains(drover_lab::PASSWORD)),
         "{names:?}"
     );
+}
+
+#[test]
+fn a_collector_gets_one_trace_for_each_vm_and_one_that_does_not_answer_fails_nothing() {
+    let Some(stage) = Stage::new(19, |folder| {
+        let a = disk_file(folder, "a", MIB);
+        vec![vm("one", &[&a]), vm("two", &[&a])]
+    }) else {
+        return;
+    };
+    let migrate = |plan: &str, url: &str| {
+        let output = stage
+            .drover
+            .command(&["migrate", plan])
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+            .output()
+            .unwrap();
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{words}");
+        words
+    };
+    let collector = Collector::start();
+    let words = migrate(&stage.plan("traced", &[]), &collector.url);
+    assert!(!words.contains("traces"), "{words}");
+    let spans = collector.spans();
+    let status: serde_json::Value =
+        serde_json::from_str(&stage.run(&["status", "traced", "--json"]).out).unwrap();
+    let vms = status["vms"].as_array().unwrap();
+    assert_eq!(vms.len(), 2);
+    for vm in vms {
+        let own: Vec<_> = spans.iter().filter(|span| vm["trace_id"] == span["traceId"]).collect();
+        for name in ["migrate", "check", "snapshot", "copy", "copy disk", "verify", "clean up"] {
+            assert_eq!(own.iter().filter(|span| span["name"] == name).count(), 1, "{name} in {own:#?}");
+        }
+        for span in &own {
+            let is_known = own.iter().any(|it| it["spanId"] == span["parentSpanId"]);
+            assert_eq!(is_known, span["name"] != "migrate", "{own:#?}");
+        }
+    }
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let began = std::time::Instant::now();
+    let words = migrate(&stage.plan("untraced", &[("/vms\n", "/others\n")]), &url);
+    assert!(words.contains("note: not all traces were sent"), "{words}");
+    assert!(began.elapsed().as_secs() < 15, "{:?}", began.elapsed());
 }

@@ -166,6 +166,8 @@ pub struct VmLine {
     pub id: String,
     /// Name at the target.
     pub name: String,
+    /// Tells this migration of it from all others, in traces and logs.
+    pub trace_id: String,
     /// The site that it goes to.
     pub site: Option<String>,
     /// The source's host.

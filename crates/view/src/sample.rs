@@ -27,6 +27,7 @@ pub(crate) fn plan(name: &str, state: PlanState) -> PlanRow {
 
 pub(crate) fn vm(id: &str, name: &str, state: VmState) -> VmRow {
     VmRow {
+        trace_id: "0af7651916cd43dd8448eb211c80319c".into(),
         id: id.into(),
         name: name.into(),
         site: None,

@@ -272,7 +272,8 @@ impl Store {
                 .query_map([plan], |row| Ok((row.get(0)?, row.get(1)?)))?
                 .collect::<rusqlite::Result<_>>()?;
             let mut enter = db.prepare(
-                "INSERT INTO vm (plan, id, name, state, planned) VALUES (?1, ?2, ?3, 'queued', ?4)
+                "INSERT INTO vm (plan, id, name, state, planned, trace_id)
+                 VALUES (?1, ?2, ?3, 'queued', ?4, lower(hex(randomblob(16))))
                  ON CONFLICT(plan, id) DO UPDATE SET name = ?3, planned = ?4,
                  state = CASE WHEN state IN ('done', 'not_cleaned_up') THEN state ELSE 'queued' END",
             )?;

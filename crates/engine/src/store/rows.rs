@@ -76,6 +76,9 @@ pub struct VmRow {
     pub id: String,
     /// Name at the target.
     pub name: String,
+    /// Tells this migration of it from all others, over all runs until it is given up: 32 hexadecimal digits, as OpenTelemetry has
+    /// them.
+    pub trace_id: String,
     /// The site that it goes to; absent for this machine.
     pub site: Option<String>,
     /// The host among several of the target that it goes to, and why.
@@ -212,6 +215,7 @@ pub(super) fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
     Ok(VmRow {
         id: row.get("id")?,
         name: row.get("name")?,
+        trace_id: row.get("trace_id")?,
         site: place.site,
         target_host: place.target_host,
         state: state(row, "state")?,

@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 11;
+pub(super) const SCHEMA_VERSION: i64 = 12;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -128,6 +128,12 @@ CREATE INDEX vm_of_id ON vm(id);
 CREATE INDEX event_of_vm ON event(plan, vm, id);
 ";
 
+/// What version 12 added: what tells the migration of a VM from all others, in traces and logs.
+const TRACE: &str = "
+ALTER TABLE vm ADD COLUMN trace_id TEXT NOT NULL DEFAULT '';
+UPDATE vm SET trace_id = lower(hex(randomblob(16)));
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -143,9 +149,10 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE]
-            .into_iter()
-            .skip(version.max(0) as usize);
+        let mut steps =
+            [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE, TRACE]
+                .into_iter()
+                .skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;
         change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     }

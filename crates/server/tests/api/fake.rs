@@ -97,6 +97,7 @@ fn vm(number: usize) -> VmLine {
     VmLine {
         id: format!("vm-{number}"),
         name,
+        trace_id: "0af7651916cd43dd8448eb211c80319c".into(),
         site: None,
         host: Some(format!("esx{}.lab", number % 40)),
         state: state.into(),
