@@ -53,6 +53,8 @@ pub enum Exit {
     Check = 16,
     /// All VMs arrived but those that a hook had left out.
     Skipped = 17,
+    /// Nothing failed, and VMs did not move because the window of their wave was over.
+    WindowOver = 18,
     /// Some VMs arrived and others failed, for several causes.
     Mixed = 10,
     /// Stopped by Ctrl-C, SIGTERM or `drover cancel`; it can be resumed.
@@ -82,6 +84,7 @@ impl Exit {
             Hook,
             Check,
             Skipped,
+            WindowOver,
             Interrupted,
         ];
         all.into_iter().find(|exit| *exit as u8 == code).unwrap_or(Internal)
@@ -102,7 +105,8 @@ impl From<Cause> for Exit {
             Cause::Hook => Exit::Hook,
             Cause::Check => Exit::Check,
             Cause::Skipped => Exit::Skipped,
-            Cause::Cancelled | Cause::NotItsTurn => Exit::Interrupted,
+            Cause::Cancelled => Exit::Interrupted,
+            Cause::NotItsTurn => Exit::WindowOver,
             Cause::State => Exit::State,
             Cause::Internal => Exit::Internal,
         }

@@ -49,7 +49,7 @@ impl Outside {
             ("DROVER_POINT", word("/point").to_string()),
             ("DROVER_PLAN", word("/plan").to_string()),
             ("DROVER_VM", word("/vm/target_name").to_string()),
-            ("DROVER_WAVE", word("/wave/name").to_string()),
+            ("DROVER_WAVE", format!("{}{}", word("/wave/name"), word("/vm/wave"))),
         ];
         let (folder, input) = (self.folder.as_path(), document.to_string());
         let input = input.as_bytes();
@@ -226,6 +226,17 @@ mod tests {
             (late.result, late.message.as_str()),
             (HookResult::Failed, "not done after 0.3 s, and ended")
         );
+    }
+
+    #[test]
+    fn a_program_is_told_the_wave_also_where_it_is_called_for_a_vm() {
+        for document in [json!({"wave": {"name": "night"}}), json!({"vm": {"wave": "night"}})] {
+            let folder = tempfile::tempdir().unwrap();
+            let (call, timeout) = (Call::Shell("echo $DROVER_WAVE".into()), Duration::from_secs(60));
+            let hook = Hook { call, timeout, on_failure: OnFailure::Stop, line: 1 };
+            let answer = Outside::new(folder.path()).call(&hook, &document, &StopSignal::default());
+            assert_eq!(answer.output.trim(), "night", "{document}");
+        }
     }
 
     #[test]

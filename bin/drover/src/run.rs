@@ -459,7 +459,7 @@ mod tests {
         fails("a", Cause::HostFailed);
         assert_eq!(exit(), Exit::Connection);
         fails("a", Cause::NotItsTurn);
-        assert_eq!(exit(), Exit::Interrupted, "a window was over");
+        assert_eq!(exit(), Exit::WindowOver);
         fails("a", Cause::TargetFull);
         fails("b", Cause::Source);
         assert_eq!(exit_in(PlanState::Done), Exit::Success, "the plan does not name them any more");

@@ -196,7 +196,7 @@ pub enum Event {
         #[serde(skip_serializing_if = "Option::is_none")]
         standing: Option<Standing>,
     },
-    /// The first VM of a wave began.
+    /// The first VM of a wave began to move; warm ones may have been copied before.
     WaveStarted {
         /// Wave.
         wave: String,

@@ -27,7 +27,7 @@ use crate::slots::{GivenUp, Joining, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
 use crate::store::{PlanRow, PlanState, RunFacts, Store, StoreError, VmRow, VmState};
 use crate::waits::Waits;
-use crate::wave_hooks::{REPORT, WaveCalls, forget_waves_over};
+use crate::wave_hooks::{Begun, REPORT, WaveCalls, forget_waves_over, too_late};
 use crate::waves::Told;
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
@@ -145,8 +145,10 @@ impl Runner<'_> {
         let left: HashMap<&str, VmState> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
         let was = |vm: &PlannedVm, state: VmState| left.get(vm.vm.id.as_str()) == Some(&state);
         let todo: Vec<&PlannedVm> = self.vms.iter().filter(|vm| !was(vm, VmState::Done)).collect();
-        let is_over = |row: PlanRow| matches!(row.state, PlanState::Done | PlanState::Cancelled);
-        let is_anew = self.store.plan(self.plan)?.is_some_and(is_over);
+        let is_over = |row: &PlanRow| matches!(row.state, PlanState::Done | PlanState::Cancelled);
+        let earlier = self.store.plan(self.plan)?;
+        let is_anew = earlier.as_ref().is_some_and(is_over);
+        let too_late = too_late(earlier.as_ref(), self.wave_hooks, &todo);
         forget_waves_over(self.store, self.plan, self.wave_hooks, &todo, &rows, is_anew)?;
         self.store.begin_plan(self.plan, self.text, self.folder)?;
         let run = self.store.add_run(self.plan, self.facts)?;
@@ -161,7 +163,7 @@ impl Runner<'_> {
         let done_before = before.done;
         self.observer.event(&Event::PlanStarted { plan: self.plan.into(), vms: todo.len(), done_before });
         todo.iter().for_each(|vm| self.board.add_capacity(vm.capacity_bytes()));
-        let (ends, hosts) = self.run_vms(&todo, &rows, self.schedule()?, run);
+        let (ends, hosts) = self.run_vms(&todo, &rows, self.schedule()?, run, too_late);
         Ok(RunOutcome { hosts, ..self.end(&before, ends) })
     }
 
@@ -171,6 +173,7 @@ impl Runner<'_> {
         left: &[VmRow],
         schedule: Arc<Schedule>,
         number: i64,
+        begun: Begun,
     ) -> (Vec<VmEnd>, Vec<Quarantined>) {
         let site = &self.site();
         let to_call: Vec<&str> = WaveCalls::to_call_before(self.wave_hooks).collect();
@@ -190,7 +193,7 @@ impl Runner<'_> {
             todo,
             left,
             ends,
-            begun: Mutex::default(),
+            begun: Mutex::new(begun),
         };
         let run = Run { schedule: &schedule, tenant, todo, context, waves, calls, ends };
         self.heed_words(&run);

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 
 use drover_mover::StopSignal;
-use drover_plan::{AFTER_WAVE, BEFORE_WAVE, Hook, PlannedVm, WaveHooks};
+use drover_plan::{AFTER_WAVE, BEFORE_WAVE, Hook, Plan, PlannedVm, WaveHooks};
 use drover_schedule::{Tenant, WaveUsage};
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use crate::error::{Cause, EngineError, ProviderError};
 use crate::itinerary::{About, Calls, Context, Moment, Outside};
 use crate::slots::Schedule;
 use crate::standing::VmEnd;
-use crate::store::{Around, Called, Store, StoreError, VmRow, VmState, wave_key};
+use crate::store::{Around, Called, PlanRow, Store, StoreError, VmRow, VmState, wave_key};
 
 /// The calls around the waves of a run.
 pub(crate) struct WaveCalls<'a> {
@@ -69,6 +69,21 @@ pub(crate) fn forget_waves_over(
         }
     }
     Ok(())
+}
+
+/// What is not called any more, because it came into the plan when its wave was over: `earlier` is the plan as it was.
+pub(crate) fn too_late(
+    earlier: Option<&PlanRow>,
+    hooks: &BTreeMap<String, WaveHooks>,
+    todo: &[&PlannedVm],
+) -> Begun {
+    // A text that cannot be read any more tells nothing.
+    let Some(earlier) = earlier.and_then(|row| Plan::parse(&row.text).ok()) else { return Begun::new() };
+    let had = earlier.wave_hooks();
+    let had_none = |wave: &str| had.get(wave).is_none_or(|it| it.after.is_empty());
+    let is_over = |wave: &str| todo.iter().all(|vm| vm.wave.as_deref() != Some(wave));
+    let waves = hooks.keys().filter(|wave| had_none(wave) && is_over(wave));
+    waves.map(|wave| ((wave.clone(), AFTER_WAVE), true)).collect()
 }
 
 impl<'a> WaveCalls<'a> {

@@ -30,7 +30,8 @@ impl Told {
         for usage in waves.iter().filter(|usage| usage.vms > 0) {
             let one = self.0.entry(usage.name.clone()).or_default();
             let wave = || usage.name.clone();
-            if usage.begun > 0 && !std::mem::replace(&mut one.begun, true) {
+            // Warm VMs are copied before their wave may move.
+            if usage.begun > 0 && usage.waits.is_none() && !std::mem::replace(&mut one.begun, true) {
                 events.push(Event::WaveStarted { wave: wave(), vms: usage.vms });
             }
             let held_by = match &usage.waits {
@@ -184,6 +185,8 @@ mod tests {
         let words = |events: Vec<Event>| -> Vec<String> {
             events.iter().map(|event| serde_json::to_string(event).unwrap()).collect()
         };
+        let copied = usage("a", [2, 1, 0, 0], Some(Wait::Window { opens_ms: 5 }));
+        assert!(told.news(&[copied]).is_empty(), "a warm VM is copied before its wave");
         let began = [usage("a", [2, 1, 0, 0], None)];
         assert_eq!(words(told.news(&began)), [r#"{"event":"wave_started","wave":"a","vms":2}"#]);
         assert!(told.news(&began).is_empty());

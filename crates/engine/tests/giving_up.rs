@@ -178,6 +178,7 @@ fn a_source_is_not_switched_on_while_nobody_knows_what_runs_at_the_target() {
     assert_eq!(outcome.failed.len(), 1);
     let error = outcome.ends[0].error.clone().unwrap();
     assert!(error.contains("how far it came is not known: is running fails"), "{error}");
+    assert_eq!(world.row("vm-on").error.as_ref(), Some(&error), "`drover status` tells it");
     assert_eq!((world.power("vm-on"), world.runs_at_target("on")), (PowerState::Off, true));
     world.run(&NoObserver);
     world.assert_arrived("once the target answers");

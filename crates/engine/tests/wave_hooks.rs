@@ -329,6 +329,20 @@ fn a_run_that_only_waits_for_hooks_after_its_last_wave_heeds_cancel() {
 }
 
 #[test]
+fn hooks_that_come_into_a_plan_are_not_called_after_waves_that_were_over_before() {
+    let mut world = world("");
+    let (text, hooks) =
+        (world.text.clone(), "hooks: {before_wave: [{shell: x}, {shell: y}], after_wave: [{shell: z}]}");
+    world.text = text.replace(&format!(", {hooks}"), "");
+    world.plan = drover_plan::Plan::parse(&world.text).unwrap();
+    stops_at(&world, "b1", Phase::Copy);
+    assert_eq!(world.row("vm-a2").state, VmState::Done);
+    (world.plan, world.text) = (drover_plan::Plan::parse(&text).unwrap(), text);
+    assert!(world.run(&NoObserver).is_complete());
+    assert_eq!(points(&world), [""; 0]);
+}
+
+#[test]
 fn a_panic_of_who_looks_after_waves_ends_those_that_wait_for_a_call() {
     let mut world = world("");
     world.text = world

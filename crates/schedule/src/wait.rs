@@ -246,7 +246,7 @@ impl fmt::Display for Wait {
             Wait::Window { .. } => f.write_str("its window to open"),
             Wait::Wave { wave, left } => write!(f, "wave {wave}: {left} VMs have not ended"),
             Wait::WaveFailed { wave, failed } => {
-                write!(f, "a word: {failed} VMs of wave {wave} failed (`drover proceed`)")
+                write!(f, "a word: {failed} VMs of wave {wave} failed (`drover proceed PLAN {wave}`)")
             }
             Wait::WaveHooks { wave } => write!(f, "what is called before wave {wave}"),
             Wait::Retry { .. } => f.write_str("its next try after a failure"),

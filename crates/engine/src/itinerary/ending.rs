@@ -182,11 +182,18 @@ impl Journey<'_> {
         text.push_str(&format!("how far it came is not known: {}", error.chain()));
         let why = why.unwrap_or(error);
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
-        let unkept = store.add_event(plan, Some(id), None, "error", &text).err();
         let standing = self.is_touched().then(|| self.standing());
         if let Some(stands) = &standing {
             text.push_str(&format!("; {}", stands.words()));
         }
+        let keep = || -> Result<(), StoreError> {
+            store.add_event(plan, Some(id), None, "error", &text)?;
+            let Some(row) = store.vm(plan, id)?.filter(|row| !row.state.has_arrived()) else { return Ok(()) };
+            // `Failed` would be taken for one that was undone.
+            let (cause, advice) = (why.cause().word(), why.advice());
+            store.end_vm(plan, id, row.state, Some((&text, &cause, advice.as_deref())))
+        };
+        let unkept = keep().err();
         self.tell_vm_ended(VmEnd {
             name: self.name(),
             state: VmState::Failed,

@@ -267,6 +267,7 @@ impl Journey<'_> {
                 "instance_uuid": vm.instance_uuid,
                 "guest_id": vm.guest_id,
                 "tags": vm.tags,
+                "wave": planned.wave,
             },
             "source": {
                 "address": facts.source,
