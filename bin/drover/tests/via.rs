@@ -366,6 +366,9 @@ fn cancelling_removes_what_was_made_there_and_only_that() {
     let is_done = |vm: &Value| vm["name"] == "two" && vm["state"] == "done";
     let two_is_done = || far.stage.report("far")["vms"].as_array().unwrap().iter().any(is_done);
     wait_until("the small one is there", PATIENCE, two_is_done);
+    // So is an image of which no block is recorded.
+    let blocks_of_two = 2 * MIB / drover_types::BLOCK_BYTES;
+    wait_until("blocks of the large one are recorded", PATIENCE, || far.recorded() > blocks_of_two);
     started.kill();
     succeeds(&far.stage.run(&["cancel", "far"]));
     let in_one: Vec<_> =
