@@ -90,7 +90,9 @@ impl Case {
         let mut runs: Vec<Vec<Run>> = self.entries.iter().map(|_| Vec::new()).collect();
         // One round that does not count warms the cache of the source; what it made is compared.
         for round in 0..=rounds {
-            for (entry, runs) in self.entries.iter().zip(&mut runs) {
+            // Another begins each round: what one leaves to the disk and its file system, the next one pays for.
+            let turns = (0..self.entries.len()).map(|turn| (turn + round) % self.entries.len());
+            for (entry, index) in turns.map(|index| (&self.entries[index], index)) {
                 if let Some(output) = &self.output {
                     remove(&output.path)?;
                 }
@@ -106,7 +108,7 @@ impl Case {
                     _ => {}
                 }
                 if round > 0 {
-                    runs.push(run);
+                    runs[index].push(run);
                 }
             }
         }
