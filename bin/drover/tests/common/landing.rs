@@ -365,6 +365,14 @@ pub fn hear(tty: std::fs::File, is_all: impl Fn(&str) -> bool) -> String {
     String::from_utf8_lossy(&heard).into_owned()
 }
 
+/// Where a cold plan is killed that is then given up: from its copy on, before its guest runs.
+pub const EARLY_EDGES: [(&str, &str); 4] = [
+    ("phase_started", "copy"),
+    ("phase_ended", "copy"),
+    ("phase_started", "define"),
+    ("phase_ended", "define"),
+];
+
 /// Every edge of the phases, in the order in which a plan comes to them.
 pub fn edges(is_warm: bool) -> Vec<(&'static str, &'static str)> {
     let first: &[&str] = if is_warm { &["check", "track", "passes"] } else { &["check"] };
@@ -387,6 +395,13 @@ impl Landing {
         let _ = child.kill();
         child.wait().unwrap();
         came.then_some(())
+    }
+
+    /// A plan whose guest has arrived as `one` is not undone by a cancel.
+    pub fn stays(&self, host: &str, plan: &str) {
+        let cancelled = self.arrives(&["cancel", plan]);
+        assert!(cancelled.err.contains("nothing to cancel"), "{}", cancelled.err);
+        assert_eq!(self.state(host, "one"), "running", "what has arrived stays");
     }
 
     /// A guest never runs on two sides.
