@@ -90,9 +90,7 @@ impl Case {
         let mut runs: Vec<Vec<Run>> = self.entries.iter().map(|_| Vec::new()).collect();
         // One round that does not count warms the cache of the source; what it made is compared.
         for round in 0..=rounds {
-            // Another begins each round: what one leaves to the disk and its file system, the next one pays for.
-            let turns = (0..self.entries.len()).map(|turn| (turn + round) % self.entries.len());
-            for (entry, index) in turns.map(|index| (&self.entries[index], index)) {
+            for (entry, index) in turns(round, self.entries.len()).map(|index| (&self.entries[index], index)) {
                 if let Some(output) = &self.output {
                     remove(&output.path)?;
                 }
@@ -252,6 +250,21 @@ pub fn measure(command: &[String], made: Option<&Path>) -> Result<Run> {
     let mut numbers = said.split_whitespace().map(|word| word.parse::<f64>().unwrap_or(0.0));
     let mut next = || numbers.next().unwrap_or(0.0);
     Ok(Run { cpu: next() + next(), wall, peak_kib: next(), server_cpu: 0.0 })
+}
+
+/// The order of a round: another one for each, and the same in each run of the bench. What one program leaves to the disk
+/// and its file system, the next one pays for.
+fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut state = round as u64 + 1;
+    for last in (1..count).rev() {
+        // SplitMix64.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        order.swap(last, ((bits ^ (bits >> 31)) % (last as u64 + 1)) as usize);
+    }
+    order.into_iter()
 }
 
 pub fn remove(path: &Path) -> Result<()> {
