@@ -6,11 +6,11 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Arguments;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Takes lines: the part of drover that tells, and what it tells.
 pub type Sink = Box<dyn Fn(&str, &str) + Send + Sync>;
@@ -25,14 +25,27 @@ const HIDDEN: &str = "***";
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static SINK: OnceLock<Sink> = OnceLock::new();
-static SECRETS: Mutex<Secrets> = Mutex::new(Secrets { held: BTreeMap::new(), gone: VecDeque::new() });
+static SECRETS: LazyLock<Mutex<Secrets>> = LazyLock::new(Mutex::default);
 
-/// What no line may hold.
+/// What no line may hold. Thousands of tickets are known at once, and each line is held against all of them.
+#[derive(Default)]
 struct Secrets {
-    /// Those in use, and by how many.
-    held: BTreeMap<String, usize>,
-    /// Others, the latest last.
-    gone: VecDeque<String>,
+    known: HashMap<String, Known>,
+    /// Those that nobody holds, by when they were let go.
+    gone: BTreeMap<u64, String>,
+    let_go: u64,
+    /// The forms in which secrets are written, by their first bytes.
+    forms: HashMap<Start, Vec<String>>,
+}
+
+type Start = [u8; HIDDEN_BYTES_MIN];
+
+/// What is known of a secret.
+#[derive(Default)]
+struct Known {
+    users: usize,
+    /// Its place among those that are gone.
+    gone: Option<u64>,
 }
 
 /// Tells what goes on: `log!("http", "connected to {host}")`. Nothing is formatted where nobody asked for it.
@@ -67,7 +80,7 @@ pub fn hide(secret: &str) {
 /// A text that must not be in the log as long as it is in use: a password, a ticket, a token. Ends with [`release`].
 pub fn hold(secret: &str) {
     if is_secret(secret) {
-        *secrets().held.entry(secret.to_string()).or_default() += 1;
+        secrets().hold(secret);
     }
 }
 
@@ -77,10 +90,9 @@ pub fn release(secret: &str) {
         return;
     }
     let mut secrets = secrets();
-    let Some(users) = secrets.held.get_mut(secret) else { return };
-    *users -= 1;
-    if *users == 0 {
-        secrets.held.remove(secret);
+    let Some(known) = secrets.known.get_mut(secret).filter(|known| known.users > 0) else { return };
+    known.users -= 1;
+    if known.users == 0 {
         secrets.let_go(secret);
     }
 }
@@ -90,16 +102,89 @@ fn is_secret(text: &str) -> bool {
 }
 
 impl Secrets {
-    fn let_go(&mut self, secret: &str) {
-        self.gone.retain(|known| known != secret);
-        self.gone.push_back(secret.to_string());
-        let over = self.gone.len().saturating_sub(GONE_MAX);
-        self.gone.drain(..over);
+    fn hold(&mut self, secret: &str) {
+        let known = self.know(secret);
+        known.users += 1;
+        if let Some(at) = known.gone.take() {
+            self.gone.remove(&at);
+        }
     }
 
-    fn all(&self) -> impl Iterator<Item = &String> {
-        self.held.keys().chain(&self.gone)
+    /// Nobody holds it, or nobody says for how long.
+    fn let_go(&mut self, secret: &str) {
+        self.let_go += 1;
+        let at = self.let_go;
+        let known = self.know(secret);
+        if known.users > 0 {
+            return;
+        }
+        if let Some(before) = known.gone.replace(at) {
+            self.gone.remove(&before);
+        }
+        self.gone.insert(at, secret.to_string());
+        while self.gone.len() > GONE_MAX {
+            let Some((_, oldest)) = self.gone.pop_first() else { break };
+            self.forget(&oldest);
+        }
     }
+
+    fn know(&mut self, secret: &str) -> &mut Known {
+        if !self.known.contains_key(secret) {
+            for form in forms(secret) {
+                self.forms.entry(start_of(&form)).or_default().push(form);
+            }
+        }
+        self.known.entry(secret.to_string()).or_default()
+    }
+
+    fn forget(&mut self, secret: &str) {
+        self.known.remove(secret);
+        for form in forms(secret) {
+            let start = start_of(&form);
+            let Some(alike) = self.forms.get_mut(&start) else { continue };
+            if let Some(at) = alike.iter().position(|known| *known == form) {
+                alike.swap_remove(at);
+            }
+            if alike.is_empty() {
+                self.forms.remove(&start);
+            }
+        }
+    }
+
+    /// A text without the secrets.
+    fn hidden_in(&self, text: &str) -> String {
+        let mut found: Vec<Range<usize>> = Vec::new();
+        for (at, bytes) in text.as_bytes().windows(HIDDEN_BYTES_MIN).enumerate() {
+            let Some(alike) = Start::try_from(bytes).ok().and_then(|start| self.forms.get(&start)) else {
+                continue;
+            };
+            let is_here = |form: &&String| text.as_bytes()[at..].starts_with(form.as_bytes());
+            let Some(longest) = alike.iter().filter(is_here).map(String::len).max() else { continue };
+            // One may be a part of another, or begin within it: nothing of either stays.
+            match found.last_mut().filter(|last| at < last.end) {
+                Some(last) => last.end = last.end.max(at + longest),
+                None => found.push(at..at + longest),
+            }
+        }
+        let (mut out, mut kept) = (String::with_capacity(text.len()), 0);
+        for span in found {
+            out.push_str(&text[kept..span.start]);
+            out.push_str(HIDDEN);
+            kept = span.end;
+        }
+        out.push_str(&text[kept..]);
+        out
+    }
+}
+
+/// A secret as it is, and as JSON writes it.
+fn forms(secret: &str) -> impl Iterator<Item = String> + use<> {
+    [Some(secret.to_string()), in_json(secret)].into_iter().flatten()
+}
+
+/// The first bytes of a form, which is no shorter.
+fn start_of(form: &str) -> Start {
+    std::array::from_fn(|at| form.as_bytes()[at])
 }
 
 /// Writes a line; [`log!`] calls it.
@@ -107,18 +192,9 @@ pub fn write(part: &str, words: Arguments<'_>) {
     if let Some(sink) = SINK.get() {
         let text = words.to_string();
         // A sink that waits must not keep those waiting that use secrets.
-        let text = without(&text, secrets().all());
+        let text = secrets().hidden_in(&text);
         sink(part, &text);
     }
-}
-
-/// A text without these secrets, as they are and as JSON writes them. The longest go first: one may be a part of another.
-fn without<'a>(text: &str, secrets: impl Iterator<Item = &'a String>) -> String {
-    let forms =
-        secrets.flat_map(|secret| [Some(Cow::from(secret)), in_json(secret).map(Cow::from)]).flatten();
-    let mut found: Vec<Cow<'_, str>> = forms.filter(|form| text.contains(form.as_ref())).collect();
-    found.sort_by_key(|form| std::cmp::Reverse(form.len()));
-    found.into_iter().fold(text.to_string(), |text, form| text.replace(form.as_ref(), HIDDEN))
 }
 
 /// What stands for a text between the quotes of JSON, where that is something else.
@@ -192,16 +268,36 @@ mod tests {
         assert!(users.len() == 2 && secrets().gone.len() == GONE_MAX && !start(Box::new(|_, _| {})));
     }
 
-    #[test]
-    fn a_secret_is_found_as_json_writes_it() {
-        let secrets = ["a\"b\\c".to_string(), "tab\there\u{1}".to_string(), "plain-é".to_string()];
-        let text = r#"{"one": "a\"b\\c", "two": "tab\there\u0001", "three": "plain-é"} a"b\c"#;
-        assert_eq!(without(text, secrets.iter()), r#"{"one": "***", "two": "***", "three": "***"} ***"#);
+    fn knowing(secrets: &[&str]) -> Secrets {
+        let mut known = Secrets::default();
+        secrets.iter().for_each(|secret| known.let_go(secret));
+        known
     }
 
     #[test]
-    fn a_secret_within_another_leaves_nothing_behind() {
-        let secrets = ["abcd".to_string(), "abcdefgh".to_string()];
-        assert_eq!(without("x abcdefgh y abcd", secrets.iter()), "x *** y ***");
+    fn a_secret_is_found_as_json_writes_it() {
+        let secrets = knowing(&["a\"b\\c", "tab\there\u{1}", "plain-é"]);
+        let text = r#"{"one": "a\"b\\c", "two": "tab\there\u0001", "three": "plain-é"} a"b\c"#;
+        assert_eq!(secrets.hidden_in(text), r#"{"one": "***", "two": "***", "three": "***"} ***"#);
+    }
+
+    #[test]
+    fn a_secret_within_another_or_across_its_end_leaves_nothing_behind() {
+        let secrets = knowing(&["abcd", "abcdefgh", "ghij-k"]);
+        assert_eq!(secrets.hidden_in("x abcdefgh y abcd"), "x *** y ***");
+        assert_eq!(secrets.hidden_in("éabcdefghij-ké, abc"), "é***é, abc");
+    }
+
+    #[test]
+    fn a_secret_that_is_forgotten_leaves_those_that_begin_like_it() {
+        let mut secrets = knowing(&["ticket-1", "ticket-2"]);
+        secrets.hold("ticket-2");
+        for number in 0..GONE_MAX {
+            secrets.let_go(&format!("other-{number}"));
+        }
+        assert_eq!(secrets.hidden_in("ticket-1 ticket-2 other-7"), "ticket-1 *** ***");
+        assert_eq!((secrets.gone.len(), secrets.known.len()), (GONE_MAX, GONE_MAX + 1));
+        secrets.let_go("ticket-2");
+        assert_eq!(secrets.hidden_in("ticket-2"), "***", "one who holds it does still");
     }
 }
