@@ -9,6 +9,9 @@
 pub mod attended;
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What a child is, which decides what it inherits besides [`EVERY_CHILD`].
@@ -63,9 +66,24 @@ impl Kind {
 
 /// A command for `program` that inherits what is named for its kind, and nothing else.
 pub fn command(program: impl AsRef<OsStr>, kind: Kind) -> Command {
-    let mut command = Command::new(program);
-    command.env_clear().envs(inherited(kind, std::env::vars_os()));
+    let name = program.as_ref();
+    // A program with a path is started without a copy of this process's tables of memory (vfork), which takes longer the more
+    // VMs it moves; one with a name alone is looked for in the copy.
+    let found = if name.as_encoded_bytes().contains(&b'/') { None } else { find_program(name, &[]) };
+    let mut command = Command::new(found.as_deref().map_or(name, Path::as_os_str));
+    command.arg0(name).env_clear().envs(inherited(kind, std::env::vars_os()));
     command
+}
+
+/// The program of that name in `PATH`, then in other folders.
+pub fn find_program(name: impl AsRef<OsStr>, others: &[&str]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(others.iter().map(PathBuf::from));
+    folders.map(|folder| folder.join(name.as_ref())).find(|file| is_program(file))
+}
+
+fn is_program(file: &Path) -> bool {
+    file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
 fn inherited(
@@ -114,6 +132,17 @@ mod tests {
             kept(Kind::Converter, &all),
             ["LIBVIRT_DEFAULT_URI", "XDG_CONFIG_HOME", "LIBGUESTFS_BACKEND"]
         );
+    }
+
+    #[test]
+    fn a_program_of_the_path_keeps_its_name_and_is_started_by_its_place() {
+        let made = command("sh", Kind::Plain);
+        assert!(Path::new(made.get_program()).is_absolute(), "{made:?}");
+        let output = command("sh", Kind::Plain).args(["-c", "echo $0"]).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "sh\n");
+        let none = command("drover-no-such-program", Kind::Plain);
+        assert_eq!(none.get_program(), "drover-no-such-program");
+        assert_eq!(find_program("..", &[]), None, "a folder is no program");
     }
 
     #[test]

@@ -60,5 +60,5 @@ pub use spec::{
     Accelerator, Cache, Clock, DiskBus, DiskSpec, ImageFormat, MachineFirmware, MachineSpec, NicAttach,
     NicModel, NicSpec,
 };
-pub use validate::{Validation, find_program, validate_xml};
+pub use validate::{Validation, validate_xml};
 pub use virsh::Virsh;

@@ -182,7 +182,7 @@ fn launch(spec: &MachineSpec, accelerator: Accelerator, forwards: &[Forward]) ->
         return Err(QemuError::new(QemuErrorKind::Invalid, what)
             .because(format!("internal error: {open} is not cut off")));
     }
-    let program = crate::validate::find_program(&words[0], &[])
+    let program = drover_child::find_program(&words[0], &[])
         .ok_or_else(|| child::start_error("qemu-system-x86", &words[0], io::ErrorKind::NotFound.into()))?;
     let mut command = drover_child::command(program, Kind::Plain);
     command.args(&words[1..]).current_dir(spec.folder.path());

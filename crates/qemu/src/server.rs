@@ -90,7 +90,7 @@ impl ImageServer {
             let why = format!("socket path {} is too long; set TMPDIR to a shorter one", socket.display());
             return Err(QemuError::new(QemuErrorKind::Invalid, what).because(why));
         }
-        let program = crate::validate::find_program("qemu-nbd", &[])
+        let program = drover_child::find_program("qemu-nbd", &[])
             .ok_or_else(|| start_error(PACKAGE, "qemu-nbd", std::io::ErrorKind::NotFound.into()))?;
         let mut command = drover_child::command(program, Kind::Plain);
         command.args(arguments(image, format, access)).arg("--socket").arg(&socket).arg("--").arg(image);

@@ -1,9 +1,10 @@
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use drover_child::find_program;
 
 use crate::child;
 
@@ -52,38 +53,39 @@ impl Shapes {
 /// A definition without what is the machine's own and what the schema accepts whatever it is, as long as it is plain.
 /// Nothing of one that holds something else: that is validated as it is.
 fn shape_of(xml: &str) -> Option<String> {
-    FREE.iter().try_fold(xml.to_string(), |xml, (open, close)| without(&xml, open, close))
+    FREE.iter().try_fold(xml.to_string(), |xml, (open, close, inner)| without(&xml, open, close, inner))
 }
 
-/// What stands between these is free.
-const FREE: &[(&str, &str)] = &[
-    ("<name>", "</name>"),
-    ("<uuid>", "</uuid>"),
-    ("<title>", "</title>"),
-    ("<description>", "</description>"),
-    ("<serial>", "</serial>"),
-    ("<mac address='", "'"),
-    ("<source file='", "'"),
-    ("<source dev='", "'"),
-    ("<source bridge='", "'"),
-    ("<nvram>", "</nvram>"),
-    ("<nvram template='", "</nvram>"),
+/// What stands between these is free, and may have these characters besides plain ones.
+const FREE: &[(&str, &str, &str)] = &[
+    ("<name>", "</name>", ""),
+    ("<uuid>", "</uuid>", ""),
+    ("<title>", "</title>", ""),
+    // `(vm-42)`: where a machine came from.
+    ("<description>", "</description>", "(),"),
+    ("<serial>", "</serial>", ""),
+    ("<mac address='", "'", ""),
+    ("<source file='", "'", ""),
+    ("<source dev='", "'", ""),
+    ("<source bridge='", "'", ""),
+    ("<nvram>", "</nvram>", ""),
+    ("<nvram template='", "</nvram>", ""),
 ];
 
-fn without(xml: &str, open: &str, close: &str) -> Option<String> {
+fn without(xml: &str, open: &str, close: &str, inner: &str) -> Option<String> {
     let mut parts = xml.split(open);
     let mut shape = parts.next()?.to_string();
     for part in parts {
         let (value, rest) = part.split_once(close)?;
         // A template, and the path of the machine's own.
-        value.split("'>").all(is_plain).then_some(())?;
+        value.split("'>").all(|value| is_plain(value, inner)).then_some(())?;
         shape += &format!("{open}{close}{rest}");
     }
     Some(shape)
 }
 
-fn is_plain(value: &str) -> bool {
-    let is_inner = |c: char| c.is_ascii_alphanumeric() || "_./:+-".contains(c);
+fn is_plain(value: &str, inner: &str) -> bool {
+    let is_inner = |c: char| c.is_ascii_alphanumeric() || "_./:+-".contains(c) || inner.contains(c);
     let words = || value.split(' ');
     value.len() <= PLAIN_BYTES_MAX && words().all(|word| !word.is_empty() && word.chars().all(is_inner))
 }
@@ -92,44 +94,44 @@ const PLAIN_BYTES_MAX: usize = 255;
 
 fn validate_with_tool(xml: &str) -> Validation {
     let found = if on_path("xmllint") { checker() } else { None };
-    let Some((program, arguments)) = found else {
+    let Some(checker) = found else {
         return Validation::NotChecked(
             "no libvirt schema here (packages libvirt-clients and libxml2-utils have it)".into(),
         );
     };
-    check_with(drover_child::command(program, drover_child::Kind::Plain).args(arguments), xml)
-        .unwrap_or_else(|why| Validation::NotChecked(format!("{program}: {why}")))
+    checker.check(xml).unwrap_or_else(|why| Validation::NotChecked(format!("{}: {why}", checker.program)))
 }
 
-fn checker() -> Option<(&'static str, &'static [&'static str])> {
+/// A program that checks a file against the schema, with what stands before and after the file.
+struct Checker {
+    program: &'static str,
+    before: &'static [&'static str],
+    after: &'static [&'static str],
+}
+
+fn checker() -> Option<Checker> {
     if on_path("virt-xml-validate") {
-        return Some(("virt-xml-validate", &[]));
+        return Some(Checker { program: "virt-xml-validate", before: &[], after: &["domain"] });
     }
-    Path::new(SCHEMA).is_file().then_some(("xmllint", &["--noout", "--relaxng", SCHEMA]))
+    let before = &["--noout", "--relaxng", SCHEMA];
+    Path::new(SCHEMA).is_file().then_some(Checker { program: "xmllint", before, after: &[] })
 }
 
-fn check_with(command: &mut Command, xml: &str) -> Result<Validation, String> {
-    let folder = child::private_folder().map_err(|error| error.to_string())?;
-    let file = folder.path().join("domain.xml");
-    fs::write(&file, xml).map_err(|error| error.to_string())?;
-    command.arg(&file);
-    if command.get_program() == "virt-xml-validate" {
-        command.arg("domain");
+impl Checker {
+    fn check(&self, xml: &str) -> Result<Validation, String> {
+        let folder = child::private_folder().map_err(|error| error.to_string())?;
+        let file = folder.path().join("domain.xml");
+        fs::write(&file, xml).map_err(|error| error.to_string())?;
+        let mut command = drover_child::command(self.program, drover_child::Kind::Plain);
+        command.args(self.before).arg(&file).args(self.after);
+        let ended = child::run(&mut command, VALIDATE_TIME_MAX).map_err(|error| error.to_string())?;
+        if ended.success { Ok(Validation::Valid) } else { Ok(Validation::Invalid(ended.words())) }
     }
-    let ended = child::run(command, VALIDATE_TIME_MAX).map_err(|error| error.to_string())?;
-    if ended.success { Ok(Validation::Valid) } else { Ok(Validation::Invalid(ended.words())) }
 }
 
 /// Whether a program can be started by its name.
 pub(crate) fn on_path(program: &str) -> bool {
     find_program(program, &[]).is_some()
-}
-
-/// The program of that name in `PATH`, then in other folders.
-pub fn find_program(program: &str, others: &[&str]) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(others.iter().map(PathBuf::from));
-    folders.map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
 const SCHEMA: &str = "/usr/share/libvirt/schemas/domain.rng";
@@ -162,6 +164,7 @@ mod tests {
         second.name = "web 02.example".into();
         second.uuid = Some("4211a1b2-0000-1111-2222-333344445556".into());
         second.nics[0].mac = "00:50:56:aa:bb:cd".into();
+        second.description = Some("moved by drover from VMware vCenter Server 8.0.2 (vm-5716)".into());
         assert_eq!(asked(&[first.clone(), second.clone()], &Validation::Valid), 1);
         // Another shape, and names that the schema has to be asked about each time.
         let mut bare = second.clone();

@@ -27,7 +27,7 @@ pub fn check(vm: &PlannedVm, target: &Target) -> Result<(), ProviderError> {
     if !vm.start {
         return Ok(());
     }
-    if drover_qemu::find_program(QEMU, &[]).is_none() {
+    if drover_child::find_program(QEMU, &[]).is_none() {
         let what = format!("{QEMU} is not installed, and the plan starts the guest");
         return Err(refused(what, "install QEMU, or leave the start to others with `start: false`"));
     }

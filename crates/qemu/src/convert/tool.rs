@@ -8,7 +8,7 @@ use super::SourceGuest;
 use super::source::names_script;
 use crate::child;
 use crate::spec::DiskBus;
-use crate::validate::find_program;
+use drover_child::find_program;
 use drover_child::Kind;
 
 /// Something that a conversion needs and that is not there.
