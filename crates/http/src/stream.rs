@@ -1,5 +1,5 @@
 use std::io::{self, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -75,13 +75,23 @@ fn connect_tcp(endpoint: &Endpoint, timeouts: &Timeouts) -> Result<TcpStream, Ht
         .map_err(|error| HttpError::other(HttpErrorKind::UnknownHost, HttpOp::Connect, &peer, error))?;
     let mut last = HttpError::new(HttpErrorKind::UnknownHost, HttpOp::Connect, &peer);
     for address in addresses {
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(100));
-        match TcpStream::connect_timeout(&address, left) {
+        match connect_before(&address, deadline) {
             Ok(socket) => return Ok(socket),
             Err(error) => last = HttpError::io(error, HttpOp::Connect, &peer, timeouts.connect),
         }
     }
     Err(last)
+}
+
+/// A process that was stopped and goes on (a debugger, a frozen machine) has its call interrupted, and tries again.
+fn connect_before(address: &SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(100));
+        match TcpStream::connect_timeout(address, left) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted && Instant::now() < deadline => {}
+            ended => return ended,
+        }
+    }
 }
 
 impl TlsStream {
