@@ -236,8 +236,7 @@ fn is_not_trusted(error: &DiskError) -> bool {
     let Some(why) = error.source.get_ref() else { return false };
     let web = why.downcast_ref::<HttpError>().map(|error| &error.kind);
     let nbd = why.downcast_ref::<HandshakeError>();
-    matches!(web, Some(K::Untrusted(_) | K::ThumbprintMismatch(_) | K::Expired(_) | K::WrongName(_)))
-        || matches!(nbd, Some(HandshakeError::Tls(_)))
+    matches!(web, Some(K::Certificate(_))) || matches!(nbd, Some(HandshakeError::Tls(_)))
 }
 
 /// Whether there is no way to a host, or its name is not known.

@@ -2,6 +2,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use drover_log::log;
+use drover_tls::{Trust, client_config};
 use rustls::ClientConfig;
 
 use crate::connection::{Connection, Request};
@@ -9,7 +10,6 @@ use crate::endpoint::Endpoint;
 use crate::error::{HttpError, HttpErrorKind, HttpOp};
 use crate::head::Head;
 use crate::stream::Timeouts;
-use crate::trust::{Trust, client_config};
 
 /// A server we talk to: its TLS settings (so that sessions are resumed) and idle connections.
 pub struct Client {
@@ -38,7 +38,7 @@ impl Client {
     /// # Errors
     /// [`HttpErrorKind::BadTrust`] if the CA file cannot be used.
     pub fn new(endpoint: Endpoint, trust: &Trust, timeouts: Timeouts) -> Result<Self, HttpError> {
-        let bad = |kind| HttpError::new(kind, HttpOp::Connect, &endpoint.authority());
+        let bad = |error| HttpError::new(HttpErrorKind::from(error), HttpOp::Connect, &endpoint.authority());
         let config = if endpoint.https { Some(client_config(trust).map_err(bad)?) } else { None };
         Ok(Client { endpoint, config, timeouts, idle: Mutex::default() })
     }

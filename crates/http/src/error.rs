@@ -4,8 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use drover_disk::DiskErrorKind;
-
-use crate::trust::Presented;
+use drover_tls::{Refusal, TlsError, Why};
 
 /// A failed exchange with a server: `connect to esx1:443: connection refused`.
 #[derive(Debug)]
@@ -44,14 +43,8 @@ pub enum HttpErrorKind {
     Refused,
     /// No answer to the connection attempt, or no route.
     Unreachable,
-    /// The server's certificate comes from no trusted authority.
-    Untrusted(Presented),
-    /// The server's certificate is another one than the plan says.
-    ThumbprintMismatch(Presented),
-    /// The server's certificate is out of its time.
-    Expired(Presented),
-    /// The server's certificate is for another name.
-    WrongName(Presented),
+    /// The server's certificate is not believed.
+    Certificate(Refusal),
     /// The TLS handshake failed for another reason; often no TLS is spoken there.
     Tls,
     /// No byte moved for this long.
@@ -68,6 +61,15 @@ pub enum HttpErrorKind {
     Status(u16),
     /// Another error of the system.
     Io,
+}
+
+impl From<TlsError> for HttpErrorKind {
+    fn from(error: TlsError) -> HttpErrorKind {
+        HttpErrorKind::BadTrust(match error {
+            TlsError::NoAuthorities => format!("{error}; give a CA file or a thumbprint"),
+            error => error.to_string(),
+        })
+    }
 }
 
 impl HttpError {
@@ -118,10 +120,7 @@ impl HttpError {
             K::Status(status) => matches!(status, 408 | 429 | 500..=599),
             K::BadUrl
             | K::BadTrust(_)
-            | K::Untrusted(_)
-            | K::ThumbprintMismatch(_)
-            | K::Expired(_)
-            | K::WrongName(_)
+            | K::Certificate(_)
             | K::Tls
             | K::Protocol(_)
             | K::TooLong(_)
@@ -134,9 +133,7 @@ impl HttpError {
         use HttpErrorKind as K;
         match &self.kind {
             _ if self.is_transient() => DiskErrorKind::Transient,
-            K::Untrusted(_) | K::ThumbprintMismatch(_) | K::Expired(_) | K::WrongName(_) => {
-                DiskErrorKind::Denied
-            }
+            K::Certificate(_) => DiskErrorKind::Denied,
             K::Status(401 | 403) => DiskErrorKind::Denied,
             K::Protocol(_) | K::TooLong(_) => DiskErrorKind::Corrupt,
             K::BadUrl => DiskErrorKind::Misuse,
@@ -148,13 +145,13 @@ impl HttpError {
     pub fn advice(&self) -> Option<String> {
         use HttpErrorKind as K;
         match &self.kind {
-            K::Untrusted(p) | K::Expired(p) | K::WrongName(p) => Some(format!(
-                "nothing vouches for this server yet. It presents {p}; compare it with the server's own console, and if it \
-                 is right put it in the plan as thumbprint, or give the CA file that signed it"
-            )),
-            K::ThumbprintMismatch(p) => Some(format!(
+            K::Certificate(Refusal { why: Why::OtherThumbprint, presented, .. }) => Some(format!(
                 "the certificate was replaced since its thumbprint was noted, or another server answers. Ask who runs the \
-                 server whether it was renewed; only then put {p} in the place of the old thumbprint"
+                 server whether it was renewed; only then put {presented} in the place of the old thumbprint"
+            )),
+            K::Certificate(Refusal { presented, .. }) => Some(format!(
+                "nothing vouches for this server yet. It presents {presented}; compare it with the server's own console, \
+                 and if it is right put it in the plan as thumbprint, or give the CA file that signed it"
             )),
             K::UnknownHost => Some("check the host name and this machine's DNS".to_string()),
             K::Refused => Some("check the port and that the service runs".to_string()),
@@ -191,15 +188,7 @@ impl fmt::Display for HttpErrorKind {
             K::UnknownHost => f.write_str("host name not found"),
             K::Refused => f.write_str("connection refused"),
             K::Unreachable => f.write_str("unreachable"),
-            K::Untrusted(p) => write!(f, "certificate is not trusted (server presents {p})"),
-            K::ThumbprintMismatch(p) => {
-                write!(
-                    f,
-                    "certificate has changed: its thumbprint is not the given one (server presents {p})"
-                )
-            }
-            K::Expired(p) => write!(f, "certificate is expired or not yet valid (server presents {p})"),
-            K::WrongName(p) => write!(f, "certificate is for another name (server presents {p})"),
+            K::Certificate(refusal) => refusal.fmt(f),
             K::Tls => f.write_str("TLS handshake failed"),
             K::Stalled(time) => write!(f, "no byte for {} s", time.as_secs_f32()),
             K::Endless(time) => write!(f, "not ended after {} s", time.as_secs_f32()),

@@ -17,14 +17,13 @@ mod peer;
 mod range;
 mod range_lane;
 mod stream;
-mod trust;
 
 pub use client::{Client, Response};
 pub use connection::{Connection, Request};
+pub use drover_tls::{Presented, Refusal, Thumbprint, ThumbprintError, Trust, Why};
 pub use endpoint::{Endpoint, Url};
 pub use error::{HttpError, HttpErrorKind, HttpOp};
 pub use head::{BodyLength, Head};
 pub use peer::thumbprint_of;
 pub use range::{Authorise, Credentials, ExtentSource, RANGE_LIMITS, RangeDisk, RangeOptions};
 pub use stream::Timeouts;
-pub use trust::{Presented, Thumbprint, ThumbprintError, Trust, client_config, failure_kind};

@@ -1,7 +1,8 @@
+use drover_tls::{Thumbprint, Trust, client_config};
+
 use crate::endpoint::Endpoint;
 use crate::error::{HttpError, HttpErrorKind, HttpOp};
 use crate::stream::{Stream, Timeouts};
-use crate::trust::{Thumbprint, Trust, client_config};
 
 /// The SHA-1 thumbprint of the certificate that a server shows, once it is believed under `trust`.
 ///
@@ -13,7 +14,8 @@ pub fn thumbprint_of(
     timeouts: &Timeouts,
 ) -> Result<Thumbprint, HttpError> {
     let peer = endpoint.authority();
-    let config = client_config(trust).map_err(|kind| HttpError::new(kind, HttpOp::Connect, &peer))?;
+    let config =
+        client_config(trust).map_err(|error| HttpError::new(error.into(), HttpOp::Connect, &peer))?;
     let stream = Stream::connect(endpoint, Some(&config), timeouts)?;
     let presented = stream.presented();
     presented

@@ -3,12 +3,12 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use drover_tls::{Presented, refusal_of};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
 use crate::endpoint::Endpoint;
 use crate::error::{HttpError, HttpErrorKind, HttpOp};
-use crate::trust;
 
 /// How long to wait for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +161,8 @@ impl TlsStream {
 fn handshake_error(error: io::Error, peer: &str, timeouts: &Timeouts) -> HttpError {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(tls) => {
-            let kind = trust::failure_kind(tls);
+            let refusal = refusal_of(tls).cloned();
+            let kind = refusal.map_or(HttpErrorKind::Tls, HttpErrorKind::Certificate);
             let source = (kind == HttpErrorKind::Tls).then(|| tls.clone().into());
             HttpError { kind, op: HttpOp::Connect, peer: peer.to_string(), source }
         }
@@ -199,10 +200,10 @@ impl Stream {
     }
 
     /// The certificate that the server showed; none without TLS.
-    pub fn presented(&self) -> Option<trust::Presented> {
+    pub fn presented(&self) -> Option<Presented> {
         match self {
             Stream::Plain(_) => None,
-            Stream::Tls(stream) => stream.tls.peer_certificates()?.first().map(|it| trust::Presented::of(it)),
+            Stream::Tls(stream) => stream.tls.peer_certificates()?.first().map(|it| Presented::of(it)),
         }
     }
 

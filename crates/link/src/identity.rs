@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use aws_lc_rs::digest::{SHA256, digest};
+use drover_tls::key_digest;
 use drover_wire::TEXT_BYTES_MAX;
 use rustls::client::Resumption;
 use rustls::pki_types::CertificateDer;
-use rustls::server::{NoServerSessionStorage, ParsedCertificate, ProducesTickets};
+use rustls::server::{NoServerSessionStorage, ProducesTickets};
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, CommonState, Error, ProtocolVersion, ServerConfig,
 };
@@ -21,11 +21,9 @@ pub const ALPN: &[u8] = b"drover-link/1";
 /// # Errors
 /// `Refused` if it is no certificate.
 pub fn fingerprint(certificate: &CertificateDer<'_>) -> Result<[u8; 32], LinkError> {
-    let refused = |text: String| LinkError::new(LinkErrorKind::Refused, text);
-    let parsed = ParsedCertificate::try_from(certificate)
-        .map_err(|error| refused(format!("the peer's certificate cannot be read: {error}")))?;
-    let sum = digest(&SHA256, parsed.subject_public_key_info().as_ref());
-    sum.as_ref().try_into().map_err(|_| refused("a digest of another length".into()))
+    key_digest(certificate).map_err(|error| {
+        LinkError::new(LinkErrorKind::Refused, format!("the peer's certificate cannot be read: {error}"))
+    })
 }
 
 /// Of the peer of a connection whose handshake is done. Nothing but TLS 1.3 with a certificate will do.

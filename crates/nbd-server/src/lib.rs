@@ -33,5 +33,5 @@ mod wire;
 pub use drover_disk::fence::{FenceFileError, fence_path};
 pub use export::{Export, Status};
 pub use server::{CONNECTIONS_MAX, Listen, Server, ServerOptions};
-pub use tls::{CertificateError, server_config};
+pub use tls::server_config;
 pub use wire::Run;

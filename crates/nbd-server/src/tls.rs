@@ -1,14 +1,11 @@
 //! TLS by X.509, with the files named as nbdkit and QEMU name them.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use drover_tls::{KeyPair, TlsError};
+use rustls::{ServerConfig, ServerConnection};
 
 use crate::stream::Socket;
 
@@ -18,55 +15,15 @@ const RECORD_BYTES: usize = 17 << 10;
 /// Plain bytes encrypted at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// A certificate or key that cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {why}", path.display())]
-pub struct CertificateError {
-    path: PathBuf,
-    why: String,
-}
-
 /// Reads `server-cert.pem` and `server-key.pem` from a folder. With `verify_clients`, only clients with
 /// a certificate signed by one in `ca-cert.pem` are let in.
 ///
 /// # Errors
 /// When a file is missing or holds something else, or key and certificate do not fit.
-pub fn server_config(folder: &Path, verify_clients: bool) -> Result<Arc<ServerConfig>, CertificateError> {
-    let file = |name: &str| folder.join(name);
-    let wrong =
-        |path: PathBuf| move |why: &dyn std::fmt::Display| CertificateError { path, why: why.to_string() };
-    let chain = certificates(file("server-cert.pem"))?;
-    let key_file = file("server-key.pem");
-    let key = PrivateKeyDer::from_pem_file(&key_file).map_err(|error| wrong(key_file.clone())(&error))?;
-    let provider = Arc::new(default_provider());
-    let builder = ServerConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|error| wrong(folder.to_path_buf())(&error))?;
-    let builder = if verify_clients {
-        let path = file("ca-cert.pem");
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(path.clone())? {
-            roots.add(certificate).map_err(|error| wrong(path.clone())(&error))?;
-        }
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-        builder.with_client_cert_verifier(verifier.map_err(|error| wrong(path)(&error))?)
-    } else {
-        builder.with_no_client_auth()
-    };
-    let config = builder.with_single_cert(chain, key).map_err(|error| wrong(key_file)(&error))?;
-    Ok(Arc::new(config))
-}
-
-fn certificates(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
-    let read = CertificateDer::pem_file_iter(&path)
-        .and_then(|certificates| certificates.collect::<Result<Vec<_>, _>>());
-    match read {
-        Ok(certificates) if certificates.is_empty() => {
-            Err(CertificateError { path, why: "it holds no certificate".to_string() })
-        }
-        Ok(certificates) => Ok(certificates),
-        Err(error) => Err(CertificateError { path, why: error.to_string() }),
-    }
+pub fn server_config(folder: &Path, verify_clients: bool) -> Result<Arc<ServerConfig>, TlsError> {
+    let own = KeyPair { certificate: folder.join("server-cert.pem"), key: folder.join("server-key.pem") };
+    let clients = verify_clients.then(|| folder.join("ca-cert.pem"));
+    drover_tls::server_config(&own, clients.as_deref()).map(Arc::new)
 }
 
 /// A TLS session on a socket that one thread reads while others write: no lock is held while

@@ -4,13 +4,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::client::WebPkiServerVerifier;
-use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
-use rustls::{CertificateError, ClientConfig, RootCertStore};
-
 use drover_stream::{Tls, printable};
+use drover_tls::{KeyPair, TlsError, Trust, Why, client_config_with, refusal_of};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 
 use crate::uri::{Address, UriTls};
 
@@ -54,43 +51,24 @@ fn server_name(uri: &UriTls, address: &Address) -> Result<ServerName<'static>, T
 fn config(uri: &UriTls, files: &TlsFiles) -> Result<Arc<ClientConfig>, TlsWords> {
     let folder = uri.certificates.as_deref();
     let in_folder = |name: &str| folder.map(|folder| folder.join(name));
-    let roots = match files.ca.clone().or_else(|| in_folder(CA_FILE)) {
-        Some(path) => file_roots(&path)?,
-        None => system_roots()?,
-    };
-    let provider = Arc::new(default_provider());
-    let mut verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone());
-    if let Some(path) = in_folder(CRL_FILE).filter(|path| path.exists()) {
-        // As the other users of such a folder do: what the list names is refused, what it is silent
-        // about is not.
-        let lists = pems::<CertificateRevocationListDer<'static>>(&path)?;
-        verifier =
-            verifier.with_crls(lists).only_check_end_entity_revocation().allow_unknown_revocation_status();
-    }
-    let verifier = verifier.build().map_err(|error| error.to_string())?;
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .with_webpki_verifier(verifier);
+    let trust = files.ca.clone().or_else(|| in_folder(CA_FILE)).map_or(Trust::System, Trust::CaFile);
+    // As the other users of such a folder do.
+    let revoked = in_folder(CRL_FILE).filter(|path| path.exists());
     let client = match &files.client {
-        Some(pair) => Some(pair.clone()),
+        Some((certificate, key)) => Some(KeyPair { certificate: certificate.clone(), key: key.clone() }),
         None => folder.map(client_files).transpose()?.flatten(),
     };
-    Ok(Arc::new(match client {
-        None => config.with_no_client_auth(),
-        Some((certificate, key)) => {
-            let chain = pems::<CertificateDer<'static>>(&certificate)?;
-            let secret = PrivateKeyDer::from_pem_file(&key).map_err(|error| in_file(&key, &error))?;
-            config.with_client_auth_cert(chain, secret).map_err(|error| in_file(&key, &error))?
-        }
-    }))
+    client_config_with(&trust, revoked.as_deref(), client.as_ref()).map_err(|error| match error {
+        TlsError::NoAuthorities => format!("{error}; give one with ?tls-certificates=DIR"),
+        error => error.to_string(),
+    })
 }
 
 /// Certificate and key of a folder: both or none.
-fn client_files(folder: &Path) -> Result<Option<(PathBuf, PathBuf)>, TlsWords> {
+fn client_files(folder: &Path) -> Result<Option<KeyPair>, TlsWords> {
     let (certificate, key) = (folder.join(CERTIFICATE_FILE), folder.join(KEY_FILE));
     match (certificate.exists(), key.exists()) {
-        (true, true) => Ok(Some((certificate, key))),
+        (true, true) => Ok(Some(KeyPair { certificate, key })),
         (false, false) => Ok(None),
         (true, false) => Err(in_file(&key, &"is missing beside the certificate")),
         (false, true) => Err(in_file(&certificate, &"is missing beside the key")),
@@ -101,36 +79,9 @@ fn in_file(path: &Path, why: &dyn fmt::Display) -> TlsWords {
     format!("{}: {why}", path.display())
 }
 
-fn pems<T: PemObject>(path: &Path) -> Result<Vec<T>, TlsWords> {
-    let found = T::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<T>, _>>);
-    match found {
-        Ok(found) if found.is_empty() => Err(in_file(path, &"holds nothing of the kind")),
-        Ok(found) => Ok(found),
-        Err(error) => Err(in_file(path, &error)),
-    }
-}
-
-fn file_roots(path: &Path) -> Result<RootCertStore, TlsWords> {
-    let mut roots = RootCertStore::empty();
-    for certificate in pems::<CertificateDer<'static>>(path)? {
-        roots.add(certificate).map_err(|error| in_file(path, &error))?;
-    }
-    Ok(roots)
-}
-
-fn system_roots() -> Result<RootCertStore, TlsWords> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    match roots.add_parsable_certificates(found.certs) {
-        (0, _) => Err("this system trusts no authority; give one with ?tls-certificates=DIR".to_string()),
-        _ => Ok(roots),
-    }
-}
-
 /// What an error of TLS means for the one who set it up.
 pub fn words(error: &rustls::Error) -> TlsWords {
-    use CertificateError as C;
-    let rustls::Error::InvalidCertificate(why) = error else {
+    let Some(refusal) = refusal_of(error) else {
         return match error {
             rustls::Error::AlertReceived(alert) => {
                 format!("the server refuses us in TLS ({alert:?}); does it want a client certificate?")
@@ -138,20 +89,18 @@ pub fn words(error: &rustls::Error) -> TlsWords {
             other => format!("TLS failed: {other}"),
         };
     };
-    let what = match why {
-        C::UnknownIssuer => {
-            "comes from no authority that is trusted; give its own with ?tls-certificates=DIR"
-        }
-        C::NotValidForName | C::NotValidForNameContext { .. } => {
+    let what = match refusal.why {
+        Why::Untrusted => "comes from no authority that is trusted; give its own with ?tls-certificates=DIR",
+        Why::WrongName => {
             "is for another name (what counts is its subjectAltName); give that with ?tls-hostname=NAME"
         }
-        C::Expired | C::ExpiredContext { .. } => "has expired",
-        C::NotValidYet | C::NotValidYetContext { .. } => "is not valid yet; is the clock right?",
-        C::Revoked => "was revoked by its authority",
-        _ => "cannot be used",
+        Why::Expired => "has expired",
+        Why::NotYetValid => "is not valid yet; is the clock right?",
+        Why::Revoked => "was revoked by its authority",
+        Why::OtherThumbprint | Why::Unusable => "cannot be used",
     };
     // The names in a certificate are the other side's words.
-    format!("the server's certificate {what} ({})", printable(&why.to_string()))
+    format!("the server's certificate {what} ({})", printable(&refusal.detail))
 }
 
 #[cfg(test)]
@@ -169,7 +118,7 @@ mod tests {
         assert!(error.contains("ca-cert.pem"), "{error}");
         std::fs::write(folder.path().join(CA_FILE), "no certificate").unwrap();
         let error = config(&uri(folder.path()), &TlsFiles::default()).unwrap_err();
-        assert!(error.contains("ca-cert.pem: holds nothing"), "{error}");
+        assert!(error.contains("ca-cert.pem: holds no certificate"), "{error}");
     }
 
     #[test]

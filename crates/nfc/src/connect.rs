@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drover_http::Trust;
 use drover_log::log;
 use drover_stream::{Address, Socket, Stream, printable};
+use drover_tls::Trust;
 use drover_types::Secret;
 
 use crate::authd::{self, Greeting};

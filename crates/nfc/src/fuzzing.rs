@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_disk::{Buffer, Slice, Work};
-use drover_http::Trust;
 use drover_stream::{Socket, Stream};
+use drover_tls::Trust;
 use drover_types::{ByteSpan, Secret};
 
 use crate::budget::Buffers;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use drover_http::{HttpErrorKind, Trust, client_config, failure_kind};
 use drover_stream::{Socket, Stream, Tls};
+use drover_tls::{Trust, client_config, refusal_of};
 use rustls::ClientConfig;
 use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
@@ -37,9 +37,9 @@ impl TlsMaker for Rustls {
         Stream::Plain(socket).into_tls(&Tls { config, name }, limit).map_err(|error| {
             let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
             let Some(tls) = tls else { return NfcError::io(op(), &error) };
-            match failure_kind(tls) {
-                HttpErrorKind::Tls => NfcError::new(NfcErrorKind::Refused, op(), tls.to_string()),
-                kind => NfcError::new(NfcErrorKind::Certificate, op(), kind.to_string()),
+            match refusal_of(tls) {
+                Some(refusal) => NfcError::new(NfcErrorKind::Certificate, op(), refusal.to_string()),
+                None => NfcError::new(NfcErrorKind::Refused, op(), tls.to_string()),
             }
         })
     }

@@ -26,9 +26,10 @@ mod turns;
 
 pub use auth::{Caller, Denied, Gate, Grant, Role, TokenFile, TokenFileError, TokenRow, random_hex};
 pub use bounds::Bounds;
+pub use drover_tls::KeyPair;
 pub use events::{EventHub, Message};
 pub use figures::Figures;
-pub use listen::{Server, ServerError, ServerOptions, TlsFiles};
+pub use listen::{Server, ServerError, ServerOptions};
 pub use metrics::Text as MetricsText;
 pub use oidc::{IssuerDocuments, OidcOptions};
 pub use operations::*;

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::{Extension, Router};
+use drover_tls::{KeyPair, TlsError};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -19,9 +20,6 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::auth::{Gate, TokenFile};
 use crate::bounds::Bounds;
@@ -42,22 +40,13 @@ const END_TIME: Duration = Duration::from_secs(5);
 /// Rates are told this often to those who watch.
 const LIVE_EACH: Duration = Duration::from_secs(1);
 
-/// Certificate and key of the server.
-#[derive(Clone, Debug)]
-pub struct TlsFiles {
-    /// PEM file with the certificate and those between it and its authority.
-    pub certificate: PathBuf,
-    /// PEM file with its private key.
-    pub key: PathBuf,
-}
-
 /// How to serve.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// Address to listen on.
     pub listen: SocketAddr,
     /// TLS; in the clear if absent.
-    pub tls: Option<TlsFiles>,
+    pub tls: Option<KeyPair>,
     /// Tokens.
     pub tokens: TokenFile,
     /// The issuer whose JWTs count beside them, if there is one.
@@ -181,21 +170,12 @@ fn runtime(blocking_threads: usize) -> Result<Runtime, ServerError> {
         .map_err(failed("threads".into()))
 }
 
-fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ServerError> {
-    let failed = |path: &PathBuf| {
-        let what = path.display().to_string();
-        move |why: String| ServerError { what, source: io::Error::new(ErrorKind::InvalidData, why) }
+fn tls_acceptor(files: &KeyPair) -> Result<TlsAcceptor, ServerError> {
+    let failed = |error: TlsError| ServerError {
+        what: "TLS".to_string(),
+        source: io::Error::new(ErrorKind::InvalidData, error),
     };
-    let certificates =
-        CertificateDer::pem_file_iter(&files.certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let certificates = certificates.map_err(|error| failed(&files.certificate)(error.to_string()))?;
-    let key =
-        PrivateKeyDer::from_pem_file(&files.key).map_err(|error| failed(&files.key)(error.to_string()))?;
-    let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .and_then(|config| config.with_no_client_auth().with_single_cert(certificates, key));
-    let mut config = config.map_err(|error| failed(&files.certificate)(error.to_string()))?;
+    let mut config = drover_tls::server_config(files, None).map_err(failed)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

@@ -2,7 +2,7 @@ use std::error::Error;
 use std::fmt;
 
 use drover_disk::DiskError;
-use drover_http::{HttpError, HttpErrorKind};
+use drover_http::{HttpError, HttpErrorKind, Refusal, Why};
 
 /// A failed operation on vSphere: `create snapshot of web01: state does not allow it: ...`.
 #[derive(Debug)]
@@ -247,8 +247,8 @@ pub(crate) fn http_kind(error: &HttpError) -> VsphereErrorKind {
     use HttpErrorKind as H;
     use VsphereErrorKind as K;
     match &error.kind {
-        H::Untrusted(_) | H::Expired(_) | H::WrongName(_) | H::BadTrust(_) => K::CertificateNotTrusted,
-        H::ThumbprintMismatch(_) => K::ThumbprintMismatch,
+        H::Certificate(Refusal { why: Why::OtherThumbprint, .. }) => K::ThumbprintMismatch,
+        H::Certificate(_) | H::BadTrust(_) => K::CertificateNotTrusted,
         H::UnknownHost | H::Refused | H::Unreachable | H::Closed | H::Io | H::BadUrl => K::Unreachable,
         H::Stalled(_) => K::Timeout,
         // Bytes without end, or that are no HTTP, come from something else than a vSphere server.

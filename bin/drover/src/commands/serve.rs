@@ -9,7 +9,7 @@ use drover_engine::{Store, chain};
 use drover_plan::settings;
 use drover_schedule::Budgets;
 use drover_server::{
-    Bounds, EventHub, OidcOptions, Role, Server, ServerOptions, TlsFiles, TokenFile, TokenFileError,
+    Bounds, EventHub, KeyPair, OidcOptions, Role, Server, ServerOptions, TokenFile, TokenFileError,
 };
 use drover_view::{Align, Table, local_time};
 use serde_json::json;
@@ -113,7 +113,7 @@ fn tell(args: &ServeArgs, options: &ServerOptions, url: &str, tokens: usize, wen
 #[derive(Debug, Default)]
 struct Config {
     listen: Option<SocketAddr>,
-    tls: Option<TlsFiles>,
+    tls: Option<KeyPair>,
     /// The issuer of JWTs.
     oidc: Option<OidcOptions>,
     anonymous_view: bool,
@@ -174,7 +174,7 @@ impl Config {
         }
         config.oidc = oidc.end()?;
         config.tls = match (certificate, key) {
-            (Some(certificate), Some(key)) => Some(TlsFiles { certificate, key }),
+            (Some(certificate), Some(key)) => Some(KeyPair { certificate, key }),
             (None, None) => None,
             _ => return Err("tls takes both certificate and key".into()),
         };

@@ -1,10 +1,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use aws_lc_rs::digest::{SHA256, digest};
+use drover_tls::{Own, key_digest};
 use rcgen::{CertificateParams, DnType, KeyPair, PKCS_ED25519};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use rustls::server::ParsedCertificate;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{Folder, FolderError};
@@ -67,14 +66,7 @@ impl From<Fingerprint> for String {
 
 /// The fingerprint of the key in a certificate; `None` if it is no certificate.
 pub fn fingerprint_of(certificate: &CertificateDer<'_>) -> Option<Fingerprint> {
-    let parsed = ParsedCertificate::try_from(certificate).ok()?;
-    Some(of_key(&parsed.subject_public_key_info()))
-}
-
-fn of_key(key: &[u8]) -> Fingerprint {
-    let mut bytes = [0; 32];
-    bytes.copy_from_slice(digest(&SHA256, key).as_ref());
-    Fingerprint(bytes)
+    key_digest(certificate).ok().map(Fingerprint)
 }
 
 /// The key of this host and a certificate for it.
@@ -144,12 +136,9 @@ impl Identity {
         self.fingerprint
     }
 
-    pub(super) fn certificate(&self) -> Vec<CertificateDer<'static>> {
-        vec![self.certificate.clone()]
-    }
-
-    pub(super) fn key(&self) -> PrivateKeyDer<'static> {
-        PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.clone()))
+    pub(super) fn own(&self) -> Own {
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.clone()));
+        Own { certificate: self.certificate.clone(), key }
     }
 }
 

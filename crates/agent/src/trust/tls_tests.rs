@@ -1,7 +1,9 @@
 use super::*;
 use drover_link::ALPN;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::{ClientConnection, ServerConnection};
+use rustls::client::ResolvesClientCert;
+use rustls::pki_types::ServerName;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConnection, ServerConnection, SignatureScheme};
 
 fn only(key: Fingerprint) -> impl Fn(Fingerprint) -> Result<(), String> + Send + Sync + 'static {
     move |found| if found == key { Ok(()) } else { Err(format!("{found:?} is no peer")) }
@@ -70,34 +72,34 @@ fn another_key_is_refused_on_either_side_with_the_reason() {
 fn the_certificate_of_a_peer_is_of_no_use_without_its_key() {
     let (a, b, thief) =
         (Identity::fleeting().unwrap(), Identity::fleeting().unwrap(), Identity::fleeting().unwrap());
-    let verifier = Arc::new(Verifier::new(Box::new(only(b.fingerprint()))));
-    let signing =
-        verifier.crypto.key_provider.load_private_key(PrivateKeyDer::clone_key(&thief.key())).unwrap();
-    let stolen = Arc::new(rustls::sign::CertifiedKey::new(a.certificate(), signing));
-    let client = ClientConfig::builder_with_provider(verifier.crypto.clone())
-        .with_protocol_versions(&[&TLS13])
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(stolen)));
-    let mut client = client;
-    client.alpn_protocols = vec![ALPN.to_vec()];
+    let client = client_config(&a, only(b.fingerprint())).unwrap();
+    let signing = client.crypto_provider().key_provider.load_private_key(thief.own().key).unwrap();
+    let stolen = CertifiedKey::new(vec![a.own().certificate], signing);
+    let mut client = ClientConfig::clone(&client);
+    client.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(stolen));
     let server = server_config(&b, only(a.fingerprint())).unwrap();
     let (_, seen) = handshake(Arc::new(client), server);
     assert!(seen.unwrap_err().contains("Signature"), "the signature is what proves the key");
 }
 
+#[derive(Debug)]
+struct NoCertificate;
+
+impl ResolvesClientCert for NoCertificate {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
+
 #[test]
 fn a_client_without_a_certificate_is_refused() {
     let (a, b) = (Identity::fleeting().unwrap(), Identity::fleeting().unwrap());
-    let verifier = Arc::new(Verifier::new(Box::new(only(b.fingerprint()))));
-    let mut client = ClientConfig::builder_with_provider(verifier.crypto.clone())
-        .with_protocol_versions(&[&TLS13])
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_no_client_auth();
-    client.alpn_protocols = vec![ALPN.to_vec()];
+    let mut client = ClientConfig::clone(&client_config(&a, only(b.fingerprint())).unwrap());
+    client.client_auth_cert_resolver = Arc::new(NoCertificate);
     let server = server_config(&b, only(a.fingerprint())).unwrap();
     let (_, seen) = handshake(Arc::new(client), server);
     assert!(seen.is_err());

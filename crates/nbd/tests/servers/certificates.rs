@@ -18,6 +18,19 @@ pub struct Authority {
     pem: String,
 }
 
+/// A folder for a server whose certificate it signed itself, and that calls itself an authority, as appliances do.
+pub fn self_signed(name: &str) -> Dir {
+    let mut params = CertificateParams::new(vec![name.to_string()]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let pem = params.self_signed(&key).unwrap().pem();
+    let dir = Dir::new();
+    std::fs::write(dir.file("server-cert.pem"), &pem).unwrap();
+    std::fs::write(dir.file("server-key.pem"), key.serialize_pem()).unwrap();
+    std::fs::write(dir.file("ca-cert.pem"), &pem).unwrap();
+    dir
+}
+
 impl Authority {
     pub fn new(name: &str) -> Authority {
         let mut params = CertificateParams::new(Vec::new()).unwrap();

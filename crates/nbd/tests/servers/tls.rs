@@ -8,7 +8,7 @@ use drover_disk::{Disk, DiskError, DiskErrorKind, conformance};
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri, TlsFiles, UriTls};
 use drover_types::ByteSpan;
 
-use crate::certificates::Authority;
+use crate::certificates::{Authority, self_signed};
 use crate::fake::{ACK, Fake, UNSUPPORTED, hasty, options};
 use crate::process::{Server, installed, nbdkit, qemu_nbd};
 use crate::{Dir, bytes, read, submit_read, submit_write, text, words};
@@ -115,6 +115,24 @@ fn who_is_not_proven_is_not_spoken_to() {
     let options = NbdOptions { tls: files, ..NbdOptions::default() };
     let error = NbdDisk::open_source(&server.uri().with_tls(named("web.example")), options).err().unwrap();
     assert!(words(&error).contains("none.pem"), "{}", words(&error));
+}
+
+#[test]
+fn a_certificate_that_its_server_signed_itself_is_believed_when_it_is_given() {
+    if !installed("nbdkit") {
+        return;
+    }
+    let own = self_signed("localhost");
+    let (server, _disk, content) = nbdkit_x509(&own, &[]);
+    let client = Dir::new();
+    std::fs::copy(own.file("ca-cert.pem"), client.file("ca-cert.pem")).unwrap();
+    conformance::check_reader(&open(&server, folder(&client)).unwrap(), &content);
+    let said = refused(&server, UriTls { hostname: Some("db.example".into()), ..folder(&client) });
+    assert!(said.contains("for another name"), "{said}");
+    let other = self_signed("localhost");
+    std::fs::copy(other.file("ca-cert.pem"), client.file("ca-cert.pem")).unwrap();
+    let said = refused(&server, folder(&client));
+    assert!(said.contains("no authority that is trusted"), "{said}");
 }
 
 #[test]
