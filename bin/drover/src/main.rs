@@ -54,6 +54,7 @@ use cli::{
 use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
+    drover_tcp::keep_few_heaps();
     signals::take_file_size_limits();
     drover_view::set_columns(out::columns());
     let matches = cli::program().get_matches();

@@ -1,7 +1,7 @@
 //! What the kernel lets us ask and tell about a TCP socket, as safe functions.
 //!
-//! The wall around the calls that rustix does not wrap, these options and one question about files: everything unsafe
-//! is in the private module `sys`, a few calls long. Linux only.
+//! The wall around the calls that rustix does not wrap, these options, one question about files and one order to the C
+//! library: everything unsafe is in the private module `sys`, a few calls long. Linux only.
 //!
 //! ```text
 //! info        pure: what TCP_INFO tells of a connection, from any kernel's bytes
@@ -9,6 +9,7 @@
 //! options     buffers and wake-ups, time limits, ends of connections
 //! routing     what a transparent relay needs: original destinations, foreign addresses
 //! lease       whether a file is open for writing
+//! heap        how many heaps the C library keeps for threads
 //! unix        connecting to unix sockets without waiting for ever
 //! sys         the calls
 //! ```
@@ -18,6 +19,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod congestion;
+mod heap;
 mod info;
 mod lease;
 mod options;
@@ -26,6 +28,7 @@ mod sys;
 mod unix;
 
 pub use congestion::{BBR, available_congestion, best_congestion, congestion, set_congestion};
+pub use heap::keep_few_heaps;
 pub use info::{Info, State, info};
 pub use lease::is_open_for_writing;
 pub use options::{

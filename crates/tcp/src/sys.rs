@@ -1,4 +1,4 @@
-//! The unsafe part: getsockopt, setsockopt, ioctl and fcntl.
+//! The unsafe part: getsockopt, setsockopt, ioctl, fcntl and mallopt.
 
 use std::io::{Error, Result};
 use std::mem::size_of;
@@ -76,4 +76,16 @@ pub(crate) fn fcntl_int(file: BorrowedFd<'_>, command: c_int, value: c_int) -> R
     // The descriptor is open, because it is borrowed.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), command, value) };
     if result >= 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// Bounds the heaps of the C library's allocator, where it has such a bound.
+pub(crate) fn set_heaps_max(count: c_int) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt takes two numbers and follows no pointer. It changes a setting of the allocator under its own lock;
+    // where it refuses, the setting stays as it was.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, count);
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = count;
 }
