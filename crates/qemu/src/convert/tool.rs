@@ -8,8 +8,8 @@ use super::SourceGuest;
 use super::source::names_script;
 use crate::child;
 use crate::spec::DiskBus;
-use drover_child::find_program;
 use drover_child::Kind;
+use drover_child::find_program;
 
 /// Something that a conversion needs and that is not there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -90,7 +90,8 @@ impl Case {
         let mut runs: Vec<Vec<Run>> = self.entries.iter().map(|_| Vec::new()).collect();
         // One round that does not count warms the cache of the source; what it made is compared.
         for round in 0..=rounds {
-            for (entry, index) in turns(round, self.entries.len()).map(|index| (&self.entries[index], index)) {
+            for (entry, index) in turns(round, self.entries.len()).map(|index| (&self.entries[index], index))
+            {
                 if let Some(output) = &self.output {
                     remove(&output.path)?;
                 }
