@@ -56,7 +56,9 @@ use exit::{Exit, Failure};
 fn main() -> ExitCode {
     drover_tcp::keep_few_heaps();
     signals::take_file_size_limits();
-    drover_view::set_columns(out::columns());
+    if let Some(columns) = out::columns() {
+        drover_view::set_columns(columns);
+    }
     let matches = cli::program().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let command = matches.subcommand_name().unwrap_or_default();

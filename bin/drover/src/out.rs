@@ -39,10 +39,10 @@ pub fn fresh_page() {
     put("\x1b[H\x1b[J");
 }
 
-/// Columns for tables: those of the terminal on standard output; where there is none, what `COLUMNS` says, else 80.
-pub fn columns() -> usize {
+/// Columns for tables: those of the terminal on standard output; where there is none, what `COLUMNS` says, if it is set.
+pub fn columns() -> Option<usize> {
     let of_variable = || std::env::var("COLUMNS").ok()?.parse().ok();
-    drover_view::terminal_columns().or_else(of_variable).unwrap_or(80)
+    drover_view::terminal_columns().or_else(of_variable)
 }
 
 /// Asks a person for something, on standard error.

@@ -54,6 +54,10 @@ fn write_inventory(
     ];
     for (title, table) in sections.iter().filter(|(_, table)| !table.is_empty()) {
         write!(text, "\n{title}\n{table}")?;
+        match table.left_out().join(", ") {
+            names if names.is_empty() => {}
+            names => writeln!(text, "  left out: {names} (a wider terminal, a pipe or --json has them)")?,
+        }
     }
     if inventory.vms.is_empty() {
         writeln!(text, "\nno VMs; if there should be some, look at what this user may see")?;
@@ -77,7 +81,8 @@ fn vm_table(inventory: &Inventory, concerns: &Concerns) -> Table {
         ("NICS", Right),
         ("CONCERNS", Left),
     ])
-    .indented(2);
+    .indented(2)
+    .without_on_terminal(&["FOLDER", "NICS", "FIRMWARE", "CPUS", "MEMORY", "CBT"]);
     for vm in &inventory.vms {
         let size = vm.disks.iter().fold(0u64, |sum, disk| sum.saturating_add(disk.capacity_bytes));
         table.row([
@@ -108,7 +113,8 @@ fn disk_table(inventory: &Inventory) -> Table {
         ("REMARKS", Align::Left),
         ("FILE", Align::Left),
     ])
-    .indented(2);
+    .indented(2)
+    .without_on_terminal(&["THIN"]);
     for (vm, disk) in inventory.vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
         table.row([
             format!("{}/{}", vm.name, disk.label),
@@ -125,7 +131,7 @@ fn disk_table(inventory: &Inventory) -> Table {
 
 fn nic_table(inventory: &Inventory) -> Table {
     let columns = ["NIC", "MAC", "MODEL", "CONNECTED", "NETWORK"].map(|name| (name, Align::Left));
-    let mut table = Table::new(&columns).indented(2);
+    let mut table = Table::new(&columns).indented(2).without_on_terminal(&[]);
     for (vm, nic) in inventory.vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic))) {
         table.row([
             format!("{}/{}", vm.name, nic.label),
@@ -146,7 +152,7 @@ fn host_table(inventory: &Inventory) -> Table {
         ("FASTEST NIC", Align::Right),
         ("ADDRESSES", Align::Left),
     ];
-    let mut table = Table::new(&columns).indented(2);
+    let mut table = Table::new(&columns).indented(2).without_on_terminal(&[]);
     for host in &inventory.hosts {
         let vms = inventory.vms.iter().filter(|vm| vm.host_id == host.id).count();
         let fastest = host.physical_nics.iter().filter_map(|nic| nic.link_mbps).max();
@@ -164,7 +170,7 @@ fn host_table(inventory: &Inventory) -> Table {
 fn datastore_table(inventory: &Inventory) -> Table {
     let columns =
         [("DATASTORE", Align::Left), ("SIZE", Align::Right), ("FREE", Align::Right), ("VMS", Align::Right)];
-    let mut table = Table::new(&columns).indented(2);
+    let mut table = Table::new(&columns).indented(2).without_on_terminal(&[]);
     for store in &inventory.datastores {
         let uses = |vm: &&Vm| vm.disks.iter().any(|disk| disk.datastore == store.name);
         table.row([
