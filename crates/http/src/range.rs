@@ -13,7 +13,7 @@ use crate::error::{HttpError, HttpErrorKind, HttpOp};
 use crate::head::Head;
 use crate::range_lane::RangeLane;
 use crate::stream::Timeouts;
-use crate::trust::Trust;
+use drover_tls::Trust;
 
 /// Gives each request its credentials and renews them.
 pub trait Authorise: Send + Sync {
