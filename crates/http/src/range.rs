@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, check_span};
+use drover_tls::Trust;
 use drover_types::{ByteSpan, Extent};
 
 use crate::client::Client;
@@ -13,7 +14,6 @@ use crate::error::{HttpError, HttpErrorKind, HttpOp};
 use crate::head::Head;
 use crate::range_lane::RangeLane;
 use crate::stream::Timeouts;
-use drover_tls::Trust;
 
 /// Gives each request its credentials and renews them.
 pub trait Authorise: Send + Sync {

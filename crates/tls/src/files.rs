@@ -45,9 +45,9 @@ pub struct KeyPair {
 
 impl KeyPair {
     pub(crate) fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
-        let key =
-            PrivateKeyDer::from_pem_file(&self.key).map_err(|error| TlsError::file(&self.key, &error))?;
-        Ok((certificates(&self.certificate)?, key))
+        let chain = certificates(&self.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&self.key);
+        Ok((chain, key.map_err(|error| TlsError::file(&self.key, &error))?))
     }
 }
 

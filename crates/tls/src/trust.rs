@@ -173,8 +173,8 @@ fn why(error: &rustls::Error) -> Why {
     use CertificateError as C;
     let rustls::Error::InvalidCertificate(reason) = error else { return Why::Unusable };
     match reason {
-        // One that calls itself an authority may not end a chain, and comes under no name of its own.
-        C::UnknownIssuer | C::Other(_) => Why::Untrusted,
+        // An authority of the same name signed it, or it calls itself one and may not end a chain: that has no name of its own.
+        C::UnknownIssuer | C::BadSignature | C::Other(_) => Why::Untrusted,
         C::Expired | C::ExpiredContext { .. } => Why::Expired,
         C::NotValidYet | C::NotValidYetContext { .. } => Why::NotYetValid,
         C::NotValidForName | C::NotValidForNameContext { .. } => Why::WrongName,
