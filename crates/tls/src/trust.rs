@@ -34,7 +34,7 @@ pub struct Refusal {
     /// The reason.
     pub why: Why,
     /// The certificate.
-    pub presented: Presented,
+    pub presented: Box<Presented>,
     /// The reason in the TLS library's words; names in it are the server's.
     pub detail: String,
 }
@@ -188,7 +188,7 @@ fn refusal(error: &rustls::Error, presented: Presented) -> Refusal {
         rustls::Error::InvalidCertificate(reason) => reason.to_string(),
         other => other.to_string(),
     };
-    Refusal { why: why(error), presented, detail }
+    Refusal { why: why(error), presented: presented.into(), detail }
 }
 
 fn is_for(
@@ -214,7 +214,7 @@ impl ServerCertVerifier for Verifier {
             Rule::Pinned(wanted) if presented.is(wanted) => Ok(ServerCertVerified::assertion()),
             Rule::Pinned(_) => {
                 let detail = "its thumbprint is not the given one".to_string();
-                Err(refused(Refusal { why: Why::OtherThumbprint, presented, detail }))
+                Err(refused(Refusal { why: Why::OtherThumbprint, presented: presented.into(), detail }))
             }
             Rule::Chain(chain, given) => {
                 let verified =
