@@ -1,14 +1,25 @@
 // The API: one token, kept for this tab, and one stream of events.
 
 const KEY = 'drover-token';
+const ISSUED = 'drover-issued';
 const RECONNECT_MS = [500, 1000, 2000, 5000, 10000];
 const PAGE = 1000;
 const PAGES_MAX = 100;
 
+const keep = (key, text) => (text ? sessionStorage.setItem(key, text) : sessionStorage.removeItem(key));
+
 export const token = {
   get: () => sessionStorage.getItem(KEY),
-  set: (text) => (text ? sessionStorage.setItem(KEY, text) : sessionStorage.removeItem(KEY)),
+  /** What else an issuer gave with it; null of one that was typed in. */
+  issued: () => JSON.parse(sessionStorage.getItem(ISSUED) ?? 'null'),
+  set: (text, issued = null) => {
+    keep(KEY, text);
+    keep(ISSUED, text && issued ? JSON.stringify(issued) : null);
+  },
 };
+
+/** What is done about a token that counts no more: `renew` gets another if it can, and `ended` is told where it cannot. */
+export const session = { renew: async () => false, ended: () => {} };
 
 /** What the daemon said no with. */
 export class Refused extends Error {
@@ -24,25 +35,39 @@ function fields(more = {}) {
   return text ? { Authorization: `Bearer ${text}`, ...more } : more;
 }
 
-async function answer(response) {
+async function send(path, options = {}) {
+  const used = token.get();
+  const ask = () => fetch(path, { ...options, headers: fields(options.headers) });
+  let response = await ask();
+  if (response.status === 401 && used && await renewed(used)) response = await ask();
   if (response.ok) return response;
   const problem = await response.json().catch(() => ({}));
+  if (response.status === 401 && used) session.ended();
   throw new Refused(problem, response.status);
 }
 
+let renewing = null;
+
+/** Whether there is another token now than the one that was refused. Requests that were refused together ask for one. */
+async function renewed(used) {
+  if (token.get() !== used) return token.get() !== null;
+  renewing ??= session.renew().finally(() => { renewing = null; });
+  return renewing;
+}
+
 export async function get(path) {
-  return (await answer(await fetch(path, { headers: fields() }))).json();
+  return (await send(path)).json();
 }
 
 export async function getText(path) {
-  return (await answer(await fetch(path, { headers: fields() }))).text();
+  return (await send(path)).text();
 }
 
 /** Orders something once, however often the network makes it be sent. */
 export async function post(path, body) {
   const key = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, '0')).join('');
-  const headers = fields({ 'Content-Type': 'application/json', 'Idempotency-Key': key });
-  return (await answer(await fetch(path, { method: 'POST', headers, body: JSON.stringify(body) }))).json();
+  const headers = { 'Content-Type': 'application/json', 'Idempotency-Key': key };
+  return (await send(path, { method: 'POST', headers, body: JSON.stringify(body) })).json();
 }
 
 /** All items of a list, page by page; `each` gets every page as it comes. */
@@ -72,7 +97,7 @@ export function watch(take, state) {
 async function run(signal, take, state) {
   for (let tries = 0; !signal.aborted; tries += 1) {
     try {
-      const response = await answer(await fetch('/v1/events', { headers: fields(), signal }));
+      const response = await send('/v1/events', { signal });
       await read(response.body.getReader(), (kind, data) => {
         tries = 0;
         if (kind === 'hello') state(true, null);

@@ -1,19 +1,26 @@
 // The page: plans on the left, one of them with its VMs, times, concerns, report and orders.
 
-import { Refused, all, get, getText, planPath, post, token, watch } from './api.js';
+import { Refused, all, get, getText, planPath, post, session, token, watch } from './api.js';
 import { RateChart, gantt } from './chart.js';
 import { byId, bytes, el, rate, say, seconds, setText, when, words } from './dom.js';
 import { VirtualList, stateColumn, textColumn } from './list.js';
+import { comeBack, hindrance, logIn, logOut, renew } from './login.js';
 import { openVm, waitsFor } from './vm.js';
 
 const DRAW_MS = 250;
+const DRAFT_CHARS_MAX = 1_000_000;
 const STATES = ['queued', 'running', 'done', 'not_cleaned_up', 'failed', 'stopped', 'skipped', 'cancelled'];
 const VIEWS = [['vms', 'VMs'], ['time', 'Timeline'], ['concerns', 'Concerns'], ['report', 'Report'], ['audit', 'Audit']];
 
 const app = {
   role: null, plans: [], plan: null, view: 'vms', vms: [], byName: new Map(), live: new Map(), planLive: null,
-  filter: { state: '', phase: '', search: '' }, loading: 0, dirty: false, stop: null, greeted: false,
+  filter: noFilter(), loading: 0, dirty: false, stop: null, greeted: false,
+  login: null, look: null, sheet: null, draft: null, signing: false, ended: false,
 };
+
+function noFilter() {
+  return { state: '', phase: '', search: '' };
+}
 
 const may = (role) => ({ viewer: 0, operator: 1, admin: 2 })[app.role] >= ({ viewer: 0, operator: 1, admin: 2 })[role];
 const chart = new RateChart(byId('rates'));
@@ -143,8 +150,9 @@ function ask(title, content, action, act, danger = false) {
 }
 
 function askPlan() {
-  const text = el('textarea', { required: true, spellcheck: 'false' });
-  const project = el('input', { value: 'default', required: true });
+  const keepDraft = () => { app.draft = { text: text.value, project: project.value }; };
+  const text = el('textarea', { required: true, spellcheck: 'false', oninput: keepDraft }, app.draft?.text ?? '');
+  const project = el('input', { value: app.draft?.project ?? 'default', required: true, oninput: keepDraft });
   const found = el('pre', { hidden: true, tabindex: '0', 'aria-label': 'What the check found' });
   const body = () => ({ text: text.value, project: project.value });
   const check = el('button', { type: 'button', onclick: async () => {
@@ -160,22 +168,57 @@ function askPlan() {
   } }, 'Check it, changing nothing');
   ask('New plan', [el('label', { class: 'field' }, 'Plan file', text), el('label', { class: 'field' }, 'Project', project), check, found], 'Run it', async () => {
     const plan = await post('/v1/plans', body());
+    app.draft = null;
     await loadPlans();
     choose(plan.name);
   });
 }
 
-function askToken() {
+// ---- Who looks.
+
+function askToken(why = null) {
   const input = el('input', { type: 'password', autocomplete: 'off', required: true });
-  ask('Sign in', [el('p', {}, 'A token of `drover serve token add`, or a JWT of the issuer. It is kept for this tab only.'), el('label', { class: 'field' }, 'Token', input)], 'Sign in', async () => {
+  const text = app.login ? 'Or a token of `drover serve token add`, or a JWT of the issuer.' : 'A token of `drover serve token add`, or a JWT of the issuer.';
+  ask('Sign in', [why ? el('p', { class: 'problem', role: 'alert' }, why) : null, app.login ? issuerButton() : null,
+    el('p', {}, `${text} It is kept for this tab only.`), el('label', { class: 'field' }, 'Token', input)], 'Sign in', async () => {
     token.set(input.value.trim());
     try {
+      app.look ??= lookNow();
       await begin();
     } catch (error) {
       token.set(null);
       throw error;
     }
   });
+  Object.assign(app, { signing: true, ended: false });
+}
+
+function issuerButton() {
+  const why = hindrance(app.login);
+  const problem = el('span', { role: 'alert' }, why ? ` It cannot be done: ${why}.` : '');
+  const go = el('button', { type: 'button', class: 'main', disabled: Boolean(why), onclick: async () => {
+    go.disabled = true;
+    try {
+      await logIn(app.login, app.look ?? lookNow());
+    } catch (error) {
+      setText(problem, ` ${error.message}`);
+      go.disabled = false;
+    }
+  } }, `Log in at ${new URL(app.login.issuer).host}`);
+  return el('p', { class: 'issuer' }, go, problem);
+}
+
+/** What is shown again after a login. A draft that is too long for the tab's storage stays behind. */
+function lookNow() {
+  const draft = app.draft && app.draft.text.length < DRAFT_CHARS_MAX ? app.draft : null;
+  return { hash: location.hash, view: app.view, filter: app.filter, sheet: app.sheet, draft };
+}
+
+/** The token counts no more, and no new one can be had: whoever looks is asked to sign in, after what is open now. */
+function sessionEnded() {
+  if (!app.role || app.signing) return;
+  app.ended = true;
+  if (!byId('dialog').open) askToken('The login has ended. What is shown now is shown again afterwards.');
 }
 
 // ---- Views of a plan.
@@ -188,6 +231,7 @@ const shown = () => {
 
 const openRow = (vm) => {
   const cutover = ORDERS[0];
+  app.sheet = vm.name;
   const can = may('operator') && vm.warm && !vm.ended_ms && cutover.states.includes(current()?.state);
   openVm(app.plan, vm, app.live.get(vm.name), can ? [el('button', { type: 'button', onclick: () => { byId('side').close(); confirmOrder(cutover, vm); } }, 'Cut over')] : []);
 };
@@ -206,9 +250,9 @@ function fillProgress(cell, vm) {
   if (cell.getAttribute('aria-label') !== text) { cell.setAttribute('aria-label', text); cell.title = text; }
 }
 
-function choice(label, values, take) {
+function choice(label, values, take, now = '') {
   return el('label', { class: 'field' }, label, el('select', { onchange: (event) => take(event.target.value) },
-    el('option', { value: '' }, 'all'), values.map((value) => el('option', { value }, words(value)))));
+    el('option', { value: '' }, 'all'), values.map((value) => el('option', { value, selected: value === now }, words(value)))));
 }
 
 const vmList = new VirtualList({
@@ -228,10 +272,11 @@ const views = {
     open: (panel) => {
       const refresh = (key) => (value) => { app.filter[key] = value; views.vms.draw(); };
       const phases = [...new Set(app.vms.map((vm) => vm.phase).filter(Boolean))].sort();
-      const search = el('input', { type: 'search', autocomplete: 'off', oninput: (event) => refresh('search')(event.target.value) });
-      app.filter = { state: '', phase: '', search: '' };
+      const { state, phase, search: text } = app.filter;
+      if (phase && !phases.includes(phase)) phases.push(phase);
+      const search = el('input', { type: 'search', autocomplete: 'off', value: text, oninput: (event) => refresh('search')(event.target.value) });
       panel.replaceChildren(el('div', { class: 'filters' }, el('label', { class: 'field' }, 'Search VMs and hosts', search),
-        choice('State', STATES, refresh('state')), choice('Phase', phases, refresh('phase')), count), vmList.node);
+        choice('State', STATES, refresh('state'), state), choice('Phase', phases, refresh('phase'), phase), count), vmList.node);
       views.vms.draw();
     },
     draw: () => {
@@ -323,8 +368,9 @@ async function loadPlans() {
   touch();
 }
 
-async function choose(name) {
+async function choose(name, filter = noFilter()) {
   app.plan = name;
+  app.filter = filter;
   location.hash = encodeURIComponent(name);
   Object.assign(app, { vms: [], byName: new Map(), live: new Map(), planLive: null });
   chart.set([]);
@@ -423,19 +469,51 @@ async function begin() {
   app.stop?.();
   app.greeted = false;
   app.stop = watch(take, connection);
+  const look = app.look;
+  app.look = null;
   const wanted = decodeURIComponent(location.hash.slice(1));
   const first = app.plans.find((plan) => plan.name === wanted) ?? app.plans[0];
-  if (first) await choose(first.name);
+  if (first) await choose(first.name, show(look));
   draw();
+  const vm = look?.sheet && app.byName.get(look.sheet);
+  if (vm) openRow(vm);
+}
+
+/** Shows what was looked at before a login; gives its filter. */
+function show(look) {
+  if (!look) return noFilter();
+  app.draft = look.draft;
+  if (VIEWS.some(([name]) => name === look.view) && (look.view !== 'audit' || may('admin'))) app.view = look.view;
+  return { ...noFilter(), ...look.filter };
+}
+
+async function start() {
+  app.login = (await get('/v1/login').catch(() => ({ oidc: null }))).oidc;
+  session.renew = () => renew(app.login);
+  session.ended = sessionEnded;
+  const { look, error } = await comeBack(app.login);
+  app.look = look;
+  try {
+    await begin();
+  } catch (refused) {
+    connection(false, refused);
+    setText(byId('empty'), 'Sign in to see plans.');
+    if (refused instanceof Refused && refused.status === 401) askToken(error);
+    return;
+  }
+  if (error) askToken(error);
 }
 
 byId('plan-filter').addEventListener('input', drawPlans);
 byId('submit').addEventListener('click', askPlan);
 byId('sign').addEventListener('click', () => {
-  if (!token.get()) { askToken(); return; }
-  token.set(null);
-  location.reload();
+  if (token.get()) logOut(app.login); else askToken();
 });
+byId('dialog').addEventListener('close', () => {
+  app.signing = false;
+  if (app.ended) askToken('The login has ended. What is shown now is shown again afterwards.');
+});
+byId('side').addEventListener('close', () => { app.sheet = null; });
 byId('theme').addEventListener('click', () => {
   const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
   document.documentElement.dataset.theme = dark ? 'light' : 'dark';
@@ -444,8 +522,6 @@ byId('theme').addEventListener('click', () => {
 const theme = localStorage.getItem('drover-theme');
 if (theme === 'dark' || theme === 'light') document.documentElement.dataset.theme = theme;
 
-begin().catch((error) => {
-  connection(false, error);
-  setText(byId('empty'), 'Sign in to see plans.');
-  if (error instanceof Refused && error.status === 401) askToken();
-});
+// One that a browser kept while somebody was at the issuer begins anew.
+addEventListener('pageshow', (event) => { if (event.persisted) location.reload(); });
+start();

@@ -31,7 +31,7 @@ pub use events::{EventHub, Message};
 pub use figures::Figures;
 pub use listen::{Server, ServerError, ServerOptions};
 pub use metrics::Text as MetricsText;
-pub use oidc::{IssuerDocuments, OidcOptions};
+pub use oidc::{IssuerDocuments, LoginClient, OidcOptions};
 pub use operations::*;
 pub use problem::{Kind, Problem};
 pub use routes::routes;

@@ -1,4 +1,5 @@
-//! JWTs of an OpenID Connect issuer: which of its keys sign them, whom they are for, and what their bearers may do here.
+//! JWTs of an OpenID Connect issuer: which of its keys sign them, whom they are for, and what their bearers may do here; and where
+//! the page logs in for one.
 //!
 //! Only asymmetric signatures count, each with a key of its own kind. Keys are looked up at the issuer when they are old or a token
 //! names one that is not known, and not more often than every ten seconds, whatever is sent. An issuer that is away
@@ -9,7 +10,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -21,6 +22,8 @@ use crate::jwt::{Jwt, Key, subject};
 const JWT_CHARS_MAX: usize = 16 << 10;
 /// Bytes of a document of the issuer's.
 const DOCUMENT_BYTES_MAX: usize = 256 << 10;
+/// The URL of an endpoint is not longer.
+const URL_CHARS_MAX: usize = 2_048;
 /// Keys of an issuer that are kept.
 const KEYS_MAX: usize = 64;
 /// The issuer is not asked again before that.
@@ -50,8 +53,49 @@ pub struct OidcOptions {
     pub claim: String,
     /// What each of its values grants.
     pub roles: Vec<(String, Grant)>,
+    /// The client that the page logs in as; absent: the page takes tokens only.
+    pub client: Option<LoginClient>,
     /// How it is asked.
     pub documents: Arc<dyn IssuerDocuments>,
+}
+
+/// The page as a client of the issuer's. It has no secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoginClient {
+    /// The client's id.
+    pub id: String,
+    /// Scopes that are asked for, with spaces between; `openid` is among them.
+    pub scope: String,
+}
+
+/// How the page logs in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Login {
+    issuer: String,
+    client_id: String,
+    scope: String,
+    /// Which of the issuer's tokens counts here.
+    token: Bearer,
+    /// Absent while the issuer tells none that can be used.
+    endpoints: Option<Endpoints>,
+}
+
+/// A token of the issuer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Bearer {
+    /// Its `aud` is the client.
+    IdToken,
+    /// Its `aud` is whom it is for.
+    AccessToken,
+}
+
+/// Where a browser logs in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Endpoints {
+    authorization: String,
+    token: String,
+    end_session: Option<String>,
 }
 
 /// An issuer and its keys.
@@ -72,12 +116,17 @@ struct Known {
     asked: Option<Instant>,
     /// Why it gave no keys then.
     error: Option<String>,
+    /// Where a browser logs in, as the issuer told last.
+    endpoints: Option<Endpoints>,
 }
 
 #[derive(Deserialize)]
 struct Discovery {
     issuer: String,
     jwks_uri: String,
+    authorization_endpoint: Option<String>,
+    token_endpoint: Option<String>,
+    end_session_endpoint: Option<String>,
 }
 
 /// Keys one by one: one that this program cannot read must not hide the others.
@@ -153,10 +202,13 @@ impl Oidc {
         self.known().asked = Some(now);
         let oidc = self.clone();
         Some(spawn_blocking(move || {
-            let found = keys(&oidc.options);
+            let found = look_up(&oidc.options);
             let mut known = oidc.known();
             match found {
-                Ok(keys) => (known.keys, known.came, known.error) = (keys, Some(now), None),
+                Ok((keys, endpoints)) => {
+                    (known.keys, known.came, known.error) = (keys, Some(now), None);
+                    known.endpoints = endpoints;
+                }
                 Err(why) => known.error = Some(format!("issuer {}: {why}", oidc.options.issuer)),
             }
             drop(asking);
@@ -166,6 +218,31 @@ impl Oidc {
     /// Why the issuer gave no keys when it was asked last.
     pub(crate) fn error(&self) -> Option<String> {
         self.known().error.clone()
+    }
+
+    /// How the page logs in, if it does. Where the issuer has told nothing yet, it is asked.
+    pub(crate) async fn login(self: &Arc<Self>, now: Instant) -> Option<Login> {
+        let client = self.options.client.as_ref()?;
+        let is_told = self.known().endpoints.is_some();
+        match is_told {
+            true => self.renew(now),
+            false => self.ask(now).await,
+        }
+        Some(Login {
+            issuer: self.options.issuer.clone(),
+            client_id: client.id.clone(),
+            scope: client.scope.clone(),
+            token: if client.id == self.options.audience { Bearer::IdToken } else { Bearer::AccessToken },
+            endpoints: self.known().endpoints.clone(),
+        })
+    }
+
+    /// The only address beside the daemon's that the page may ask.
+    pub(crate) fn token_endpoint(&self) -> Option<String> {
+        self.options.client.as_ref()?;
+        let known = self.known();
+        // A policy names paths without their queries.
+        Some(known.endpoints.as_ref()?.token.split('?').next()?.to_string())
     }
 
     /// A token whose signature is right was not guessed, and its bearer is told what is wrong with it.
@@ -206,8 +283,37 @@ fn claim<'a>(claims: &'a Value, name: &str) -> Option<&'a Value> {
     claims.get(name).or_else(|| name.match_indices('.').find_map(|(at, _)| below(at)))
 }
 
-/// The keys of an issuer, by its discovery document (OpenID Connect Discovery 1.0, 4).
-fn keys(options: &OidcOptions) -> Result<Vec<Key>, String> {
+impl Endpoints {
+    /// Those of a discovery document, if all that a login needs can be used. Ones that anybody on the way could answer for are
+    /// as if they were not there.
+    fn of(found: &Discovery) -> Option<Endpoints> {
+        let usable = |url: &Option<String>| url.clone().filter(|url| is_for_browsers(url));
+        Some(Endpoints {
+            authorization: usable(&found.authorization_endpoint)?,
+            token: usable(&found.token_endpoint)?,
+            end_session: usable(&found.end_session_endpoint),
+        })
+    }
+}
+
+/// Whether a browser may be sent to a URL, and a policy may name it: it is HTTPS, but for this machine, and has no character that
+/// means something else in a policy (Content Security Policy 3, 2.3.1).
+fn is_for_browsers(url: &str) -> bool {
+    let (rest, is_https) = match (url.strip_prefix("https://"), url.strip_prefix("http://")) {
+        (Some(rest), _) => (rest, true),
+        (None, Some(rest)) => (rest, false),
+        (None, None) => return false,
+    };
+    let authority = rest.split(['/', '?']).next().unwrap_or_default();
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    let is_safe = is_https || ["localhost", "127.0.0.1"].contains(&host);
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"\"'*,;<>\\#".contains(&byte);
+    let is_named = !host.is_empty() && !authority.contains('@');
+    is_safe && is_named && url.len() <= URL_CHARS_MAX && url.bytes().all(is_plain)
+}
+
+/// The keys of an issuer and where a browser logs in, by its discovery document (OpenID Connect Discovery 1.0, 4).
+fn look_up(options: &OidcOptions) -> Result<(Vec<Key>, Option<Endpoints>), String> {
     let url = format!("{}/.well-known/openid-configuration", options.issuer.trim_end_matches('/'));
     let read =
         |url: &str| options.documents.get(url, DOCUMENT_BYTES_MAX).map_err(|why| format!("{url}: {why}"));
@@ -224,7 +330,7 @@ fn keys(options: &OidcOptions) -> Result<Vec<Key>, String> {
     let keys: Vec<Key> = set.keys.into_iter().take(KEYS_MAX).filter_map(Key::of_jwk).collect();
     match keys.is_empty() {
         true => Err(format!("{}: no key for RS256, ES256 or EdDSA", found.jwks_uri)),
-        false => Ok(keys),
+        false => Ok((keys, Endpoints::of(&found))),
     }
 }
 

@@ -168,6 +168,7 @@ fn table() -> Vec<(Method, &'static str, Access, Handler)> {
         (Method::GET, "/readyz", Open, get(readyz)),
         (Method::GET, "/openapi.json", Open, get(openapi)),
         (Method::GET, "/metrics", Metrics, get(prometheus)),
+        (Method::GET, "/v1/login", Open, get(login)),
         (Method::GET, "/v1/about", view, get(about)),
         (Method::GET, "/v1/plans", view, get(plans)),
         (Method::POST, "/v1/plans", operate, post(orders::submit)),
@@ -205,7 +206,11 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         router = router.route(path, handler.layer(guard));
     }
     for (path, content_type, text) in page::FILES {
-        router = router.route(path, get(move || async move { page::file(content_type, text) }));
+        let file = move |State(app): Shared| async move {
+            let token_endpoint = app.oidc.as_ref().and_then(|oidc| oidc.token_endpoint());
+            page::file(content_type, text, token_endpoint.as_deref())
+        };
+        router = router.route(path, get(file));
     }
     router
         .fallback(async || Problem::new(Kind::NotFound, "there is no such path").advise("see /openapi.json"))
@@ -351,6 +356,15 @@ async fn readiness(app: &App) -> Result<Result<(), String>, Problem> {
 
 async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+}
+
+/// How the page logs in at an issuer. It is for everybody: who logs in has no token yet.
+async fn login(State(app): Shared) -> Response {
+    let login = match &app.oidc {
+        Some(oidc) => oidc.login(Instant::now()).await,
+        None => None,
+    };
+    answer_json(StatusCode::OK, &json!({ "oidc": login }))
 }
 
 async fn prometheus(State(app): Shared, caller: Option<Extension<Caller>>) -> Result<Response, Problem> {

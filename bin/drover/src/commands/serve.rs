@@ -294,6 +294,14 @@ mod tests {
             ]
         );
         assert_eq!((oidc.audience.as_str(), oidc.claim.as_str()), ("drover", "groups"));
+        assert_eq!(oidc.client, None, "nobody is sent to a client that was not named");
+    }
+
+    #[test]
+    fn the_page_logs_in_as_the_client_of_the_settings() {
+        let text = "oidc:\n  issuer: https://id.lab/ops\n  audience: drover\n  client_id: page\n  scopes: [groups, openid]\n  roles: {viewer: staff}\n";
+        let client = Config::parse(text, Path::new("")).unwrap().oidc.unwrap().client.unwrap();
+        assert_eq!((client.id.as_str(), client.scope.as_str()), ("page", "openid groups"));
     }
 
     #[test]
@@ -317,6 +325,11 @@ mod tests {
             ("oidc: {issuer: https://id.lab, roles: {viewer: [a]}}", "oidc.audience is missing"),
             ("oidc:\n  roles: {root: a}", "line 2: oidc.roles.root: a role is viewer, operator or admin"),
             ("oidc:\n  secret: a", "line 2: oidc.secret: there is no such setting; issuer,"),
+            ("oidc:\n  scopes: ['a b']", "line 2: oidc.scopes: a scope is"),
+            (
+                "oidc: {issuer: https://id.lab, audience: a, scopes: [b], roles: {viewer: [a]}}",
+                "which takes oidc.client_id, too",
+            ),
             ("limits:\n  disks: 0", "line 2: limits.disks: a number from 1 to 10000"),
         ] {
             let error = Config::parse(text, Path::new("")).unwrap_err();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use drover_engine::chain;
 use drover_http::{Client, HttpError, Request, Timeouts, Trust, Url};
-use drover_server::{Grant, IssuerDocuments, OidcOptions, Role};
+use drover_server::{Grant, IssuerDocuments, LoginClient, OidcOptions, Role};
 
 use crate::remote::is_here;
 
@@ -18,6 +18,11 @@ const TIMEOUTS: Timeouts = Timeouts {
 };
 /// Values of the claim that grant something.
 const ROLES_MAX: usize = 1_000;
+/// Scopes that a login asks for, and characters of one.
+const SCOPES_MAX: usize = 20;
+const SCOPE_CHARS_MAX: usize = 200;
+/// Without it there is no ID token (OpenID Connect Core 1.0, 3.1.2.1).
+const OPENID: &str = "openid";
 
 /// What the settings below `oidc` say so far.
 #[derive(Debug, Default)]
@@ -25,6 +30,8 @@ pub struct OidcSettings {
     issuer: Option<String>,
     audience: Option<String>,
     claim: Option<String>,
+    client_id: Option<String>,
+    scopes: Vec<String>,
     trust: Trust,
     roles: Vec<(String, Grant)>,
     is_named: bool,
@@ -44,13 +51,25 @@ impl OidcSettings {
             }
             "audience" => self.audience = Some(value),
             "claim" => self.claim = Some(value),
+            "client_id" => self.client_id = Some(value),
+            "scopes" => {
+                // RFC 6749, 3.3.
+                let is_of_scope = |byte: u8| byte.is_ascii_graphic() && !b"\"\\".contains(&byte);
+                if value.is_empty() || value.len() > SCOPE_CHARS_MAX || !value.bytes().all(is_of_scope) {
+                    return Err("a scope is 1 to 200 letters, digits and signs without spaces".into());
+                }
+                if self.scopes.len() >= SCOPES_MAX {
+                    return Err(format!("there are {SCOPES_MAX} scopes already, and no more are asked for"));
+                }
+                self.scopes.push(value);
+            }
             "ca_file" => self.trust = Trust::CaFile(folder.join(value)),
             _ => {
                 let (project, role) = match name.strip_prefix("projects.") {
                     Some(rest) => rest.rsplit_once('.').map(|(project, role)| (Some(project.into()), role)),
                     None => name.strip_prefix("roles.").map(|role| (None, role)),
                 }
-                .ok_or("there is no such setting; issuer, audience, claim, ca_file, roles, projects")?;
+                .ok_or("there is no such setting; issuer, audience, claim, client_id, scopes, ca_file, roles, projects")?;
                 let role = match role {
                     "viewer" => Role::Viewer,
                     "operator" => Role::Operator,
@@ -77,7 +96,13 @@ impl OidcSettings {
         if self.roles.is_empty() {
             return Err("oidc: nobody has a role; name values of the claim under oidc.roles.viewer, operator or admin, or oidc.projects.PROJECT.viewer ...".into());
         }
+        if self.client_id.is_none() && !self.scopes.is_empty() {
+            return Err("oidc.scopes are those of the page's login, which takes oidc.client_id, too".into());
+        }
+        let others = self.scopes.iter().map(String::as_str).filter(|scope| *scope != OPENID);
+        let scope = [OPENID].into_iter().chain(others).collect::<Vec<_>>().join(" ");
         Ok(Some(OidcOptions {
+            client: self.client_id.map(|id| LoginClient { id, scope }),
             issuer: self.issuer.ok_or("oidc.issuer is missing")?,
             audience: self.audience.ok_or("oidc.audience is missing")?,
             claim: self.claim.unwrap_or_else(|| "groups".into()),

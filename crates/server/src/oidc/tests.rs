@@ -111,20 +111,32 @@ fn unsigned(header: &Value, claims: &Value) -> String {
     format!("{}.{}", part(header.to_string()), part(claims.to_string()))
 }
 
+#[derive(Debug, Default)]
+struct Documents(Mutex<Answers>);
+
 /// What the issuer answers with, and how often it was asked for its keys.
 #[derive(Debug, Default)]
-struct Documents(Mutex<(Option<Vec<Value>>, usize)>);
+struct Answers {
+    keys: Option<Vec<Value>>,
+    asked: usize,
+    /// Further members of its discovery document.
+    endpoints: Vec<(String, String)>,
+}
 
 impl IssuerDocuments for Documents {
     fn get(&self, url: &str, _: usize) -> Result<Vec<u8>, String> {
         let mut state = self.0.lock().unwrap();
-        let keys = state.0.clone().ok_or("connection refused")?;
+        let keys = state.keys.clone().ok_or("connection refused")?;
         let answer = match url {
             "https://id.lab/realms/ops/.well-known/openid-configuration" => {
-                json!({ "issuer": ISSUER, "jwks_uri": "https://id.lab/keys" })
+                let mut found = json!({ "issuer": ISSUER, "jwks_uri": "https://id.lab/keys" });
+                for (name, url) in &state.endpoints {
+                    found[name] = url.as_str().into();
+                }
+                found
             }
             "https://id.lab/keys" => {
-                state.1 += 1;
+                state.asked += 1;
                 json!({ "keys": keys })
             }
             other => panic!("{other}"),
@@ -154,6 +166,7 @@ impl Stage {
                 ("web".into(), grant(Role::Viewer, Some("web"))),
                 ("boss".into(), grant(Role::Admin, None)),
             ],
+            client: Some(LoginClient { id: "drover".into(), scope: "openid groups".into() }),
             documents: documents.clone(),
         };
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -163,15 +176,15 @@ impl Stage {
     }
 
     fn publish(&self, keys: &[&Signer]) {
-        self.documents.0.lock().unwrap().0 = Some(keys.iter().map(|key| key.jwk()).collect());
+        self.documents.0.lock().unwrap().keys = Some(keys.iter().map(|key| key.jwk()).collect());
     }
 
     fn go_away(&self) {
-        self.documents.0.lock().unwrap().0 = None;
+        self.documents.0.lock().unwrap().keys = None;
     }
 
     fn asked(&self) -> usize {
-        self.documents.0.lock().unwrap().1
+        self.documents.0.lock().unwrap().asked
     }
 
     fn caller_after(&self, after: Duration, token: &str) -> Result<Caller, Denied> {
@@ -386,7 +399,69 @@ fn a_discovery_document_of_another_issuer_is_refused() {
     let stage = Stage::new(&[]);
     let mut options = stage.oidc.options.clone();
     options.issuer = "https://id.lab/realms/ops/".into();
-    let error = keys(&options).unwrap_err();
+    let error = look_up(&options).unwrap_err();
     assert!(error.contains("it is of the issuer \"https://id.lab/realms/ops\""), "{error}");
-    assert!(keys(&stage.oidc.options).unwrap_err().contains("no key for RS256, ES256 or EdDSA"));
+    assert!(look_up(&stage.oidc.options).unwrap_err().contains("no key for RS256, ES256 or EdDSA"));
+}
+
+fn endpoints_of(told: &[(&str, &str)]) -> Option<Endpoints> {
+    let signer = Signer::ecdsa("e");
+    let stage = Stage::new(&[&signer]);
+    let told = told.iter().map(|(name, url)| (name.to_string(), url.to_string())).collect();
+    stage.documents.0.lock().unwrap().endpoints = told;
+    let login = stage.runtime.block_on(stage.oidc.login(stage.began)).unwrap();
+    assert_eq!(stage.oidc.token_endpoint().is_some(), login.endpoints.is_some());
+    login.endpoints
+}
+
+#[test]
+fn a_browser_is_sent_only_where_nobody_on_the_way_can_answer() {
+    let good = [
+        ("authorization_endpoint", "https://id.lab/auth?tenant=a"),
+        ("token_endpoint", "https://id.lab:8443/token"),
+        ("end_session_endpoint", "http://127.0.0.1:81/out"),
+    ];
+    let found = endpoints_of(&good).unwrap();
+    assert_eq!(found.authorization, good[0].1);
+    assert_eq!((found.token.as_str(), found.end_session.as_deref()), (good[1].1, Some(good[2].1)));
+    assert_eq!(endpoints_of(&good[..2]).unwrap().end_session, None);
+    assert_eq!(endpoints_of(&good[..1]), None, "without one for tokens nobody logs in");
+    for bad in [
+        "http://id.lab/token",
+        "http://localhost.id.lab/token",
+        "http://localhost@id.lab/token",
+        "http://localhost:x@id.lab/token",
+        "https://ann@id.lab/token",
+        "https:///token",
+        "https://*/token",
+        "https://id.lab/token; script-src *",
+        "https://id.lab/token;script-src",
+        "https://id.lab/a,b",
+        "https://id.lab/token#part",
+        "https://id.lab/t\u{e4}ken",
+        "javascript:alert(1)",
+        "/token",
+        "",
+    ] {
+        assert_eq!(endpoints_of(&[good[0], ("token_endpoint", bad)]), None, "{bad}");
+        assert_eq!(endpoints_of(&[("authorization_endpoint", bad), good[1]]), None, "{bad}");
+    }
+    let long = format!("https://id.lab/{}", "a".repeat(URL_CHARS_MAX));
+    assert_eq!(endpoints_of(&[good[0], ("token_endpoint", &long)]), None);
+}
+
+#[test]
+fn the_page_sends_the_id_token_where_it_is_the_audience_and_the_access_token_elsewhere() {
+    let signer = Signer::ecdsa("e");
+    let stage = Stage::new(&[&signer]);
+    let token = |client: Option<&str>| {
+        let client = client.map(|id| LoginClient { id: id.into(), scope: "openid".into() });
+        let oidc = Arc::new(Oidc::new(OidcOptions { client, ..stage.oidc.options.clone() }));
+        let login = stage.runtime.block_on(oidc.login(stage.began))?;
+        assert_eq!(oidc.token_endpoint(), None, "its document names none");
+        Some(login.token)
+    };
+    assert_eq!(token(Some("drover")), Some(Bearer::IdToken));
+    assert_eq!(token(Some("drover-page")), Some(Bearer::AccessToken));
+    assert_eq!(token(None), None);
 }

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use crate::fake::{Answer, Stage};
 
-fn description() -> Value {
+pub fn description() -> Value {
     serde_json::from_str(OPENAPI).unwrap()
 }
 
 /// Holds an answer against the schema that the description has for it.
-fn hold(description: &Value, method: &str, path: &str, answer: &Answer) {
+pub fn hold(description: &Value, method: &str, path: &str, answer: &Answer) {
     let responses = &description["paths"][path][method]["responses"];
     let described = &responses[answer.status.to_string()];
     let described = if described.is_null() { &responses["default"] } else { described };

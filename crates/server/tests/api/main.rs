@@ -4,6 +4,8 @@
 mod abuse;
 mod described;
 mod fake;
+mod issuer;
+mod login;
 mod orders;
 mod page;
 mod roles;

@@ -12,12 +12,12 @@ use crate::fake::{BEGAN_MS, Stage};
 
 const VMS: usize = 5_000;
 
-fn workspace() -> PathBuf {
+pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
 /// Where its modules are; `None`, after a line why, where something is missing.
-fn modules() -> Option<PathBuf> {
+pub fn modules() -> Option<PathBuf> {
     let modules = workspace().join("target/lab/page");
     let chromium = std::env::var_os("DROVER_CHROMIUM").map_or("/usr/bin/chromium".into(), PathBuf::from);
     let missing = match () {
