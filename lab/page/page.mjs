@@ -39,6 +39,8 @@ try {
   await keys(page);
   await live(page);
   await orders(page);
+  await waves(page);
+  await resources(page);
   await accessible(page, 'light');
   await page.emulateMedia({ colorScheme: 'dark' });
   await accessible(page, 'dark');
@@ -145,8 +147,38 @@ async function orders(page) {
   await page.locator('#dialog[open]').waitFor({ state: 'detached' });
 }
 
+async function waves(page) {
+  const dialog = page.locator('#dialog');
+  await page.locator('#tab-waves').click();
+  await counted(page, '2 waves');
+  await page.getByRole('button', { name: 'Proceed after pilot' }).click();
+  await dialog.getByText('VMs of wave pilot failed').waitFor();
+  await dialog.getByRole('button', { name: 'Proceed' }).click();
+  await page.locator('#dialog[open]').waitFor({ state: 'detached' });
+  await page.getByRole('grid', { name: 'Waves' }).getByText('22:00-06:00 UTC').first().waitFor();
+  await page.getByRole('grid', { name: 'Waves' }).getByText('pilot').first().click();
+  await counted(page, `${VMS / 2} of ${VMS} VMs`);
+  assert.equal(await page.getByLabel('Wave').inputValue(), 'pilot');
+  await page.getByLabel('Wave').selectOption('');
+  // Each VM says what it waits for, and when it was foreseen to arrive.
+  await page.getByLabel('Search VMs and hosts').fill('web2 ');
+  await page.waitForFunction(() => document.querySelector('.row:not([hidden])')?.children[6].textContent === 'esx1.lab: 20 of 20 VMs at once');
+  await page.getByLabel('Search VMs and hosts').fill('');
+  await page.locator('#tab-time').click();
+  await page.locator('.row:visible [aria-label*="foreseen to arrive between"]').first().waitFor();
+  assert.ok(await page.locator('.row:visible .foreseen:visible').count() > 0, 'frames of the forecast');
+}
+
+async function resources(page) {
+  await page.locator('#tab-resources').click();
+  const hosts = page.getByRole('grid', { name: 'Hosts' });
+  await hosts.getByText('20 of 20').first().waitFor();
+  await hosts.getByText('7 of any').first().waitFor();
+  await page.getByText('VMs that wait: 60 for host vms').waitFor();
+}
+
 async function accessible(page, scheme) {
-  for (const view of ['vms', 'time', 'concerns', 'report', 'audit']) {
+  for (const view of ['vms', 'waves', 'time', 'resources', 'concerns', 'report', 'audit']) {
     await page.locator(`#tab-${view}`).click();
     await page.waitForTimeout(400);
     await check(page, `${view}, ${scheme}`);

@@ -347,6 +347,16 @@ fn plans_share_the_slots_of_a_host_and_stand_in_one_order() {
     daemon.submit(&of("many", 'a'));
     daemon.wait_for("the first plan to begin", || (stage.served() > 0).then_some(()));
     daemon.submit(&of("few", 'b'));
+    // Whoever looks sees what VMs wait for, and how much of the host is in use.
+    let waits =
+        |vm: &serde_json::Value| vm["waits"].as_str().is_some_and(|text| text.starts_with("esx1.lab: "));
+    daemon.wait_for("what VMs wait for", || {
+        daemon.get("/v1/plans/many/vms")["items"].as_array().unwrap().iter().any(waits).then_some(())
+    });
+    let host = daemon.get("/v1/resources")["hosts"][0].clone();
+    assert_eq!((&host["host"], &host["vms"], &host["vms_max"]), (&json!("esx1.lab"), &json!(2), &json!(2)));
+    assert!(daemon.text("/metrics").contains("drover_host_vms_max{host=\"esx1.lab\"} 2\n"));
+    assert_eq!(daemon.get("/v1/plans/many/waves")["items"], json!([]));
     daemon.wait("few", "done");
     daemon.wait("many", "done");
     let (many, few) = (held(&daemon.get("/v1/plans/many/report")), held(&daemon.get("/v1/plans/few/report")));

@@ -52,7 +52,7 @@ pub use report::{
     DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report, rates, vm_details,
 };
 pub use runner::{RunOutcome, Runner};
-pub use slots::Schedule;
+pub use slots::{InUse, Schedule};
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
     CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenVm, HookRow, OrderRow, PassKind, PassRow,
@@ -60,4 +60,4 @@ pub use store::{
     RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow, WaveCall,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};
-pub use waves::{WaveReport, WaveState, ask_proceed};
+pub use waves::{WaveReport, WaveState, ask_proceed, wave_reports};

@@ -94,7 +94,7 @@ pub enum WaveState {
 }
 
 /// How far the waves of a plan are, in the order of the plan; none if it has no waves.
-pub(crate) fn wave_reports(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Vec<WaveReport> {
+pub fn wave_reports(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Vec<WaveReport> {
     // A text that an earlier drover took and this one does not has no waves.
     let waves = Plan::parse(&plan.text).map(|plan| plan.waves()).unwrap_or_default();
     if waves.is_empty() {

@@ -198,6 +198,31 @@ impl Wait {
         }
     }
 
+    /// What it is for in a word, as monitoring counts it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Wait::HostVms { .. } => "host_vms",
+            Wait::HostDisks { .. } => "host_disks",
+            Wait::Longest { .. } => "longest",
+            Wait::DatastoreDisks { .. } => "datastore_disks",
+            Wait::Disks { .. } => "disks",
+            Wait::OwnVms { .. } => "own_vms",
+            Wait::OwnDisks { .. } => "own_disks",
+            Wait::Turn { .. } => "turn",
+            Wait::Window { .. } => "window",
+            Wait::Wave { .. } => "wave",
+            Wait::WaveFailed { .. } => "wave_failed",
+            Wait::WaveHooks { .. } => "wave_hooks",
+            Wait::Retry { .. } => "retry",
+            Wait::Host { .. } => "host",
+            Wait::AntiAffinity { .. } => "anti_affinity",
+            Wait::Stage { .. } => "stage",
+            Wait::Together { .. } => "together",
+            Wait::Cutovers { .. } => "cutovers",
+            Wait::Elsewhere { .. } => "elsewhere",
+        }
+    }
+
     /// Whether it is for slots, of whatever there are too few of: which of them it is changes with each VM that begins or ends.
     pub fn is_for_slots(&self) -> bool {
         match self {

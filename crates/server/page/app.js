@@ -9,17 +9,19 @@ import { openVm, waitsFor } from './vm.js';
 
 const DRAW_MS = 250;
 const DRAFT_CHARS_MAX = 1_000_000;
+/** What VMs wait for, waves and resources are asked for again so often. */
+const LOOK_MS = 10_000;
 const STATES = ['queued', 'running', 'done', 'not_cleaned_up', 'failed', 'stopped', 'skipped', 'cancelled'];
-const VIEWS = [['vms', 'VMs'], ['time', 'Timeline'], ['concerns', 'Concerns'], ['report', 'Report'], ['audit', 'Audit']];
+const VIEWS = [['vms', 'VMs'], ['waves', 'Waves'], ['time', 'Timeline'], ['resources', 'Resources'], ['concerns', 'Concerns'], ['report', 'Report'], ['audit', 'Audit']];
 
 const app = {
-  role: null, plans: [], plan: null, view: 'vms', vms: [], byName: new Map(), live: new Map(), planLive: null,
+  role: null, seesAll: false, plans: [], plan: null, view: 'vms', vms: [], byName: new Map(), live: new Map(), planLive: null,
   filter: noFilter(), loading: 0, dirty: false, stop: null, greeted: false,
-  login: null, look: null, sheet: null, draft: null, signing: false, ended: false,
+  login: null, following: null, look: null, sheet: null, draft: null, signing: false, ended: false,
 };
 
 function noFilter() {
-  return { state: '', phase: '', search: '' };
+  return { state: '', phase: '', wave: '', search: '' };
 }
 
 const may = (role) => ({ viewer: 0, operator: 1, admin: 2 })[app.role] >= ({ viewer: 0, operator: 1, admin: 2 })[role];
@@ -75,6 +77,7 @@ function drawTiles(plan) {
   const counts = app.vms.length > 0 ? tally() : plan.vms;
   const tiles = [['VMs', counts.all], ...STATES.filter((state) => counts[state] > 0 || ['queued', 'running', 'done', 'failed'].includes(state)).map((state) => [words(state), counts[state]])];
   if (app.planLive) {
+    if (plan.foreseen_ms) tiles.push(['foreseen end', when(plan.foreseen_ms[1])]);
     tiles.push(['rate', rate(app.planLive.rate)], ['read', bytes(app.planLive.read_bytes)], ['all copied in', seconds(app.planLive.eta_s)], ['retries', app.planLive.retries]);
   }
   const node = byId('tiles');
@@ -226,6 +229,7 @@ function sessionEnded() {
 const shown = () => {
   const search = app.filter.search.toLowerCase();
   return app.vms.filter((vm) => (!app.filter.state || vm.state === app.filter.state) && (!app.filter.phase || vm.phase === app.filter.phase)
+    && (!app.filter.wave || vm.wave === app.filter.wave)
     && (!search || vm.name.toLowerCase().includes(search) || (vm.host ?? '').toLowerCase().includes(search)));
 };
 
@@ -272,11 +276,14 @@ const views = {
     open: (panel) => {
       const refresh = (key) => (value) => { app.filter[key] = value; views.vms.draw(); };
       const phases = [...new Set(app.vms.map((vm) => vm.phase).filter(Boolean))].sort();
-      const { state, phase, search: text } = app.filter;
+      const waves = [...new Set(app.vms.map((vm) => vm.wave).filter(Boolean))].sort();
+      const { state, phase, wave, search: text } = app.filter;
       if (phase && !phases.includes(phase)) phases.push(phase);
+      if (wave && !waves.includes(wave)) waves.push(wave);
       const search = el('input', { type: 'search', autocomplete: 'off', value: text, oninput: (event) => refresh('search')(event.target.value) });
       panel.replaceChildren(el('div', { class: 'filters' }, el('label', { class: 'field' }, 'Search VMs and hosts', search),
-        choice('State', STATES, refresh('state'), state), choice('Phase', phases, refresh('phase'), phase), count), vmList.node);
+        choice('State', STATES, refresh('state'), state), choice('Phase', phases, refresh('phase'), phase),
+        waves.length > 0 ? choice('Wave', waves, refresh('wave'), wave) : null, count), vmList.node);
       views.vms.draw();
     },
     draw: () => {
@@ -289,10 +296,83 @@ const views = {
     open: (panel) => { panel.replaceChildren(timeList.list.node); views.time.draw(); },
     draw: () => timeList.show(app.vms),
   },
+  waves: { open: openWaves },
+  resources: { open: openResources },
   concerns: { open: openConcerns },
   report: { open: openReport },
   audit: { open: openAudit },
 };
+
+/** Asks again and again while a view is open; `show` gets each answer. */
+async function follow(panel, name, path, show) {
+  const plan = app.plan;
+  const isOpen = () => app.view === name && app.plan === plan && app.following === turn;
+  const turn = app.following = {};
+  while (isOpen()) {
+    if (!document.hidden) {
+      const answer = await get(path()).catch((error) => error);
+      if (!isOpen()) return;
+      panel.querySelector(':scope > .problem')?.remove();
+      if (answer instanceof Error) panel.prepend(el('p', { class: 'problem', role: 'alert' }, answer.message));
+      else show(answer);
+    }
+    await new Promise((done) => { setTimeout(done, LOOK_MS); });
+  }
+}
+
+const clock = (minute) => `${String(Math.floor(minute / 60)).padStart(2, '0')}:${String(minute % 60).padStart(2, '0')}`;
+const windowOf = ({ hours, from_ms: from, until_ms: until }) => [hours ? `${clock(hours.from)}-${clock(hours.to)} UTC` : null, from ? `from ${when(from)}` : null, until ? `until ${when(until)}` : null]
+  .filter(Boolean).join(', ') || 'always';
+
+/** A wave's VMs are a click away, and a word where later waves wait for it. */
+function openWaves(panel) {
+  const list = new VirtualList({
+    label: 'Waves', name: 'waves', open: (wave) => { app.filter = { ...noFilter(), wave: wave.name }; app.view = 'vms'; drawTabs(); },
+    columns: [textColumn('Wave', (it) => it.name), stateColumn('State', (it) => it.state, (it) => words(it.state)), textColumn('After', (it) => it.after.join(', ') || '--'),
+      textColumn('VMs', (it) => String(it.vms), { class: 'num' }), textColumn('Done', (it) => String(it.done), { class: 'num' }), textColumn('Failed', (it) => String(it.failed), { class: 'num' }),
+      textColumn('Left', (it) => String(it.left + it.running), { class: 'num' }), textColumn('Window', (it) => windowOf(it.window)), textColumn('Began', (it) => when(it.began_ms)), textColumn('Ended', (it) => when(it.ended_ms))],
+  });
+  const proceed = el('div', { class: 'filters', role: 'group', 'aria-label': 'Waves that others wait for' });
+  const total = el('p', { class: 'count', role: 'status' });
+  panel.replaceChildren(el('div', { class: 'filters' }, proceed, total), list.node);
+  follow(panel, 'waves', () => planPath(app.plan, '/waves'), ({ items }) => {
+    const holds = (wave) => wave.failed > 0 && !wave.may_go_on && wave.if_failed === 'wait' && items.some((it) => it.after.includes(wave.name) && it.state === 'queued');
+    const names = may('operator') ? items.filter(holds).map((wave) => wave.name) : [];
+    if (proceed.dataset.seen !== names.join('\n')) {
+      proceed.dataset.seen = names.join('\n');
+      proceed.replaceChildren(...names.map((name) => el('button', { type: 'button', onclick: () => confirmProceed(name) }, `Proceed after ${name}`)));
+    }
+    setText(total, items.length > 0 ? `${items.length} waves` : 'The plan has no waves.');
+    list.show(items);
+  });
+}
+
+function confirmProceed(wave) {
+  const plan = app.plan;
+  ask(`Proceed: ${wave}`, [el('p', {}, `VMs of wave ${wave} failed. The waves after it go on all the same.`)], 'Proceed', async () => {
+    const ordered = await post(planPath(plan, '/orders'), { order: 'proceed', wave });
+    say(`Waves that go on: ${ordered.vms.join(', ')}`);
+    if (app.view === 'waves' && app.plan === plan) drawTabs();
+  });
+}
+
+/** What VMs of all plans share. */
+function openResources(panel) {
+  const of = (now, most) => `${now} of ${most ?? 'any'}`;
+  const share = (now, most) => (most ? `${Math.round((100 * now) / most)} %` : '--');
+  const list = new VirtualList({
+    label: 'Hosts', name: 'resources',
+    columns: [textColumn('Host', (it) => it.host), textColumn('VMs', (it) => of(it.vms, it.vms_max), { class: 'num' }), textColumn('In use', (it) => share(it.vms, it.vms_max), { class: 'num' }),
+      textColumn('Disks', (it) => of(it.disks, it.disks_max), { class: 'num' }), textColumn('In use', (it) => share(it.disks, it.disks_max), { class: 'num' }), textColumn('VMs that wait', (it) => String(it.waiting), { class: 'num' })],
+  });
+  const facts = el('p');
+  panel.replaceChildren(facts, list.node);
+  follow(panel, 'resources', () => '/v1/resources', (now) => {
+    const waits = Object.entries(now.waits).sort((one, two) => two[1] - one[1]).map(([what, count]) => `${count} for ${words(what)}`);
+    setText(facts, `Disks of all plans: ${of(now.disks, now.disks_max)}. VMs that wait: ${waits.join(', ') || 'none'}.`);
+    list.show([...now.hosts].sort((one, two) => two.waiting - one.waiting));
+  });
+}
 
 async function openConcerns(panel) {
   const state = { weight: '', kind: '' };
@@ -347,7 +427,7 @@ async function guarded(panel, work) {
 
 function drawTabs() {
   const open = (name) => { app.view = name; drawTabs(); byId(`tab-${name}`).focus(); };
-  const names = VIEWS.filter(([name]) => name !== 'audit' || may('admin'));
+  const names = VIEWS.filter(([name]) => (name !== 'audit' || may('admin')) && (name !== 'resources' || app.seesAll));
   byId('tabs').replaceChildren(...names.map(([name, title], at) => el('button', {
     type: 'button', role: 'tab', id: `tab-${name}`, 'aria-selected': String(name === app.view), 'aria-controls': 'panel', tabindex: name === app.view ? '0' : '-1',
     onclick: () => open(name),
@@ -379,6 +459,22 @@ async function choose(name, filter = noFilter()) {
   await loadVms(name);
 }
 
+/** What VMs wait for is told by no event: while some wait, all are looked at again. */
+async function lookAgain() {
+  const name = app.plan;
+  if (document.hidden || app.loading || !['running', 'pausing'].includes(current()?.state) || !app.vms.some((vm) => vm.waits || vm.state === 'queued')) return;
+  const vms = await all(planPath(name, '/vms')).catch(() => null);
+  if (!vms || app.plan !== name || app.loading) return;
+  // The same objects: lists know their rows by them.
+  setVms(vms.map((vm) => Object.assign(app.byName.get(vm.name) ?? {}, vm)));
+  touch();
+}
+
+function setVms(vms) {
+  app.vms = vms;
+  app.byName = new Map(vms.map((vm) => [vm.name, vm]));
+}
+
 async function loadVms(name) {
   const turn = app.loading = Date.now();
   const vms = [];
@@ -387,8 +483,7 @@ async function loadVms(name) {
     await all(planPath(name, '/vms'), (page) => {
       if (isOld()) return;
       vms.push(...page);
-      app.vms = [...vms];
-      app.byName = new Map(app.vms.map((vm) => [vm.name, vm]));
+      setVms([...vms]);
       touch();
     });
     const rates = await get(planPath(name, '/rates'));
@@ -403,8 +498,8 @@ async function loadVms(name) {
 }
 
 const EVENTS = {
-  phase_started: (vm, event, at) => Object.assign(vm, { state: 'running', phase: event.phase, started_ms: vm.started_ms ?? at, ended_ms: null, next_ms: null }),
-  vm_ended: (vm, event, at) => Object.assign(vm, { state: event.state, error: event.error, advice: event.advice, ended_ms: at }),
+  phase_started: (vm, event, at) => Object.assign(vm, { state: 'running', phase: event.phase, started_ms: vm.started_ms ?? at, ended_ms: null, next_ms: null, waits: null }),
+  vm_ended: (vm, event, at) => Object.assign(vm, { state: event.state, error: event.error, advice: event.advice, ended_ms: at, waits: null }),
   pass_waits: (vm, event) => Object.assign(vm, { next_ms: event.next_ms }),
 };
 
@@ -459,6 +554,7 @@ async function begin() {
   const about = await get('/v1/about');
   app.role = about.caller.role;
   const { name, grants } = about.caller;
+  app.seesAll = grants.some(({ project }) => project === null);
   const roles = grants.map(({ role, project }) => `${role}${project ? ` of ${project}` : ''}`).join(', ');
   setText(byId('caller'), `${name}, ${roles}, drover ${about.version}`);
   setText(byId('sign'), token.get() ? 'Sign out' : 'Sign in');
@@ -483,7 +579,8 @@ async function begin() {
 function show(look) {
   if (!look) return noFilter();
   app.draft = look.draft;
-  if (VIEWS.some(([name]) => name === look.view) && (look.view !== 'audit' || may('admin'))) app.view = look.view;
+  const isFor = { audit: may('admin'), resources: app.seesAll };
+  if (VIEWS.some(([name]) => name === look.view) && (isFor[look.view] ?? true)) app.view = look.view;
   return { ...noFilter(), ...look.filter };
 }
 
@@ -522,6 +619,7 @@ byId('theme').addEventListener('click', () => {
 const theme = localStorage.getItem('drover-theme');
 if (theme === 'dark' || theme === 'light') document.documentElement.dataset.theme = theme;
 
-// One that a browser kept while somebody was at the issuer begins anew.
+setInterval(lookAgain, LOOK_MS);
+// What a browser kept while somebody was at the issuer begins anew.
 addEventListener('pageshow', (event) => { if (event.persisted) location.reload(); });
 start();

@@ -1,4 +1,4 @@
-// Rates over time, and when each VM was at work.
+// Rates over time, and when each VM was at work and was foreseen to arrive.
 
 import { el, rate, setText, when, words } from './dom.js';
 import { VirtualList, stateColumn } from './list.js';
@@ -48,21 +48,30 @@ export class RateChart {
   }
 }
 
-/** When each VM was at work, as bars. */
+/** When each VM was at work, as bars, and between which moments it was foreseen to arrive, as frames. */
 export function gantt(open) {
-  const bounds = { first: 0, last: 1 };
+  const bounds = { first: 0, last: 1, now: 1 };
   const place = (cell, vm) => {
-    if (!cell.firstChild) cell.append(el('div', { class: 'track' }, el('span')));
-    const bar = cell.firstChild.firstChild;
-    bar.hidden = !vm.started_ms;
-    if (bar.hidden) return;
-    const end = vm.ended_ms ?? bounds.last;
+    if (!cell.firstChild) cell.append(el('div', { class: 'track' }, el('span'), el('span', { class: 'foreseen' })));
+    const [bar, foreseen] = cell.firstChild.children;
     const share = (at) => ((at - bounds.first) / Math.max(1, bounds.last - bounds.first)) * 100;
-    bar.className = vm.state;
-    bar.style.left = `${share(vm.started_ms).toFixed(2)}%`;
-    bar.style.width = `${Math.max(0, share(end) - share(vm.started_ms)).toFixed(2)}%`;
-    const text = `${vm.name}: ${when(vm.started_ms)} to ${vm.ended_ms ? when(vm.ended_ms) : 'now'}`;
-    if (bar.title !== text) bar.title = text;
+    const span = (node, from, to) => {
+      node.style.left = `${share(from).toFixed(2)}%`;
+      node.style.width = `${Math.max(0, share(to) - share(from)).toFixed(2)}%`;
+    };
+    bar.hidden = !vm.started_ms;
+    foreseen.hidden = !vm.foreseen_ms;
+    if (!bar.hidden) {
+      bar.className = vm.state;
+      span(bar, vm.started_ms, vm.ended_ms ?? Math.max(vm.started_ms, bounds.now));
+    }
+    if (!foreseen.hidden) span(foreseen, vm.foreseen_ms[0], vm.foreseen_ms[2]);
+    const was = vm.started_ms ? `${when(vm.started_ms)} to ${vm.ended_ms ? when(vm.ended_ms) : 'now'}` : 'not begun';
+    const text = `${vm.name}: ${was}${vm.foreseen_ms ? `; foreseen to arrive between ${when(vm.foreseen_ms[0])} and ${when(vm.foreseen_ms[2])}` : ''}`;
+    if (cell.title !== text) {
+      cell.title = text;
+      cell.setAttribute('aria-label', text);
+    }
   };
   const list = new VirtualList({
     label: 'When each VM was at work',
@@ -75,10 +84,14 @@ export function gantt(open) {
     ],
   });
   const show = (vms) => {
-    const begun = vms.filter((vm) => vm.started_ms);
-    bounds.first = begun.reduce((first, vm) => Math.min(first, vm.started_ms), Infinity);
-    bounds.last = begun.reduce((last, vm) => Math.max(last, vm.ended_ms ?? Date.now()), 0);
-    list.show([...begun].sort((one, two) => one.started_ms - two.started_ms));
+    const known = vms.filter((vm) => vm.started_ms || vm.foreseen_ms);
+    const isAtWork = known.some((vm) => vm.started_ms && !vm.ended_ms);
+    bounds.now = isAtWork ? Date.now() : 0;
+    bounds.first = known.reduce((first, vm) => Math.min(first, vm.started_ms ?? vm.foreseen_ms[0]), Infinity);
+    bounds.last = known.reduce((last, vm) => Math.max(last, vm.ended_ms ?? bounds.now, vm.foreseen_ms?.[2] ?? 0), 0);
+    const begins = (vm) => vm.started_ms ?? Infinity;
+    const ends = (vm) => vm.foreseen_ms?.[1] ?? Infinity;
+    list.show([...known].sort((one, two) => (begins(one) === begins(two) ? ends(one) - ends(two) || 0 : begins(one) - begins(two))));
   };
   return { list, show, bounds };
 }

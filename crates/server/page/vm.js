@@ -14,6 +14,7 @@ const table = (caption, heads, rows) => el('table', {},
 export function waitsFor(vm, live) {
   if (vm.state === 'queued') return vm.waits ?? 'its turn';
   if (live?.waits) return live.waits;
+  if (vm.waits) return vm.waits;
   if (vm.next_ms && vm.next_ms > Date.now()) return `next pass at ${when(vm.next_ms)}`;
   return vm.state === 'running' && vm.phase ? words(vm.phase) : '--';
 }

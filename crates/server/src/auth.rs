@@ -90,6 +90,11 @@ impl Caller {
         self.role_in(project).is_some_and(|own| own >= role)
     }
 
+    /// Whether it may see all projects, and what they share.
+    pub fn sees_all(&self) -> bool {
+        self.grants.iter().any(|grant| grant.project.is_none())
+    }
+
     /// Whether it may see a project.
     pub fn sees(&self, project: &str) -> bool {
         self.may(Role::Viewer, project)

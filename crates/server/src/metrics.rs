@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use crate::operations::{Counts, Gauges, Live};
+use crate::operations::{Counts, Gauges, HostUse, Live, Resources};
 
 /// What the server counts itself.
 #[derive(Debug, Default)]
@@ -70,13 +70,23 @@ pub(crate) fn answer(text: String) -> Response {
 }
 
 /// All of them.
-pub(crate) fn text(gauges: &Gauges, live: &Live, counters: &Counters, watchers: usize) -> String {
+pub(crate) fn text(
+    gauges: &Gauges,
+    live: &Live,
+    shared: Option<&Resources>,
+    counters: &Counters,
+    watchers: usize,
+) -> String {
     let mut text = Text::default();
     text.family("plans", "gauge", "Plans by state.");
     let mut states: BTreeMap<&str, u64> = BTreeMap::new();
     gauges.plans.iter().for_each(|plan| *states.entry(&plan.state).or_default() += 1);
     states.iter().for_each(|(state, count)| text.value("plans", &[("state", state)], count));
     vms(&mut text, gauges);
+    forecasts(&mut text, gauges);
+    if let Some(shared) = shared {
+        resources(&mut text, shared);
+    }
     rates(&mut text, live);
     disks(&mut text, live);
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -108,6 +118,43 @@ fn vms(text: &mut Text, gauges: &Gauges) {
             text.value("vms_in_phase", &[("plan", &plan.plan), ("phase", phase)], count);
         }
     }
+}
+
+/// How late a plan is follows from this, the time and what is left of it (`eta_seconds`).
+fn forecasts(text: &mut Text, gauges: &Gauges) {
+    text.family(
+        "foreseen_end_timestamp_seconds",
+        "gauge",
+        "When a plan that runs was foreseen to end, as its run began.",
+    );
+    for (plan, ends) in gauges.plans.iter().filter_map(|plan| Some((plan, plan.foreseen_ms?))) {
+        for (quantile, end_ms) in ["0.1", "0.5", "0.9"].into_iter().zip(ends) {
+            let labels = [("plan", plan.plan.as_str()), ("quantile", quantile)];
+            text.value("foreseen_end_timestamp_seconds", &labels, end_ms as f64 / 1000.0);
+        }
+    }
+}
+
+fn resources(text: &mut Text, shared: &Resources) {
+    let mut of_hosts = |name: &str, help: &str, value: fn(&HostUse) -> Option<u64>| {
+        text.family(name, "gauge", help);
+        for (host, value) in shared.hosts.iter().filter_map(|host| Some((host, value(host)?))) {
+            text.value(name, &[("host", &host.host)], value);
+        }
+    };
+    of_hosts("host_vms", "VMs at work of a source host.", |host| Some(host.vms.into()));
+    of_hosts("host_vms_max", "VMs of a source host that may be at work.", |host| Some(host.vms_max.into()));
+    of_hosts("host_disks", "Disks of a source host that are copied.", |host| Some(host.disks.into()));
+    of_hosts("host_disks_max", "Disks of a source host that may be copied, where that is limited.", |host| {
+        host.disks_max.map(u64::from)
+    });
+    of_hosts("host_vms_waiting", "VMs of a source host that wait.", |host| Some(host.waiting));
+    text.family("disks_copied", "gauge", "Disks that are copied, in all.");
+    text.value("disks_copied", &[], shared.disks);
+    text.family("disks_copied_max", "gauge", "Disks that may be copied, in all.");
+    text.value("disks_copied_max", &[], shared.disks_max);
+    text.family("vms_waiting", "gauge", "VMs that wait, by what they wait for.");
+    shared.waits.iter().for_each(|(what, count)| text.value("vms_waiting", &[("for", what)], count));
 }
 
 fn states(counts: &Counts) -> [(&'static str, u64); 8] {
@@ -171,7 +218,7 @@ mod tests {
     fn names_of_others_stay_within_their_quotes() {
         let plan = PlanGauges { plan: "a\"} 1\nevil 2\\".into(), ..PlanGauges::default() };
         let gauges = Gauges { plans: vec![plan] };
-        let text = text(&gauges, &Live::default(), &Counters::default(), 0);
+        let text = text(&gauges, &Live::default(), None, &Counters::default(), 0);
         assert!(
             text.contains("drover_vms{plan=\"a\\\"} 1\\nevil 2\\\\\",project=\"\",state=\"queued\"} 0\n"),
             "{text}"

@@ -1,5 +1,7 @@
 //! What the daemon can be asked and told: the program implements it, the server carries it over HTTP.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -31,6 +33,10 @@ pub trait Operations: Send + Sync + 'static {
     fn concerns(&self, plan: &str, after: i64, limit: usize) -> Outcome<Page<ConcernLine>>;
     /// What happened in a plan, the oldest first, after a cursor.
     fn events(&self, plan: &str, after: i64, limit: usize) -> Outcome<Page<PlanEvent>>;
+    /// Waves of a plan in its order, as `drover report --json` has them; none if it has none.
+    fn waves(&self, plan: &str) -> Outcome<Vec<Value>>;
+    /// What is in use of what VMs of all plans share.
+    fn resources(&self) -> Outcome<Resources>;
     /// Rates of a plan's copies over its time.
     fn rates(&self, plan: &str) -> Outcome<Vec<RatePoint>>;
     /// What a plan did, with its proof.
@@ -129,6 +135,8 @@ pub struct Plan {
     pub advice: Option<String>,
     /// What is wrong with the plan, or should be looked at.
     pub problems: Vec<Value>,
+    /// When it was foreseen to end as its run began, while it runs: P10, P50 and P90, in milliseconds since 1970.
+    pub foreseen_ms: Option<[i64; 3]>,
 }
 
 /// VMs by state.
@@ -182,6 +190,12 @@ pub struct VmLine {
     pub size_bytes: u64,
     /// Whether it moves warm.
     pub warm: bool,
+    /// Its wave.
+    pub wave: Option<String>,
+    /// What it waits for, while its plan runs.
+    pub waits: Option<String>,
+    /// When it was foreseen to arrive as the latest run began: P10, P50 and P90, in milliseconds since 1970.
+    pub foreseen_ms: Option<[i64; 3]>,
     /// Error.
     pub error: Option<String>,
     /// Cause of the error.
@@ -395,6 +409,36 @@ pub struct LivePlan {
     pub disks: Vec<Value>,
 }
 
+/// What is in use of what VMs of all plans share.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Resources {
+    /// Hosts at which a VM is at work or waits.
+    pub hosts: Vec<HostUse>,
+    /// Disks that are copied, in all.
+    pub disks: u32,
+    /// Disks that may be.
+    pub disks_max: u32,
+    /// VMs that wait, by what they wait for.
+    pub waits: BTreeMap<String, u64>,
+}
+
+/// What is in use of a source host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostUse {
+    /// Name.
+    pub host: String,
+    /// VMs at work.
+    pub vms: u32,
+    /// VMs that may be.
+    pub vms_max: u32,
+    /// Disks that are copied.
+    pub disks: u32,
+    /// Disks that may be, by its budgets and by what was found by measuring; no limit if absent.
+    pub disks_max: Option<u32>,
+    /// VMs that wait.
+    pub waiting: u64,
+}
+
 /// Figures for monitoring.
 #[derive(Clone, Debug, Default)]
 pub struct Gauges {
@@ -415,4 +459,6 @@ pub struct PlanGauges {
     pub counts: Counts,
     /// VMs at work by phase.
     pub phases: Vec<(String, u64)>,
+    /// See [`Plan::foreseen_ms`].
+    pub foreseen_ms: Option<[i64; 3]>,
 }

@@ -178,12 +178,14 @@ fn table() -> Vec<(Method, &'static str, Access, Handler)> {
         (Method::GET, "/v1/plans/{plan}/vms/{vm}", view, get(vm)),
         (Method::GET, "/v1/plans/{plan}/concerns", view, get(concerns)),
         (Method::GET, "/v1/plans/{plan}/events", view, get(plan_events)),
+        (Method::GET, "/v1/plans/{plan}/waves", view, get(waves)),
         (Method::GET, "/v1/plans/{plan}/rates", view, get(rates)),
         (Method::GET, "/v1/plans/{plan}/report", view, get(report)),
         (Method::POST, orders::PATH, operate, post(orders::order)),
         (Method::POST, "/v1/check", operate, post(orders::check)),
         (Method::GET, "/v1/events", view, get(events)),
         (Method::GET, "/v1/live", view, get(live)),
+        (Method::GET, "/v1/resources", view, get(resources)),
         (Method::GET, "/v1/audit", admin, get(audit)),
     ]
 }
@@ -368,13 +370,16 @@ async fn login(State(app): Shared) -> Response {
 }
 
 async fn prometheus(State(app): Shared, caller: Option<Extension<Caller>>) -> Result<Response, Problem> {
-    let (mut gauges, mut live) = app.ask(|operations| Ok((operations.gauges()?, operations.live()))).await?;
+    let (mut gauges, mut live, resources) =
+        app.ask(|operations| Ok((operations.gauges()?, operations.live(), operations.resources()?))).await?;
+    let sees_all = caller.as_ref().is_none_or(|caller| caller.sees_all());
+    let resources = sees_all.then_some(resources);
     // Without a caller the settings let everybody see all of it.
     if let Some(Extension(caller)) = caller {
         gauges.plans.retain(|plan| caller.sees(&plan.project));
         live.plans.retain(|plan| caller.sees(&plan.project));
     }
-    Ok(metrics::answer(metrics::text(&gauges, &live, &app.counters, app.hub.watchers())))
+    Ok(metrics::answer(metrics::text(&gauges, &live, resources.as_ref(), &app.counters, app.hub.watchers())))
 }
 
 async fn about(State(app): Shared, Extension(caller): Extension<Caller>) -> Response {
@@ -525,6 +530,25 @@ async fn rates(
     app.plan(&caller, &name).await?;
     let items = app.ask(move |operations| operations.rates(&name)).await?;
     Ok(answer_json(StatusCode::OK, &Page { items, next: None }))
+}
+
+async fn waves(
+    State(app): Shared,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Result<Response, Problem> {
+    app.plan(&caller, &name).await?;
+    let items = app.ask(move |operations| operations.waves(&name)).await?;
+    Ok(answer_json(StatusCode::OK, &Page { items, next: None }))
+}
+
+/// Hosts serve plans of all projects.
+async fn resources(State(app): Shared, Extension(caller): Extension<Caller>) -> Result<Response, Problem> {
+    if !caller.sees_all() {
+        let text = "hosts serve plans of all projects, and the token is for one";
+        return Err(Problem::new(Kind::Forbidden, text).advise("use a token without a project"));
+    }
+    Ok(answer_json(StatusCode::OK, &app.ask(|operations| operations.resources()).await?))
 }
 
 async fn live(State(app): Shared, Extension(caller): Extension<Caller>) -> Result<Response, Problem> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use drover_engine::{CountRow, EventRow, PlanState, VmRow};
+use drover_engine::{CountRow, EventRow, Foreseen, PlanState, VmRow};
 use drover_plan::PlannedVm;
 use drover_server::{Counts, PlanEvent, VmLine};
 
@@ -39,11 +39,34 @@ pub fn counts<'a>(rows: impl IntoIterator<Item = &'a CountRow>) -> Counts {
     counts
 }
 
+/// What is known of a plan's VMs beside their rows.
+#[derive(Debug, Default)]
+pub struct KnownOfPlan {
+    /// Names of hosts, by the provider's ids.
+    pub hosts: HashMap<String, String>,
+    /// What VMs wait for, by their ids.
+    pub waits: HashMap<String, String>,
+    /// When the latest run began, and what was foreseen for it.
+    pub foreseen: Option<(i64, Foreseen)>,
+}
+
+impl KnownOfPlan {
+    /// When a VM was foreseen to arrive.
+    fn foreseen_ms(&self, id: &str) -> Option<[i64; 3]> {
+        let (began_ms, foreseen) = self.foreseen.as_ref()?;
+        let at = |after_ms: u64| began_ms.saturating_add(i64::try_from(after_ms).unwrap_or(i64::MAX));
+        Some(foreseen.vms.get(id)?.end_ms.map(at))
+    }
+}
+
 /// A VM's line; hosts have names where a run told them.
-pub fn vm_line(row: VmRow, planned: Option<&PlannedVm>, hosts: &HashMap<String, String>) -> VmLine {
+pub fn vm_line(row: VmRow, planned: Option<&PlannedVm>, known: &KnownOfPlan) -> VmLine {
     let host = planned.map(|planned| planned.vm.host_id.clone()).filter(|id| !id.is_empty());
     VmLine {
-        host: host.map(|id| hosts.get(&id).cloned().unwrap_or(id)),
+        host: host.map(|id| known.hosts.get(&id).cloned().unwrap_or(id)),
+        wave: planned.and_then(|planned| planned.wave.clone()),
+        waits: known.waits.get(&row.id).cloned(),
+        foreseen_ms: known.foreseen_ms(&row.id),
         disks: planned.map_or(0, |planned| planned.disks.len() as u64),
         size_bytes: planned.map_or(0, PlannedVm::capacity_bytes),
         warm: planned.is_some_and(|planned| planned.warm.is_some()),

@@ -3,19 +3,21 @@
 use std::collections::HashMap;
 
 use drover_engine::{
-    OrderRow, PlanRow, PlanState, ServedRow, ask_cutover, ask_proceed, is_running, plan_report,
+    OrderRow, PlanRow, PlanState, ServedRow, SystemClock, ask_cutover, ask_proceed, is_running, plan_report,
+    wave_reports,
 };
 use drover_plan::{Others, PlannedVm, Problem as PlanProblem};
+use drover_schedule::Usage;
 use drover_server::{
-    AuditEntry, AuditRow, Checked, ConcernLine, Document, Form, Gauges, Kind, LIVE_DISKS_MAX, Live, LivePlan,
-    Operations, Order, OrderKind, Ordered, Outcome, Page, Plan, PlanEvent, PlanGauges, Problem, RatePoint,
-    Submission, VmDetails, VmLine, VmQuery, Wanted, default_project,
+    AuditEntry, AuditRow, Checked, ConcernLine, Document, Form, Gauges, HostUse, Kind, LIVE_DISKS_MAX, Live,
+    LivePlan, Operations, Order, OrderKind, Ordered, Outcome, Page, Plan, PlanEvent, PlanGauges, Problem,
+    RatePoint, Resources, Submission, VmDetails, VmLine, VmQuery, Wanted, default_project,
 };
 use serde_json::Value;
 
 use super::decide::{wanted_of, word};
 use super::job::{Stage, Work};
-use super::look::{counts, event, plan_word, state_word, vm_line};
+use super::look::{KnownOfPlan, counts, event, plan_word, state_word, vm_line};
 use super::{Daemon, no_plan, now_ms, problem, store_problem};
 use crate::commands::plan::check_online;
 use crate::commands::show;
@@ -71,11 +73,11 @@ impl Operations for Daemon {
             .look
             .vms_after(plan, query.after, query.limit + 1, state, search)
             .map_err(store_problem)?;
-        let hosts = self.hosts(plan)?;
+        let known = self.known_of(plan)?;
         let (rows, next) = page(rows, query.limit);
         let line = |row: drover_engine::VmRow| {
             let planned: Option<PlannedVm> = serde_json::from_str(&row.planned).ok();
-            vm_line(row, planned.as_ref(), &hosts)
+            vm_line(row, planned.as_ref(), &known)
         };
         Ok(Page { items: rows.into_iter().map(line).collect(), next })
     }
@@ -93,7 +95,7 @@ impl Operations for Daemon {
         events.drain(..events.len().saturating_sub(VM_EVENTS_MAX));
         let values = |list: Value| list.as_array().cloned().unwrap_or_default();
         Ok(VmDetails {
-            vm: vm_line(row, planned.as_ref(), &self.hosts(plan)?),
+            vm: vm_line(row, planned.as_ref(), &self.known_of(plan)?),
             phases: values(serde_json::json!(report.phases)),
             disks: values(serde_json::json!(report.disks)),
             warm: report.warm.map(|warm| serde_json::json!(warm)),
@@ -124,6 +126,30 @@ impl Operations for Daemon {
         let rows = self.0.look.events_after(plan, after, limit + 1).map_err(store_problem)?;
         let (rows, next) = page(rows, limit);
         Ok(Page { items: rows.into_iter().map(event).collect(), next })
+    }
+
+    fn waves(&self, plan: &str) -> Outcome<Vec<Value>> {
+        let Some(row) = self.0.look.plan(plan).map_err(store_problem)? else { return Ok(Vec::new()) };
+        let vms = self.0.look.vms(plan).map_err(store_problem)?;
+        Ok(wave_reports(&self.0.look, &row, &vms).iter().map(|wave| serde_json::json!(wave)).collect())
+    }
+
+    fn resources(&self) -> Outcome<Resources> {
+        let in_use = self.0.schedule.in_use(&SystemClock);
+        let host = |it: Usage| HostUse {
+            host: it.host,
+            vms: it.vms,
+            vms_max: it.vms_max,
+            disks: it.disks,
+            disks_max: Some(it.disks_max).filter(|most| *most < u32::MAX),
+            waiting: it.waiting as u64,
+        };
+        Ok(Resources {
+            hosts: in_use.hosts.into_iter().map(host).collect(),
+            disks: in_use.disks,
+            disks_max: in_use.disks_max,
+            waits: in_use.waits.into_iter().map(|(what, count)| (what.to_string(), count)).collect(),
+        })
     }
 
     fn rates(&self, plan: &str) -> Outcome<Vec<RatePoint>> {
@@ -273,8 +299,14 @@ impl Operations for Daemon {
         for plan in self.plans()? {
             let at_work = counted.iter().filter(|row| row.plan == plan.name && row.state == "running");
             let phases = at_work.filter_map(|row| Some((row.phase.clone()?, row.count))).collect();
-            let (name, state, project, counts) = (plan.name, plan.state, plan.project, plan.vms);
-            gauges.plans.push(PlanGauges { plan: name, state, project, counts, phases });
+            gauges.plans.push(PlanGauges {
+                plan: plan.name,
+                state: plan.state,
+                project: plan.project,
+                counts: plan.vms,
+                phases,
+                foreseen_ms: plan.foreseen_ms,
+            });
         }
         Ok(gauges)
     }
@@ -336,9 +368,19 @@ impl Daemon {
         }
     }
 
-    fn hosts(&self, plan: &str) -> Outcome<HashMap<String, String>> {
-        let runs = self.0.look.runs(plan).map_err(store_problem)?;
-        Ok(runs.into_iter().flat_map(|run| run.facts.source_hosts).collect())
+    fn known_of(&self, plan: &str) -> Outcome<KnownOfPlan> {
+        let look = &self.0.look;
+        let mut known = KnownOfPlan::default();
+        for run in look.runs(plan).map_err(store_problem)? {
+            known.hosts.extend(run.facts.source_hosts);
+            // The latest is the last.
+            known.foreseen = run.facts.foreseen.map(|foreseen| (run.at_ms, foreseen));
+        }
+        // What was said last before a plan ended holds no more.
+        if look.plan(plan).map_err(store_problem)?.is_some_and(|row| row.state == PlanState::Running) {
+            known.waits = look.waits(plan).map_err(store_problem)?.into_iter().collect();
+        }
+        Ok(known)
     }
 
     /// A plan from what was handed in and what was run of it; without its VMs.
@@ -370,7 +412,10 @@ impl Daemon {
             (None, None) => None,
         };
         let ended = served.as_ref().filter(|_| job.is_none());
+        // Who looks does without it if the store cannot tell.
+        let foreseen_ms = job.as_ref().and_then(|_| self.0.look.foreseen_end_ms(&name).ok().flatten());
         Plan {
+            foreseen_ms,
             name,
             project: served.as_ref().map_or_else(default_project, |row| row.project.clone()),
             state: state.into(),

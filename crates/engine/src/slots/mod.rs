@@ -97,6 +97,19 @@ pub(crate) struct GivenUp {
     pub(crate) why: EngineError,
 }
 
+/// What is in use of what VMs share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// Hosts at which a VM is at work or waits, by their names.
+    pub hosts: Vec<Usage>,
+    /// Disks that are copied, in all.
+    pub disks: u32,
+    /// Disks that may be.
+    pub disks_max: u32,
+    /// VMs that wait, by what they wait for ([`Wait::kind`]).
+    pub waits: BTreeMap<&'static str, u64>,
+}
+
 /// What a run brings to a schedule.
 pub(crate) struct Joining<'a> {
     /// Its source, which tells its hosts from those of others.
@@ -288,9 +301,21 @@ impl Schedule {
         self.lock().scheduler.waves(tenant, now(clock))
     }
 
-    /// What each host has in use.
-    pub fn usage(&self) -> Vec<Usage> {
-        self.lock().scheduler.usage()
+    /// What is in use now, over all runs.
+    pub fn in_use(&self, clock: &dyn Clock) -> InUse {
+        let state = self.lock();
+        let is_busy = |usage: &Usage| usage.vms > 0 || usage.waiting > 0;
+        let named = |usage: Usage| Usage { host: state.scheduler.label(&usage.host), ..usage };
+        let mut in_use = InUse {
+            hosts: state.scheduler.usage().into_iter().filter(is_busy).map(named).collect(),
+            disks: state.scheduler.disks_held(),
+            disks_max: state.scheduler.budgets().disks,
+            waits: BTreeMap::new(),
+        };
+        for wait in state.vms.keys().filter_map(|id| state.scheduler.wait_of(*id, now(clock))) {
+            *in_use.waits.entry(wait.kind()).or_default() += 1;
+        }
+        in_use
     }
 
     /// Hosts of a run because of which VMs failed, of whatever run.

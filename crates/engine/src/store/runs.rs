@@ -88,6 +88,20 @@ impl Store {
         })
     }
 
+    /// When the last VM of a plan's latest run was foreseen to arrive: P10, P50 and P90, in milliseconds since 1970.
+    pub fn foreseen_end_ms(&self, plan: &str) -> Outcome<Option<[i64; 3]>> {
+        let sql = "SELECT at_ms, json_extract(facts, '$.foreseen.makespan_ms[0]') AS p10, json_extract(facts, '$.foreseen.makespan_ms[1]') AS p50,
+                          json_extract(facts, '$.foreseen.makespan_ms[2]') AS p90
+                   FROM run WHERE plan = ?1 ORDER BY id DESC LIMIT 1";
+        let ends = self.rows(sql, params![plan], |row| {
+            let at_ms: i64 = row.get("at_ms")?;
+            let after = [row.get("p10")?, row.get("p50")?, row.get("p90")?];
+            let [Some(p10), Some(p50), Some(p90)]: [Option<i64>; 3] = after else { return Ok(None) };
+            Ok(Some([p10, p50, p90].map(|after_ms| at_ms.saturating_add(after_ms))))
+        })?;
+        Ok(ends.into_iter().next().flatten())
+    }
+
     /// The latest runs of a plan, in order.
     pub fn runs(&self, plan: &str) -> Outcome<Vec<RunRow>> {
         let sql = "SELECT at_ms, facts FROM run WHERE plan = ?1 ORDER BY id DESC LIMIT ?2";
@@ -123,7 +137,10 @@ mod tests {
         let runs = store.runs("p").unwrap();
         assert_eq!(runs.iter().map(|run| &run.facts).collect::<Vec<_>>(), [&facts("ann"), &facts("bob")]);
         let foreseen = Foreseen { makespan_ms: [1, 2, 3], ..Foreseen::default() };
+        assert_eq!(store.foreseen_end_ms("p").unwrap(), None);
         store.set_foreseen("p", &foreseen).unwrap();
+        let began_ms = store.runs("p").unwrap()[1].at_ms;
+        assert_eq!(store.foreseen_end_ms("p").unwrap(), Some([began_ms + 1, began_ms + 2, began_ms + 3]));
         let runs = store.runs("p").unwrap();
         assert_eq!((&runs[0].facts, &runs[1].facts.foreseen), (&facts("ann"), &Some(foreseen)));
         store.remove_plan("p").unwrap();

@@ -88,6 +88,7 @@ pub fn plan(name: &str, project: &str) -> Plan {
         error: None,
         advice: None,
         problems: Vec::new(),
+        foreseen_ms: Some([BEGAN_MS + 600_000, BEGAN_MS + 900_000, BEGAN_MS + 1_200_000]),
     }
 }
 
@@ -105,6 +106,9 @@ fn vm(number: usize) -> VmLine {
         disks: 1,
         size_bytes: 1 << 30,
         warm: number.is_multiple_of(2),
+        wave: Some(["pilot", "rest"][number % 2].into()),
+        waits: (state == "queued").then(|| "esx1.lab: 20 of 20 VMs at once".into()),
+        foreseen_ms: Some([BEGAN_MS + 800_000, BEGAN_MS + 900_000, BEGAN_MS + 1_100_000]),
         error: (state == "failed").then(|| "write of 0x40000+0x10000: no space left".into()),
         cause: (state == "failed").then(|| "target_full".into()),
         advice: (state == "failed").then(|| "make room".into()),
@@ -174,6 +178,30 @@ impl Operations for Fake {
 
     fn events(&self, _: &str, _: i64, _: usize) -> Outcome<Page<PlanEvent>> {
         Ok(Page { items: vec![event()], next: None })
+    }
+
+    fn waves(&self, _: &str) -> Outcome<Vec<Value>> {
+        let wave = |name: &str, after: &[&str], state: &str, failed: u64| {
+            json!({
+                "name": name, "after": after, "window": { "hours": { "from": 1320, "to": 360 }, "from_ms": null, "until_ms": BEGAN_MS },
+                "if_failed": "wait", "state": state, "vms": 10, "done": 4, "running": 0, "failed": failed, "left": 6 - failed,
+                "may_go_on": false, "began_ms": BEGAN_MS, "ended_ms": null
+            })
+        };
+        Ok(vec![wave("pilot", &[], "failed", 6), wave("rest", &["pilot"], "queued", 0)])
+    }
+
+    fn resources(&self) -> Outcome<Resources> {
+        let host = |name: &str, disks_max| HostUse {
+            host: name.into(),
+            vms: 20,
+            vms_max: 20,
+            disks: 7,
+            disks_max,
+            waiting: 30,
+        };
+        let hosts = vec![host("esx1.lab", Some(7)), host("esx2.lab", None)];
+        Ok(Resources { hosts, disks: 14, disks_max: 200, waits: [("host_vms".into(), 60)].into() })
     }
 
     fn rates(&self, _: &str) -> Outcome<Vec<RatePoint>> {
@@ -271,6 +299,7 @@ impl Operations for Fake {
             state: "running".into(),
             project: project.into(),
             phases: vec![("copy".into(), 1)],
+            foreseen_ms: Some([BEGAN_MS + 600_000, BEGAN_MS + 900_000, BEGAN_MS + 1_200_000]),
             ..PlanGauges::default()
         };
         Ok(Gauges { plans: vec![of("one", "web"), of("two", "db")] })

@@ -91,5 +91,5 @@ fn people_see_and_order_what_the_daemon_does() {
     assert!(output.status.success(), "{out}{err}");
     println!("the page with {VMS} VMs: {}", out.trim());
     let orders = stage.done.lock().unwrap().orders.clone();
-    assert_eq!(orders, ["Pause one", "Cancel one"]);
+    assert_eq!(orders, ["Pause one", "Cancel one", "Proceed one"]);
 }

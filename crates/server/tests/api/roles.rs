@@ -63,12 +63,22 @@ fn metrics_tell_rates_phases_and_what_is_waited_for() {
         "drover_read_rate_bytes_per_second{plan=\"one\"} 1.5",
         "drover_disks_waiting{plan=\"two\",resource=\"source\"} 1",
         "drover_retries{plan=\"one\"} 0",
+        "drover_host_vms{host=\"esx1.lab\"} 20",
+        "drover_host_disks_max{host=\"esx1.lab\"} 7",
+        "drover_disks_copied_max 200",
+        "drover_vms_waiting{for=\"host_vms\"} 60",
+        "drover_foreseen_end_timestamp_seconds{plan=\"one\",quantile=\"0.5\"} 1760000900",
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }
     let own = stage.get("web", "/metrics").body;
     assert!(own.contains("plan=\"one\"") && own.contains("drover_plans{state=\"running\"} 1"), "{own}");
     assert!(!own.contains("two"), "another project's plan is not there: {own}");
+    assert!(!own.contains("esx1.lab") && !text.contains("host_disks_max{host=\"esx2.lab\"}"), "{own}");
+    assert_eq!(
+        [stage.get("web", "/v1/resources").status, stage.get("viewer", "/v1/resources").status],
+        [403, 200]
+    );
 }
 
 #[test]
