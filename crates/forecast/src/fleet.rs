@@ -22,6 +22,12 @@ pub struct FleetVm {
     pub disks: Vec<FleetDisk>,
     /// Greater goes first.
     pub priority: i32,
+    /// By when it is to have arrived, in milliseconds since 1970.
+    pub deadline_ms: Option<u64>,
+    /// The VMs of its plan and wave that it moves with, and its turn among them.
+    pub group: Option<(String, u32)>,
+    /// Of VMs of its plan with the same word one at a time is at work.
+    pub anti_affinity: Option<String>,
     /// How it moves while it runs; absent if it moves cold.
     pub warm: Option<WarmWish>,
     /// Whether it has to be shut down.
@@ -90,6 +96,9 @@ impl FleetVm {
             disks,
             priority: planned.priority,
             wave: planned.wave.clone(),
+            deadline_ms: planned.deadline_ms,
+            group: planned.group.as_ref().map(|group| (group.name.clone(), group.stage)),
+            anti_affinity: planned.anti_affinity.clone(),
             warm: planned.warm.map(|warm| WarmWish {
                 interval_ms: match warm.interval {
                     Interval::Auto => INTERVAL_AUTO_MS,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use drover_schedule::simulate::{Capacities, Fleet, Outcome, Vm, WarmMove, simulate};
-use drover_schedule::{Budgets, Disk, Job, Random, Tenant, Window};
+use drover_schedule::{Budgets, Disk, Group, Job, Random, Tenant, Window};
 use drover_types::{DayLimit, Opening, Wave, WaveWindow};
 use serde::{Deserialize, Serialize};
 
@@ -313,6 +313,9 @@ fn vm_of(vm: &FleetVm, rates: &Rates, verify: f64, stream: Option<u64>, draw: &m
             disks: vm.disks.iter().map(disk).collect(),
             priority: vm.priority,
             wave: vm.wave.clone(),
+            deadline_ms: vm.deadline_ms,
+            group: vm.group.clone().map(|(name, stage)| Group { name, stage }),
+            anti_affinity: vm.anti_affinity.as_ref().map(|word| format!("{}/{word}", vm.plan)),
             windows: vm
                 .windows
                 .iter()
@@ -557,6 +560,23 @@ pub(crate) mod tests {
         asked.waves = [(0, waves(asked.start_ms))].into();
         let late = foresee(&asked);
         assert_eq!((late.never.len(), late.waves[0].fits, late.waves[0].begin_s), (18, Some(0.0), None));
+    }
+
+    #[test]
+    fn stages_of_a_group_come_one_after_the_other_and_of_a_pair_one_at_a_time() {
+        let mut asked = question(4, 4, 10);
+        for (at, vm) in asked.vms.iter_mut().enumerate() {
+            match at {
+                0 | 1 => vm.group = Some(("shop".into(), 1 - at as u32)),
+                _ => vm.anti_affinity = Some("pair".into()),
+            }
+        }
+        let forecast = foresee(&asked);
+        let [last, first, one, two] = &forecast.vms[..] else { panic!("four VMs") };
+        let (begin, end) = (|vm: &VmForecast| vm.begin_s.unwrap(), |vm: &VmForecast| vm.end_s.unwrap());
+        assert!(begin(last).p50 >= end(first).p10 && begin(last).p10 > 0.0, "{last:?} after {first:?}");
+        let later = begin(one).p50.max(begin(two).p50);
+        assert!(later > 60.0, "each takes more than 100 s at 100 MiB/s: {one:?} {two:?}");
     }
 
     #[test]

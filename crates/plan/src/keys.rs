@@ -319,6 +319,30 @@ pub(crate) static SELECTION: Table = Table {
         key("hooks", Kind::One(&HOOKS), "", "Hooks in the place of the plan's, moment by moment."),
         key("checks", Kind::One(&CHECKS), "", "Checks in the place of the plan's, key by key."),
         key("wave", Kind::PlanName, "", "Name of the wave that it moves in."),
+        key(
+            "deadline",
+            Kind::Moment,
+            "",
+            "By when it is to have arrived: earlier ones go first among VMs of the same priority.",
+        ),
+        key(
+            "group",
+            Kind::PlanName,
+            "",
+            "Name of the VMs of its wave that it moves with, such as those of an application; see docs/how-to/waves.md.",
+        ),
+        key(
+            "stage",
+            Kind::Number(0, 1_000),
+            "0",
+            "Its turn in the group: after all VMs of lower stages have arrived.",
+        ),
+        key(
+            "anti_affinity",
+            Kind::PlanName,
+            "",
+            "Of VMs with the same word here one at a time is at work, such as of the two halves of a cluster.",
+        ),
     ],
     rules: &[SELECTS],
 };

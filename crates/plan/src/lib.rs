@@ -50,7 +50,7 @@ pub use near::near_names as near;
 pub use problem::{At, Problem, Severity};
 pub use read::WAVES_MAX;
 pub use resolution::{
-    HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, TargetHost,
+    HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, TargetHost, VmGroup,
     space_needed,
 };
 pub use resolve::{PlannedProxy, chosen_by, kube_name, proxies, resolve};

@@ -405,6 +405,14 @@ pub struct Overrides {
     pub checks: CheckKeys,
     /// The wave that it moves in.
     pub wave: Option<String>,
+    /// By when it is to have arrived, in milliseconds since 1970.
+    pub deadline_ms: Option<u64>,
+    /// The VMs that it moves with.
+    pub group: Option<String>,
+    /// Its turn in the group.
+    pub stage: Option<u32>,
+    /// Of VMs with the same word one at a time is at work.
+    pub anti_affinity: Option<String>,
 }
 
 /// A source network and what it becomes.

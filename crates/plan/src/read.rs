@@ -352,6 +352,10 @@ impl Reader {
             hooks: self.hooks(fields),
             checks: self.checks(fields),
             wave: self.short_name(fields, "wave"),
+            deadline_ms: self.moment(fields, "deadline"),
+            group: self.short_name(fields, "group"),
+            stage: self.number(fields, "stage").and_then(|stage| u32::try_from(stage).ok()),
+            anti_affinity: self.short_name(fields, "anti_affinity"),
         }
     }
 

@@ -93,10 +93,28 @@ pub struct PlannedVm {
     /// The wave that it moves in; absent if the plan has none.
     #[serde(default)]
     pub wave: Option<String>,
+    /// By when it is to have arrived, in milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+    /// The VMs that it moves with, in an order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<VmGroup>,
+    /// Of VMs with the same word one at a time is at work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anti_affinity: Option<String>,
     /// What there is to know about it, harmless things too.
     pub concerns: Vec<Concern>,
     /// Line of the selection that chose it.
     pub line: u32,
+}
+
+/// A place among VMs of a wave that move in an order, those of one stage together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmGroup {
+    /// The group's name.
+    pub name: String,
+    /// 0 moves first.
+    pub stage: u32,
 }
 
 /// One of several hosts of a target, and why it is that one.

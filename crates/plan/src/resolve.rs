@@ -30,6 +30,7 @@ pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
     resolver.check_names(&vms);
     resolver.tell_unmapped();
     resolver.tell_waves(&vms);
+    resolver.tell_groups(&vms);
     if vms.is_empty() && !resolver.problems.iter().any(Problem::is_error) {
         resolver.problems.push(Problem::error("vms", "the plan moves no VM").advise("see its warnings"));
     }
@@ -172,6 +173,9 @@ impl<'a> Resolver<'a> {
             hooks: plan.hooks.clone().into_iter().chain(over.hooks.clone()).collect(),
             checks,
             wave,
+            deadline_ms: over.deadline_ms,
+            group: self.group_of(vm, choice),
+            anti_affinity: over.anti_affinity.clone(),
             concerns: found,
             line: choice.at.line,
         }

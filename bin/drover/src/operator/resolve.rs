@@ -134,6 +134,7 @@ fn over(
         return Err(refused("PlanHasErrors", told(&errors), true));
     }
     check_cutovers(&resolution.vms).map_err(|why| refused("PlanForbidden", why, true))?;
+    check_order(&resolution.vms).map_err(|why| refused("PlanForbidden", why, true))?;
     let source = inventory.about.instance_uuid.clone();
     let specs = resolution.vms.iter().map(|vm| MigrationSpec {
         plan_ref: question.plan.clone(),
@@ -164,6 +165,17 @@ fn check_cutovers(vms: &[PlannedVm]) -> Result<(), String> {
         "warm.cutover: `manual`, which is the default, is not carried out by the operator: {count} VMs would never move ({first}); give \
          `cutover: auto` or a moment, for the plan or at vms[]"
     ))
+}
+
+/// Refuses what orders VMs among each other: each worker knows its own VM alone.
+fn check_order(vms: &[PlannedVm]) -> Result<(), String> {
+    match vms.iter().find(|vm| vm.group.is_some() || vm.anti_affinity.is_some()) {
+        Some(vm) => Err(format!(
+            "vms[]: `group` and `anti_affinity` are not carried out by the operator ({}); leave them out",
+            vm.vm.name
+        )),
+        None => Ok(()),
+    }
 }
 
 fn size_of(vm: &PlannedVm) -> Size {

@@ -1,7 +1,7 @@
 //! A planned VM as a job.
 
-use drover_plan::{Limits, PlannedVm, Verify};
-use drover_schedule::{Budgets, Disk, HostLimits, Job, TenantLimits};
+use drover_plan::{Limits, PlannedVm, Verify, VmGroup};
+use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, TenantLimits};
 
 use crate::phase::Phase;
 use crate::store::{VmRow, VmState};
@@ -34,7 +34,7 @@ fn goes_on(vm: &PlannedVm, left: &VmRow) -> bool {
 
 /// A planned VM as a job, with what an earlier run left of it.
 pub(super) fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>) -> Job {
-    // Only its clean-up is left: for the waves after its own it has arrived.
+    // Only its clean-up is left: for the waves and stages after its own it has arrived.
     let has_arrived = left.is_some_and(|left| left.state.has_arrived());
     let disk = |disk: &drover_plan::PlannedDisk| Disk {
         bytes: disk.disk.capacity_bytes,
@@ -48,10 +48,17 @@ pub(super) fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>) -> Job {
         priority: vm.priority,
         is_warm: vm.warm.is_some(),
         wave: vm.wave.clone().filter(|_| !has_arrived),
+        deadline_ms: vm.deadline_ms,
+        group: vm.group.as_ref().filter(|_| !has_arrived).map(group_of),
+        anti_affinity: vm.anti_affinity.clone(),
         goes_on: left.is_some_and(|left| goes_on(vm, left)),
         reads_back: vm.verify != Verify::None,
         ..Job::default()
     }
+}
+
+fn group_of(group: &VmGroup) -> Group {
+    Group { name: group.name.clone(), stage: group.stage }
 }
 
 /// The limits of a host, with what one more of its VMs says about its NFC server: the least counts.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use drover_mover::{Progress, StopSignal};
 use drover_plan::{Limits, PlannedVm};
 use drover_schedule::{
-    Budgets, Ended, HostLimits, JobId, Quarantined, Scheduler, Tenant, Usage, Wait, WaveUsage,
+    Budgets, Ended, HostLimits, Job, JobId, Quarantined, Scheduler, Tenant, Usage, Wait, WaveUsage,
 };
 use drover_types::Wave;
 
@@ -186,7 +186,13 @@ impl Schedule {
         state.scheduler.set_waves(tenant, waves);
         to_call.iter().for_each(|wave| state.scheduler.call_before(tenant, wave));
         let left: BTreeMap<&str, &VmRow> = left.iter().map(|row| (row.id.as_str(), row)).collect();
-        let jobs = vms.iter().map(|vm| job_of(vm, site, left.get(vm.vm.id.as_str()).copied())).collect();
+        let job = |vm: &&PlannedVm| {
+            let job = job_of(vm, site, left.get(vm.vm.id.as_str()).copied());
+            // What two plans call by the same word has nothing to do with each other.
+            let anti_affinity = job.anti_affinity.map(|word| format!("{}/{word}", tenant.0));
+            Job { anti_affinity, ..job }
+        };
+        let jobs = vms.iter().map(job).collect();
         let ids = state.scheduler.add(tenant, jobs, now(clock));
         let one = |(at, (vm, id)): (usize, (&&PlannedVm, &JobId))| {
             let host = key_of(site, &vm.vm.host_id);

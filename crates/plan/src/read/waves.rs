@@ -70,7 +70,7 @@ impl Reader {
         hours
     }
 
-    fn moment(&mut self, fields: &Fields<'_>, name: &str) -> Option<u64> {
+    pub(super) fn moment(&mut self, fields: &Fields<'_>, name: &str) -> Option<u64> {
         let entry = fields.find(name)?;
         let moment = match &entry.node.value {
             Value::Scalar { text, .. } => parse_moment(text).and_then(|ms| u64::try_from(ms).ok()),

@@ -180,4 +180,8 @@ fn merge(into: &mut Overrides, later: &Overrides) {
     into.hooks.extend(later.hooks);
     into.checks = later.checks.or(std::mem::take(&mut into.checks));
     into.wave = later.wave.or(into.wave.take());
+    into.deadline_ms = later.deadline_ms.or(into.deadline_ms);
+    into.group = later.group.or(into.group.take());
+    into.stage = later.stage.or(into.stage);
+    into.anti_affinity = later.anti_affinity.or(into.anti_affinity.take());
 }

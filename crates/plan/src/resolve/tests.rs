@@ -376,6 +376,34 @@ fn later_selections_override_earlier_ones() {
 }
 
 #[test]
+fn the_order_within_a_wave_is_that_of_groups_and_a_stage_alone_is_none() {
+    let vms = "[{glob: 'web*', group: shop, deadline: '2026-12-02T06:00:00Z'}, {name: web02, stage: 1, anti_affinity: pair}]";
+    let resolution = resolve(&plan(vms, ""), &inventory());
+    assert!(resolution.is_ok(), "{:#?}", resolution.problems);
+    let of = |id: &str| resolution.vms.iter().find(|vm| vm.vm.id == id).unwrap();
+    let stage = |id: &str| of(id).group.as_ref().map(|group| (group.name.as_str(), group.stage));
+    assert_eq!((stage("vm-1"), stage("vm-2")), (Some(("shop", 0)), Some(("shop", 1))));
+    assert_eq!(
+        (of("vm-1").deadline_ms, of("vm-2").deadline_ms),
+        (Some(1_796_191_200_000), Some(1_796_191_200_000))
+    );
+    assert_eq!(
+        (of("vm-1").anti_affinity.as_deref(), of("vm-2").anti_affinity.as_deref()),
+        (None, Some("pair"))
+    );
+    let alone = errors(&plan("[{name: web02, stage: 1}]", ""), &inventory());
+    assert!(alone.contains("web02 has a stage, and no group"), "{alone}");
+    let waves = "waves: [{name: a, vms: [{name: web01}]}, {name: b, vms: [{name: web02}]}]\n";
+    let apart = resolve(&plan("[{glob: 'web*', group: shop}]", waves), &inventory());
+    assert!(apart.is_ok(), "{:#?}", apart.problems);
+    assert!(
+        apart.problems.iter().any(|it| it.message.contains("group shop are in several waves (a, b)")),
+        "{:#?}",
+        apart.problems
+    );
+}
+
+#[test]
 fn disks_can_stay_behind_but_must_exist() {
     let left = resolve(&plan("[{name: web01, exclude_disks: [Hard disk 1]}]", ""), &inventory());
     assert!(left.problems[0].message.contains("has no disk to move"));

@@ -9,7 +9,7 @@ use super::{Choice, Resolver};
 use crate::model::{Plan, PlanWave, Selector};
 use crate::problem::{At, Problem};
 use crate::read::{in_no_wave, in_two_waves};
-use crate::resolution::PlannedVm;
+use crate::resolution::{PlannedVm, VmGroup};
 use crate::warm::{Cutover, Warm};
 
 /// The selectors of all waves, those of a name or an id by it: there may be one for each VM of a fleet.
@@ -78,6 +78,37 @@ impl<'a> Resolver<'a> {
             );
             let advice = "write one that is, or `cutover: auto`, which moves it over when the window opens";
             self.error(&choice.path, choice.at, text, advice);
+        }
+    }
+
+    /// The group of a VM. A stage is one of a group.
+    pub(super) fn group_of(&mut self, vm: &Vm, choice: &Choice) -> Option<VmGroup> {
+        let over = &choice.overrides;
+        if over.group.is_none() && over.stage.is_some() {
+            let text = format!("{} has a stage, and no group that it is one of", vm.name);
+            self.error(&format!("{}.stage", choice.path), choice.at, text, "add `group: NAME`");
+        }
+        over.group.clone().map(|name| VmGroup { name, stage: over.stage.unwrap_or(0) })
+    }
+
+    /// Groups of which nobody keeps the order: waves go before them.
+    pub(super) fn tell_groups(&mut self, vms: &[PlannedVm]) {
+        let mut waves: BTreeMap<&str, BTreeSet<Option<&str>>> = BTreeMap::new();
+        for vm in vms {
+            if let Some(group) = &vm.group {
+                waves.entry(&group.name).or_default().insert(vm.wave.as_deref());
+            }
+        }
+        for (group, waves) in waves.into_iter().filter(|(_, waves)| waves.len() > 1) {
+            let names: Vec<&str> = waves.into_iter().flatten().collect();
+            let text = format!(
+                "VMs of group {group} are in several waves ({}): its stages order those of one wave alone",
+                names.join(", ")
+            );
+            self.problems.push(
+                Problem::warning("vms", text)
+                    .advise("put the group into one wave, or order the waves with `after`"),
+            );
         }
     }
 

@@ -217,7 +217,14 @@ impl Scheduler {
         if let Some(entry) = self.jobs.get(&id) {
             self.groups.asked.forget(id, entry);
         }
-        self.groups.moving.remove(&id);
+        if self.groups.moving.remove(&id) {
+            self.holds.look_at(id);
+        }
+    }
+
+    /// Whether the guest of a job that has begun is down, or may be.
+    pub(super) fn is_down(&self, id: JobId) -> bool {
+        !self.jobs[&id].job.is_warm || self.groups.moving.contains(&id)
     }
 
     /// Whether its wave or its group keeps a job from moving over, as it does not one whose guest is down.

@@ -108,6 +108,7 @@ impl Scheduler {
 
     /// Marks it as over. Call when it holds nothing and waits nowhere.
     fn end(&mut self, id: JobId, ended: Ended, now_ms: u64) {
+        self.release_affinity(id, now_ms);
         (0..self.jobs[&id].job.disks.len()).for_each(|disk| self.count_as_done(id, disk));
         let entry = self.jobs.get_mut(&id).expect("a job that ends is known");
         entry.state = State::Over(ended);
@@ -155,7 +156,6 @@ impl Scheduler {
         host.vms -= 1;
         host.disks -= held.at_host;
         host.breaker.told_nothing(id, now_ms);
-        self.release_affinity(id, now_ms);
     }
 
     /// A running job goes back to its old place, as if it had not been admitted.
@@ -249,14 +249,19 @@ impl Scheduler {
         }
     }
 
-    /// A running job wants nothing of the source until [`Scheduler::wake`]; others get its slots.
+    /// A running job wants nothing of the source until [`Scheduler::wake`]; others get its slots. While its guest is down, those
+    /// that it never runs beside wait on: until it has ended, or moves over no more.
     ///
     /// # Panics
     /// If it does not run.
     pub fn park(&mut self, id: JobId, now_ms: u64) {
         let host = self.jobs[&id].host;
         self.hosts[host].breaker.succeeded(id);
-        self.give_back(id, "parked", now_ms);
+        assert!(self.is_running(id), "job {} is parked but does not run", id.0);
+        self.leave(id, now_ms);
+        if !self.is_down(id) {
+            self.release_affinity(id, now_ms);
+        }
         let entry = self.jobs.get_mut(&id).expect("a job that is parked is known");
         entry.is_copied = true;
         self.hosts[host].longest.remove(&(entry.own_ms, id));
@@ -267,6 +272,7 @@ impl Scheduler {
         let is_running = matches!(self.jobs[&id].state, State::Running(_));
         assert!(is_running, "job {} is {what} but does not run", id.0);
         self.leave(id, now_ms);
+        self.release_affinity(id, now_ms);
     }
 
     /// A parked job waits for its slots again: behind those that had fewer turns and among its like at its old place, so that
@@ -287,6 +293,7 @@ impl Scheduler {
     pub fn stand_back(&mut self, id: JobId, now_ms: u64) {
         let was_admitted = self.is_running(id);
         self.leave(id, now_ms);
+        self.release_affinity(id, now_ms);
         let entry = self.jobs.get_mut(&id).expect("a job that stands back is known");
         entry.turns -= u64::from(was_admitted);
         entry.first = false;

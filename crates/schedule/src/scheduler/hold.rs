@@ -12,8 +12,10 @@ use crate::job::JobId;
 pub(super) struct Holds {
     /// By the time at which they are looked at again.
     at: BTreeSet<(u64, JobId)>,
-    /// Running jobs by anti-affinity key, and those that wait for them.
+    /// Jobs that run or whose guests are down, by anti-affinity key, and those that wait for them.
     affinity: BTreeMap<String, (JobId, BTreeSet<JobId>)>,
+    /// Jobs that moved over and do so no more: others may wait for them in vain.
+    stayed: BTreeSet<JobId>,
     /// Those that wait for a stage of their group.
     stages: BTreeSet<JobId>,
     /// Those that wait for another wave, with the end of their own. They are in `at`, too.
@@ -30,6 +32,11 @@ pub(super) enum Hold {
 }
 
 impl Holds {
+    /// A job moves over no more.
+    pub(super) fn look_at(&mut self, id: JobId) {
+        self.stayed.insert(id);
+    }
+
     /// A job with this key runs.
     pub(super) fn run(&mut self, key: String, id: JobId) {
         self.affinity.entry(key).or_insert_with(|| (id, BTreeSet::new())).0 = id;
@@ -123,6 +130,12 @@ impl Scheduler {
 
     /// Looks again at those whose time has come.
     pub(super) fn release_due(&mut self, now_ms: u64) {
+        for id in std::mem::take(&mut self.holds.stayed) {
+            let is_parked = self.jobs.get(&id).is_some_and(|entry| entry.state == State::Parked);
+            if is_parked && !self.is_down(id) {
+                self.release_affinity(id, now_ms);
+            }
+        }
         while let Some((at, id)) = self.holds.at.first().copied().filter(|(at, _)| *at <= now_ms) {
             self.holds.at.remove(&(at, id));
             self.holds.waves.remove(&(at, id));

@@ -1,4 +1,7 @@
+use std::collections::{BTreeSet, VecDeque};
+
 use drover_types::{IfFailed, Wave, WaveWindow};
+use proptest::prelude::*;
 
 use super::*;
 use crate::breaker::{BACKOFF_MS_MAX, FAILURES_MAX};
@@ -223,6 +226,41 @@ fn nobody_is_overtaken_for_ever_by_those_that_come_later() {
     assert_eq!(overtaken, OVERTAKEN_MAX + 8);
 }
 
+/// Host, disks, GiB of each, and priority.
+fn any_small(priority: std::ops::Range<i32>) -> impl Strategy<Value = Job> {
+    (0u8..3, 1usize..4, 1u64..50, priority)
+        .prop_map(|(host, disks, gib, priority)| job(&format!("h{host}"), disks, gib, priority))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn however_urgent_those_are_that_come_later_nobody_starves(
+        first in prop::collection::vec(any_small(-2..3), 1..20),
+        later in prop::collection::vec(any_small(3..9), 1..20),
+        (vms_per_host, disks) in (1u32..4, 3u32..6),
+    ) {
+        let mut scheduler = of(&first, vms_per_host, disks);
+        // Each is due after so many, and then waits for those that run.
+        let most = OVERTAKEN_MAX + 8 * first.len() as u64 + (first.len() as u64 + 1) * u64::from(disks);
+        let mut left: BTreeSet<u64> = (0..first.len() as u64).collect();
+        let (mut running, mut admissions) = (VecDeque::new(), 0);
+        let mut newcomers = later.iter().cycle();
+        while !left.is_empty() {
+            while let Some(admission) = scheduler.next(0) {
+                admissions += 1;
+                left.remove(&admission.job.0);
+                running.push_back(admission.job);
+            }
+            prop_assert!(admissions <= most, "{:?} wait after {} others of {}", left, admissions, most);
+            if let Some(id) = running.pop_front() {
+                scheduler.finished(id, Ended::Arrived, 0);
+            }
+            scheduler.add(Tenant(1), newcomers.next().cloned().into_iter().collect(), 0);
+        }
+    }
+}
+
 #[test]
 fn vms_start_in_their_windows_only_and_too_late_is_told() {
     let window = |from_ms, to_ms| Job { windows: vec![Window { from_ms, to_ms }], ..job("a", 1, 9, 0) };
@@ -248,6 +286,31 @@ fn two_of_an_anti_affinity_never_run_at_once() {
     assert_eq!(scheduler.wait_of(JobId(1), 0), Some(Wait::AntiAffinity { other }));
     arrive(&mut scheduler, 0);
     assert_eq!(admitted(&mut scheduler), [1]);
+}
+
+#[test]
+fn a_pair_waits_until_the_other_has_arrived_and_not_only_until_it_is_copied() {
+    let node = |is_warm| Job { anti_affinity: Some("db".into()), is_warm, ..job("a", 1, 9, 0) };
+    let mut cold = of(&[node(false), node(false)], 20, 8);
+    assert_eq!(admitted(&mut cold), [0]);
+    cold.park(JobId(0), 0);
+    assert_eq!(admitted(&mut cold), [0; 0], "its guest is down until it runs at the target");
+    arrive(&mut cold, 0);
+    assert_eq!(admitted(&mut cold), [1]);
+
+    let mut warm = of(&[node(true), node(true)], 20, 8);
+    assert_eq!(admitted(&mut warm), [0]);
+    warm.park(JobId(0), 0);
+    assert_eq!(admitted(&mut warm), [1], "between passes its guest runs");
+    warm.park(JobId(1), 0);
+    warm.wake(JobId(0), true, 0);
+    assert_eq!(admitted(&mut warm), [0]);
+    warm.ask_cutover(JobId(0), 0).unwrap();
+    warm.park(JobId(0), 0);
+    warm.wake(JobId(1), true, 0);
+    assert_eq!(admitted(&mut warm), [0; 0]);
+    warm.cutover_over(JobId(0));
+    assert_eq!(admitted(&mut warm), [1], "it moves over no more");
 }
 
 fn staged(stage: u32, is_warm: bool) -> Job {
