@@ -8,7 +8,7 @@ use crate::clock::SystemClock;
 use crate::error::{EngineError, ProviderError, chain};
 use crate::event::{Board, NoObserver};
 use crate::itinerary::{
-    Context, asked_down, has_begun, look, may_run_at_target, moment_of, remove_own_snapshots,
+    Context, ROLLS_BACK, asked_down, has_begun, look, may_run_at_target, moment_of, remove_own_snapshots,
     switch_on_again, untrack,
 };
 use crate::phase::Phase;
@@ -229,7 +229,8 @@ enum Fate {
 fn fate(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result<Fate, ProviderError> {
     let is_in = |phase: Phase| row.phase.as_deref() == Some(phase.name());
     let gave_up = matches!(row.state, VmState::Failed | VmState::Stopped);
-    if is_in(Phase::CleanUp) || (is_in(Phase::Start) && row.started.is_some()) {
+    let rolls_back = row.started.as_deref() == Some(ROLLS_BACK);
+    if is_in(Phase::CleanUp) || (is_in(Phase::Start) && row.started.is_some() && !rolls_back) {
         return Ok(Fate::Arrived);
     }
     match may_run_at_target(context, planned)? {

@@ -3,7 +3,9 @@
 
 mod fakes;
 
-use drover_engine::{Cause, Event, HookResult, NoObserver, POST_START, PRE_CUTOVER, VmState, plan_report};
+use drover_engine::{
+    Cause, Event, HookResult, NoObserver, POST_START, PRE_CUTOVER, VmState, cancel, plan_report,
+};
 use drover_mover::StopSignal;
 use drover_types::inventory::PowerState;
 use fakes::{DiesAt, PLAN, Trouble, Watch, World, dies_around_every_call, vm};
@@ -225,6 +227,64 @@ fn by_leave_a_failed_check_sends_the_guest_back_and_nothing_of_what_it_wrote_the
         world.run(&NoObserver);
         world.assert_arrived("after it went back");
     }
+}
+
+/// A world whose guest writes at the target and is sent back for a check, and whose drover dies meanwhile.
+fn dies_while_it_rolls_back(mode: &str, call: &'static str, trouble: Trouble) -> World {
+    let lines = format!("{}{mode}", ALL.replace("checks: {", "checks: {on_post_start_failure: roll_back, "));
+    let world = World::with(&[vm("on", PowerState::On, 1)], &lines);
+    (0..1000).for_each(|_| world.answer(POST_START, HookResult::Failed, "no answer"));
+    world.before("after_start", |state| {
+        state.images.values().for_each(|image| image.overwrite(0, b"written there"))
+    });
+    world.set_trouble(call, trouble);
+    world.run(&NoObserver);
+    assert!(world.trouble_struck(), "{call}");
+    world.as_if_killed();
+    world.state().answers.clear();
+    world
+}
+
+#[test]
+fn a_guest_that_was_being_sent_back_when_drover_was_killed_is_sent_back_by_the_next_run() {
+    for mode in ["", "\nmode: warm\nwarm: {interval: 1s, cutover: auto}"] {
+        for (call, trouble) in [
+            ("stop", Trouble::DiesAfter),
+            ("remove images", Trouble::DiesBefore),
+            ("remove images", Trouble::DiesAfter),
+            ("undo define", Trouble::DiesBefore),
+            ("undo define", Trouble::DiesAfter),
+            ("power on", Trouble::DiesBefore),
+            ("power on", Trouble::DiesAfter),
+        ] {
+            // The images of a warm one are compared by its next run, and not removed.
+            if call == "remove images" && !mode.is_empty() {
+                continue;
+            }
+            let world = dies_while_it_rolls_back(mode, call, trouble);
+            assert!(!world.runs_at_target("on"), "{mode} {call}");
+            let outcome = world.run(&NoObserver);
+            assert!(outcome.is_complete(), "{mode} {call} {trouble:?}: {outcome:?}");
+            world.assert_arrived(&format!("{mode} {call} {trouble:?}"));
+        }
+    }
+}
+
+#[test]
+fn one_that_runs_on_at_the_target_is_kept_there_whatever_was_to_become_of_it() {
+    let world = dies_while_it_rolls_back("", "stop", Trouble::DiesBefore);
+    let outcome = world.run(&NoObserver);
+    assert!(outcome.is_complete(), "{outcome:?}");
+    assert_eq!((world.runs_at_target("on"), world.power("vm-on")), (true, PowerState::Off));
+    assert_eq!(world.calls("remove images"), 0, "it may have been worked with");
+}
+
+#[test]
+fn a_cancel_after_a_rollback_that_was_cut_short_removes_what_the_guest_wrote() {
+    let world = dies_while_it_rolls_back("", "remove images", Trouble::DiesBefore);
+    assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap().left, Vec::<String>::new());
+    assert_eq!((world.runs_at_target("on"), world.power("vm-on")), (false, PowerState::On));
+    assert!(world.state().images.is_empty() && !world.is_defined("on"));
 }
 
 #[test]

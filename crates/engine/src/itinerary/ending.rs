@@ -301,13 +301,19 @@ impl Journey<'_> {
                 false
             }
         };
-        if reached >= Phase::Start && self.planned.start {
-            self.memory.started &= !keep(self.context.target.stop(self.planned));
+        if reached >= Phase::Start && (self.planned.start || self.rolls_back) {
+            let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
             // A store that fails here failed before; the error that led here tells.
-            let _ = self.context.store.set_started(self.context.plan, &self.planned.vm.id, None);
+            if self.rolls_back {
+                let _ = store.set_started(plan, id, Some(ROLLS_BACK));
+            }
+            self.memory.started &= !keep(self.context.target.stop(self.planned));
             if self.rolls_back && !self.memory.started {
                 // Whatever fails from here on: what the guest wrote is not gone on with.
                 given_up = self.give_up_copy();
+            }
+            if given_up.is_none() {
+                let _ = store.set_started(plan, id, None);
             }
         }
         if reached >= Phase::Define && keep(self.context.target.undo_define(self.planned)) {
@@ -327,6 +333,9 @@ impl Journey<'_> {
         left
     }
 }
+
+/// What is recorded as its start of a guest that is sent back to its source, until what it wrote is given up.
+pub(crate) const ROLLS_BACK: &str = "sent back to its source";
 
 /// Records how a VM ended that did not arrive, and tells it.
 fn record_and_tell(context: &Context<'_>, id: &str, end: VmEnd, phase: Option<Phase>) -> VmEnd {

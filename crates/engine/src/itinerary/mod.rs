@@ -22,7 +22,7 @@ use drover_schedule::Ended;
 use drover_types::inventory::Vm;
 
 use self::ending::Memory;
-pub(crate) use self::ending::end_untouched;
+pub(crate) use self::ending::{ROLLS_BACK, end_untouched};
 pub(crate) use self::hooks::{About, Calls, Moment, Outside};
 pub(crate) use self::source::{
     asked_down, check_recorded, has_begun, look, may_run_at_target, not_listed, remove_listed,
@@ -259,6 +259,11 @@ impl<'a> Journey<'a> {
         (self.may_go_down, self.down_by_ms) =
             (!time.is_zero(), self.context.clock.now_ms() + time.as_millis() as i64);
         let was_in = |phase: Phase| row.phase.as_deref() == Some(phase.name());
+        let rolls_back = was_in(Phase::Start) && row.started.as_deref() == Some(ROLLS_BACK);
+        if rolls_back && !self.context.target.is_running(self.planned)? {
+            self.finish_rolling_back()?;
+            return Ok(Phase::Check);
+        }
         let later = Phase::COLD.into_iter().filter(|phase| *phase > Phase::PowerOff);
         self.was_down = row.switched_off && later.into_iter().any(was_in);
         let arrived = was_in(Phase::CleanUp)
@@ -269,12 +274,28 @@ impl<'a> Journey<'a> {
             // What is called after a start, and had not ended, is called before the clean-up.
             (self.stays, self.memory.started, self.reached) = (true, true, Phase::Start);
             self.context.store.go_on_with(self.context.plan, &self.planned.vm.id)?;
-            if row.started.is_none() {
+            // One that runs, although it was to be stopped, may have been worked with since.
+            if row.started.is_none() || rolls_back {
                 let text = "started by an earlier run";
                 self.context.store.set_started(self.context.plan, &self.planned.vm.id, Some(text))?;
             }
         }
         Ok(if arrived { Phase::CleanUp } else { Phase::Check })
+    }
+
+    /// An earlier run was killed while it sent the guest back to its source, after the machine was stopped.
+    fn finish_rolling_back(&mut self) -> Outcome<()> {
+        self.rolls_back = true;
+        let left = self.undo(Phase::Start);
+        self.rolls_back = false;
+        if !left.is_empty() {
+            let what = format!("is sent back to its source, and that is not finished: {}", left.join("; "));
+            return Err(self.refused(&what, LOOK_AND_RUN_AGAIN));
+        }
+        self.note(
+            "an earlier run was cut short while it sent it back to its source; that is done now".into(),
+        );
+        Ok(())
     }
 
     fn run_phase(&mut self, phase: Phase) -> Outcome<()> {
