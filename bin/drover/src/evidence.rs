@@ -28,6 +28,7 @@ pub fn facts(file: &PlanFile, resolution: &Resolution, inventory: &Inventory) ->
         source_product: format!("{} {}", about.product, about.version).trim().to_string(),
         source_uuid: about.instance_uuid.clone(),
         foreseen: None,
+        foreseen_now: None,
         source_hosts: resolution.vms.iter().filter_map(|vm| host(&vm.vm.host_id)).collect(),
     }
 }

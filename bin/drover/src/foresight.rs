@@ -1,14 +1,16 @@
 //! From plans, flags and what earlier runs measured to a forecast.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use drover_engine::{
-    Clock, Foreseen, ForeseenVm, Foresight, PlanReport, Store, StoreError, SystemClock, VmReport,
+    Clock, Foreseen, ForeseenNow, ForeseenVm, Foresight, PlanReport, ProgressRow, Store, StoreError,
+    SystemClock, VmReport, VmRow, VmState,
 };
 use drover_forecast::{
-    Copied, FleetVm, Forecast, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX, daily_windows,
-    foresee_roughly, spread_over,
+    Copied, FleetVm, Forecast, Progress, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX,
+    daily_windows, foresee_roughly, left_of, spread_over,
 };
 use drover_plan::{Limits, Plan, PlannedVm};
 use drover_schedule::Budgets;
@@ -21,6 +23,8 @@ use crate::state::state_folder;
 
 /// The latest plans are looked at: what was measured long ago says little.
 const PLANS_MAX: usize = 20;
+/// The forecast of a run is corrected that often.
+const CORRECT_EACH: Duration = Duration::from_secs(60);
 /// Passes that are closer say more of delays than of churn.
 const HOUR_S: f64 = 3600.0;
 
@@ -150,11 +154,72 @@ pub fn begin(store: &Store, plan: &Plan, vms: &[PlannedVm], hosts: &BTreeMap<Str
         seed: 1,
     };
     let folder = store.path().parent().map(Path::to_path_buf).unwrap_or_default();
-    Foresight::begin(move || {
+    let disks = vms.iter().map(|vm| vm.disks.iter().map(|disk| disk.disk.label.clone()).collect()).collect();
+    let run = Begun {
+        folder: folder.clone(),
+        plan: plan.name.clone(),
+        ids: ids.clone(),
+        disks,
+        question: question.clone(),
+    };
+    let first = move || {
         // Without rates of its own a run is foreseen by what is assumed; a store that cannot be read shows itself elsewhere.
         let seen = Store::open_to_read(&folder).and_then(|store| seen(&store)).unwrap_or_default();
         foreseen(&Question { rates: seen.rates(), ..question }, ids)
-    })
+    };
+    Foresight::correcting(first, CORRECT_EACH, move || run.foreseen_now().ok())
+}
+
+/// A run that goes on, whose forecast is corrected.
+struct Begun {
+    folder: PathBuf,
+    plan: String,
+    /// Its VMs by their ids, and the labels of their disks, in the order of the question.
+    ids: Vec<String>,
+    disks: Vec<Vec<String>>,
+    question: Question,
+}
+
+impl Begun {
+    /// What is left, by the rates of this run and those before it.
+    fn foreseen_now(&self) -> Result<ForeseenNow, StoreError> {
+        let store = Store::open_to_read(&self.folder)?;
+        let (rows, disks) = (store.vms(&self.plan)?, store.progress(&self.plan)?);
+        let at_ms = SystemClock.now_ms();
+        let left = left_of(&self.question, &self.progress(&rows, &disks), at_ms.max(0) as u64);
+        let forecast = foresee_roughly(&Question { rates: seen(&store)?.rates(), ..left });
+        let Spread { p10, p50, p90 } = forecast.makespan_s;
+        let end_ms = [p10, p50, p90].map(|seconds| at_ms.saturating_add((seconds * 1000.0) as i64));
+        Ok(ForeseenNow { at_ms, end_ms })
+    }
+
+    /// How far each VM is. What ended before the run began is tried again by it.
+    fn progress(&self, rows: &[VmRow], disks: &[ProgressRow]) -> Vec<Progress> {
+        let began_ms = i64::try_from(self.question.start_ms).unwrap_or(i64::MAX);
+        let rows: HashMap<&str, &VmRow> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
+        let done = |disk: &ProgressRow| {
+            disk.left_bytes.map_or(disk.done_bytes, |left| disk.size_bytes.saturating_sub(left))
+        };
+        let done: HashMap<(&str, &str), u64> =
+            disks.iter().map(|disk| ((disk.vm.as_str(), disk.disk.as_str()), done(disk))).collect();
+        let of = |(id, labels): (&String, &Vec<String>)| {
+            let Some(row) = rows.get(id.as_str()) else { return Progress::Waits };
+            if row.ended_ms.is_some_and(|ended_ms| ended_ms >= began_ms) {
+                return Progress::Ended;
+            }
+            match row.phase.as_deref().filter(|_| row.state == VmState::Running) {
+                None => Progress::Waits,
+                Some("verify") => Progress::Verifies,
+                Some("convert" | "define" | "start" | "clean up") => Progress::Copied,
+                Some(_) => {
+                    let done =
+                        |label: &String| done.get(&(row.name.as_str(), label.as_str())).copied().unwrap_or(0);
+                    Progress::Copies(labels.iter().map(done).collect())
+                }
+            }
+        };
+        self.ids.iter().zip(&self.disks).map(of).collect()
+    }
 }
 
 fn foreseen(question: &Question, ids: Vec<String>) -> Foreseen {
@@ -167,5 +232,75 @@ fn foreseen(question: &Question, ids: Vec<String>) -> Foreseen {
     Foreseen {
         makespan_ms: millis(forecast.makespan_s),
         vms: ids.into_iter().zip(forecast.vms).filter_map(of_vm).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_engine::DiskActivity;
+
+    use super::*;
+
+    #[test]
+    fn how_far_a_run_is_follows_from_what_it_keeps() {
+        let row = |id: &str, state, phase: Option<&str>, ended_ms| VmRow {
+            id: id.into(),
+            name: format!("{id} there"),
+            trace_id: String::new(),
+            site: None,
+            target_host: None,
+            state,
+            phase: phase.map(str::to_string),
+            planned: String::new(),
+            snapshot: None,
+            switched_off: false,
+            touched: false,
+            started: None,
+            error: None,
+            cause: None,
+            advice: None,
+            started_ms: None,
+            ended_ms,
+        };
+        let rows = [
+            row("copies", VmState::Running, Some("copy"), None),
+            row("reads back", VmState::Running, Some("verify"), None),
+            row("starts", VmState::Running, Some("start"), None),
+            row("arrived", VmState::Done, Some("clean up"), Some(1_500)),
+            row("tried again", VmState::Failed, Some("copy"), Some(500)),
+            row("waits", VmState::Queued, None, None),
+        ];
+        let disk = |label: &str, done_bytes, left_bytes| ProgressRow {
+            vm: "copies there".into(),
+            disk: label.into(),
+            activity: DiskActivity::Copy,
+            is_live: true,
+            at_ms: 0,
+            size_bytes: 100,
+            done_bytes,
+            read_bytes: 0,
+            left_bytes,
+            rate_bytes_per_s: None,
+        };
+        let ids: Vec<String> = rows.iter().map(|row| row.id.clone()).chain(["unknown".into()]).collect();
+        let question = Question {
+            vms: Vec::new(),
+            plans: Vec::new(),
+            waves: BTreeMap::new(),
+            rates: Rates::default(),
+            budgets: Budgets::default(),
+            line: Vec::new(),
+            start_ms: 1_000,
+            seed: 1,
+        };
+        let disks = vec![vec!["a".to_string(), "b".to_string(), "c".to_string()]; ids.len()];
+        let run = Begun { folder: PathBuf::new(), plan: String::new(), ids, disks, question };
+        let progress = run.progress(&rows, &[disk("a", 70, None), disk("b", 10, Some(40))]);
+        let copies = Progress::Copies(vec![70, 60, 0]);
+        let (waits, ended) = (Progress::Waits, Progress::Ended);
+        assert_eq!(
+            progress,
+            [copies, Progress::Verifies, Progress::Copied, ended, waits.clone(), waits.clone(), waits]
+        );
     }
 }

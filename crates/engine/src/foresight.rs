@@ -1,32 +1,71 @@
-//! A forecast of a run that is made beside it.
+//! A forecast of a run that is made beside it, and corrected while it goes on.
 
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::store::Foreseen;
+use crate::store::{Foreseen, ForeseenNow};
 
-/// A forecast that is on its way.
-pub struct Foresight(Mutex<Receiver<Foreseen>>);
+/// What was foreseen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Foresaw {
+    /// When the run began.
+    Before(Foreseen),
+    /// While it went on.
+    Now(ForeseenNow),
+}
+
+/// A forecast that is on its way, and those that correct it.
+pub struct Foresight {
+    words: Mutex<Receiver<Foresaw>>,
+    has_told: AtomicBool,
+    /// Dropped with it, which ends the thread.
+    _end: Sender<()>,
+}
+
+/// Correcting takes no more than this part of the time.
+const PART_OF_TIME: u32 = 20;
 
 impl Foresight {
-    /// Begins with one. A process that ends sooner does without.
+    /// Begins with one that is not corrected. A process that ends sooner does without.
     pub fn begin(work: impl FnOnce() -> Foreseen + Send + 'static) -> Foresight {
+        Foresight::correcting(work, Duration::MAX, || None)
+    }
+
+    /// Begins with one; each time so much has passed, `correct` says what is foreseen then.
+    pub fn correcting(
+        work: impl FnOnce() -> Foreseen + Send + 'static,
+        each: Duration,
+        mut correct: impl FnMut() -> Option<ForeseenNow> + Send + 'static,
+    ) -> Foresight {
         let (sender, receiver) = sync_channel(1);
+        let (end, ended) = channel::<()>();
         let work = move || {
             // Nobody listens any more once the run has ended.
-            let _ = sender.send(work());
+            let mut is_heard = sender.send(Foresaw::Before(work())).is_ok() && each < Duration::MAX;
+            let mut pause = each;
+            while is_heard && ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                let began = Instant::now();
+                if let Some(now) = correct() {
+                    is_heard = sender.send(Foresaw::Now(now)).is_ok();
+                }
+                pause = each.max(began.elapsed() * PART_OF_TIME);
+            }
         };
         // Without a thread there is no forecast: the run goes on.
         let _ = Builder::new().name("forecast".into()).spawn(work);
-        Foresight(Mutex::new(receiver))
+        Foresight { words: Mutex::new(receiver), has_told: AtomicBool::new(false), _end: end }
     }
 
-    /// What was foreseen, once, if it comes within this time.
-    pub(crate) fn take(&self, within: Duration) -> Option<Foreseen> {
-        let receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        receiver.recv_timeout(within).ok()
+    /// What was foreseen lately, once. The first one is waited for within this time.
+    pub(crate) fn take(&self, within: Duration) -> Option<Foresaw> {
+        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        let within = if self.has_told.load(Ordering::Relaxed) { Duration::ZERO } else { within };
+        let word = words.recv_timeout(within).ok()?;
+        self.has_told.store(true, Ordering::Relaxed);
+        Some(word)
     }
 }
 
@@ -44,7 +83,26 @@ mod tests {
         assert_eq!(foresight.take(Duration::ZERO), None);
         go.send(()).unwrap();
         let foreseen = foresight.take(Duration::from_secs(60)).unwrap();
-        assert_eq!(foreseen.makespan_ms, [1, 2, 3]);
+        assert!(matches!(foreseen, Foresaw::Before(it) if it.makespan_ms == [1, 2, 3]));
         assert_eq!(foresight.take(Duration::from_secs(60)), None, "there is one only");
+    }
+
+    #[test]
+    fn it_is_corrected_again_and_again_until_the_run_is_over() {
+        let (told, over) = channel();
+        let mut number = 0;
+        let correct = move || {
+            number += 1;
+            told.send(number).is_ok().then_some(ForeseenNow { at_ms: number, end_ms: [number; 3] })
+        };
+        let foresight = Foresight::correcting(Foreseen::default, Duration::from_millis(1), correct);
+        assert!(matches!(foresight.take(Duration::from_secs(60)), Some(Foresaw::Before(_))));
+        for number in 1..=3 {
+            let word = std::iter::repeat_with(|| foresight.take(Duration::ZERO)).find_map(|word| word);
+            assert_eq!(word, Some(Foresaw::Now(ForeseenNow { at_ms: number, end_ms: [number; 3] })));
+        }
+        drop(foresight);
+        // Its end is that of the thread, with all that it holds.
+        assert!(over.into_iter().count() >= 3);
     }
 }

@@ -55,9 +55,10 @@ pub use runner::{RunOutcome, Runner};
 pub use slots::{InUse, Schedule};
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
-    CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenVm, HookRow, OrderRow, PassKind, PassRow,
-    PassState, PlanRow, PlanState, ProgressRow, RehearsalResult, RehearsalRow, RehearsedCheck, RunFacts,
-    RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow, WaveCall,
+    CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenEnds, ForeseenNow, ForeseenVm, HookRow,
+    OrderRow, PassKind, PassRow, PassState, PlanRow, PlanState, ProgressRow, RehearsalResult, RehearsalRow,
+    RehearsedCheck, RunFacts, RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState,
+    WarmRow, WaveCall,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};
 pub use waves::{WaveReport, WaveState, ask_proceed, wave_reports};

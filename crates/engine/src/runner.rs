@@ -17,7 +17,7 @@ use drover_types::Wave;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
-use crate::foresight::Foresight;
+use crate::foresight::{Foresaw, Foresight};
 use crate::hooks::HookRunner;
 use crate::itinerary::{Context, Journey, Outside, end_untouched};
 use crate::pace::Paces;
@@ -332,10 +332,12 @@ impl Runner<'_> {
 
     /// Keeps what was foreseen with the run, once it is there.
     fn keep_foresight(&self, within: Duration) {
-        if let Some(foreseen) = self.foresight.and_then(|foresight| foresight.take(within)) {
-            // Without it the report has nothing to compare with.
-            let _ = self.store.set_foreseen(self.plan, &foreseen);
-        }
+        // Without it the report has nothing to compare with.
+        let _ = match self.foresight.and_then(|foresight| foresight.take(within)) {
+            Some(Foresaw::Before(foreseen)) => self.store.set_foreseen(self.plan, &foreseen),
+            Some(Foresaw::Now(now)) => self.store.set_foreseen_now(self.plan, &now),
+            None => Ok(()),
+        };
     }
 
     /// Lets waves go on that somebody said may.

@@ -32,6 +32,8 @@ pub struct FleetVm {
     pub warm: Option<WarmWish>,
     /// Whether it has to be shut down.
     pub runs: bool,
+    /// Whether it has begun: it waits for no window, wave or group.
+    pub goes_on: bool,
     /// Bytes that are read back and compared.
     pub verified_bytes: u64,
     /// When it may start, in milliseconds since 1970; empty: at any time.

@@ -322,6 +322,7 @@ fn vm_of(vm: &FleetVm, rates: &Rates, verify: f64, stream: Option<u64>, draw: &m
                 .map(|(from_ms, to_ms)| Window { from_ms: *from_ms, to_ms: *to_ms })
                 .collect(),
             is_warm: warm.is_some(),
+            goes_on: vm.goes_on,
             ..Job::default()
         },
         shutdown_ms: if vm.runs { draw.millis(&rates.shutdown_s) } else { 0 },

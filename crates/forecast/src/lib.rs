@@ -4,6 +4,7 @@
 //!
 //! - [`assess`] sums up an inventory: sizes, places, and what stands in the way.
 //! - [`foresee`] runs the schedule on a virtual clock, with [`Rates`] drawn from their spread.
+//! - [`left_of`] changes the question of a run to what is left of it, so that its forecast is corrected while it goes on.
 //! - [`advise`] tells what would make it faster, and by how much.
 //! - [`propose`] cuts a fleet into waves that fit a window.
 //! - [`reference`] holds the same model against published figures.
@@ -15,6 +16,7 @@ mod assess;
 mod fleet;
 mod foresee;
 mod learn;
+mod left;
 mod limits;
 mod quantile;
 mod rates;
@@ -30,6 +32,7 @@ pub use assess::{
 pub use fleet::{FleetDisk, FleetVm, WarmWish, spread_over};
 pub use foresee::{By, Forecast, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
 pub use learn::{Copied, Seen};
+pub use left::{Progress, left_of};
 pub use limits::{Gain, Limiting};
 pub use quantile::{Spread, quantile};
 pub use rates::{Origin, Quantity, Rates, Unit, churn_of};

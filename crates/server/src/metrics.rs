@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use crate::operations::{Counts, Gauges, HostUse, Live, Resources};
+use crate::operations::{Counts, Gauges, HostUse, Live, PlanGauges, Resources};
 
 /// What the server counts itself.
 #[derive(Debug, Default)]
@@ -120,19 +120,19 @@ fn vms(text: &mut Text, gauges: &Gauges) {
     }
 }
 
-/// How late a plan is follows from this, the time and what is left of it (`eta_seconds`).
 fn forecasts(text: &mut Text, gauges: &Gauges) {
-    text.family(
-        "foreseen_end_timestamp_seconds",
-        "gauge",
-        "When a plan that runs was foreseen to end, as its run began.",
-    );
-    for (plan, ends) in gauges.plans.iter().filter_map(|plan| Some((plan, plan.foreseen_ms?))) {
-        for (quantile, end_ms) in ["0.1", "0.5", "0.9"].into_iter().zip(ends) {
-            let labels = [("plan", plan.plan.as_str()), ("quantile", quantile)];
-            text.value("foreseen_end_timestamp_seconds", &labels, end_ms as f64 / 1000.0);
+    let mut ends = |name: &str, help: &str, of: fn(&PlanGauges) -> Option<[i64; 3]>| {
+        text.family(name, "gauge", help);
+        for (plan, ends) in gauges.plans.iter().filter_map(|plan| Some((plan, of(plan)?))) {
+            for (quantile, end_ms) in ["0.1", "0.5", "0.9"].into_iter().zip(ends) {
+                let labels = [("plan", plan.plan.as_str()), ("quantile", quantile)];
+                text.value(name, &labels, end_ms as f64 / 1000.0);
+            }
         }
-    }
+    };
+    ends("foreseen_end_timestamp_seconds", "When a plan that runs is foreseen to end.", |it| it.foreseen_ms);
+    let help = "When a plan that runs was foreseen to end as its run began.";
+    ends("first_foreseen_end_timestamp_seconds", help, |it| it.first_foreseen_ms);
 }
 
 fn resources(text: &mut Text, shared: &Resources) {
@@ -212,7 +212,6 @@ fn disks(text: &mut Text, live: &Live) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operations::PlanGauges;
 
     #[test]
     fn names_of_others_stay_within_their_quotes() {

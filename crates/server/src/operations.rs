@@ -135,8 +135,10 @@ pub struct Plan {
     pub advice: Option<String>,
     /// What is wrong with the plan, or should be looked at.
     pub problems: Vec<Value>,
-    /// When it was foreseen to end as its run began, while it runs: P10, P50 and P90, in milliseconds since 1970.
+    /// When it is foreseen to end, while it runs: P10, P50 and P90, in milliseconds since 1970.
     pub foreseen_ms: Option<[i64; 3]>,
+    /// The same, as it was foreseen when its run began.
+    pub first_foreseen_ms: Option<[i64; 3]>,
 }
 
 /// VMs by state.
@@ -461,4 +463,6 @@ pub struct PlanGauges {
     pub phases: Vec<(String, u64)>,
     /// See [`Plan::foreseen_ms`].
     pub foreseen_ms: Option<[i64; 3]>,
+    /// See [`Plan::first_foreseen_ms`].
+    pub first_foreseen_ms: Option<[i64; 3]>,
 }

@@ -3,6 +3,7 @@
 use drover_engine::{PlanReport, PlanState};
 use serde::Serialize;
 
+use crate::clock::local;
 use crate::text::{between, duration};
 
 /// A forecast and its outcome, in milliseconds.
@@ -51,6 +52,20 @@ pub(crate) fn compared(report: &PlanReport) -> Option<Compared> {
     })
 }
 
+/// When a plan that runs is foreseen to end: as it was said last, and as it was when the run began. Absent where nothing was.
+pub fn end_text(report: &PlanReport) -> Option<String> {
+    let run = report.runs.last().filter(|_| report.plan.state == PlanState::Running)?;
+    let first = run.facts.foreseen.as_ref().map(|it| {
+        it.makespan_ms.map(|after_ms| run.at_ms.saturating_add(i64::try_from(after_ms).unwrap_or(i64::MAX)))
+    });
+    let [p10, p50, p90] = run.facts.foreseen_now.map(|now| now.end_ms).or(first)?.map(local);
+    let before = match (run.facts.foreseen_now, first) {
+        (Some(_), Some([_, first, _])) => format!("; when the run began: {}", local(first)),
+        _ => String::new(),
+    };
+    Some(format!("foreseen to end: {p50} ({p10} to {p90}){before}\n"))
+}
+
 /// In a line each.
 pub(crate) fn lines(it: &Compared) -> Vec<String> {
     let time = |ms: u64| duration(std::time::Duration::from_millis(ms));
@@ -70,7 +85,7 @@ pub(crate) fn lines(it: &Compared) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use drover_engine::{Foreseen, ForeseenVm};
+    use drover_engine::{Foreseen, ForeseenNow, ForeseenVm};
 
     use super::*;
     use crate::sample;
@@ -92,5 +107,24 @@ mod tests {
         assert!(lines(&it)[1].contains("off by -10 %, the outcome is inside"), "{:?}", lines(&it));
         report.plan.state = PlanState::Incomplete;
         assert_eq!(compared(&report).unwrap().outcome_ms, None, "what did not end well tells nothing");
+    }
+
+    #[test]
+    fn a_plan_that_runs_says_when_it_ends_and_when_it_was_to() {
+        let mut report = sample::report();
+        report.plan.state = PlanState::Running;
+        assert_eq!(end_text(&report), None);
+        let run = report.runs.last_mut().unwrap();
+        let at = |after_ms: i64| local(run.at_ms + after_ms);
+        let [soon, likely, late, now] = [50_000, 90_000, 130_000, 7_000].map(at);
+        let now_ms = run.at_ms + 7_000;
+        run.facts.foreseen = Some(Foreseen { makespan_ms: [50_000, 90_000, 130_000], ..Foreseen::default() });
+        assert_eq!(end_text(&report).unwrap(), format!("foreseen to end: {likely} ({soon} to {late})\n"));
+        let run = report.runs.last_mut().unwrap();
+        run.facts.foreseen_now = Some(ForeseenNow { at_ms: 1, end_ms: [now_ms; 3] });
+        let text = end_text(&report).unwrap();
+        assert_eq!(text, format!("foreseen to end: {now} ({now} to {now}); when the run began: {likely}\n"));
+        report.plan.state = PlanState::Done;
+        assert_eq!(end_text(&report), None);
     }
 }

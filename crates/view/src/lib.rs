@@ -50,6 +50,7 @@ pub use copy_display::CopyDisplay;
 pub use display::{Display, RunNow, RunWatch};
 pub use follow::{Counts, Followed, Pace, PlanProgress, VmProgress};
 pub use forecast::{forecast_json, forecast_text, proposed_note, proposed_waves_text, reference_text};
+pub use foreseen::end_text as foreseen_end_text;
 pub use hooks::check_words;
 pub use html::{assess_html, forecast_html, live_report_html, live_several_html, report_html};
 pub use in_place::{InLines, InPlace};

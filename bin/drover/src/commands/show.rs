@@ -67,7 +67,11 @@ impl PlanStatus {
     pub fn text(&self) -> String {
         let text = drover_view::status_text(&self.report.plan, &self.vms, &self.disks, &self.progress);
         let waves = drover_view::waves_text(&self.report.waves);
-        text + &waves + &drover_view::warm_status_text(&self.report) + &drover_view::waits_text(&self.waits)
+        let end = drover_view::foreseen_end_text(&self.report).map(|line| format!("\n{line}"));
+        text + &end.unwrap_or_default()
+            + &waves
+            + &drover_view::warm_status_text(&self.report)
+            + &drover_view::waits_text(&self.waits)
     }
 
     /// For programs.
@@ -84,6 +88,10 @@ impl PlanStatus {
             "warm": warm,
             "waves": self.report.waves,
             "waits": waits,
+            "foreseen": self.report.runs.last().map(|run| json!({
+                "makespan_ms": run.facts.foreseen.as_ref().map(|it| it.makespan_ms),
+                "now": run.facts.foreseen_now,
+            })),
         })
     }
 }

@@ -306,6 +306,7 @@ impl Operations for Daemon {
                 counts: plan.vms,
                 phases,
                 foreseen_ms: plan.foreseen_ms,
+                first_foreseen_ms: plan.first_foreseen_ms,
             });
         }
         Ok(gauges)
@@ -413,9 +414,10 @@ impl Daemon {
         };
         let ended = served.as_ref().filter(|_| job.is_none());
         // Who looks does without it if the store cannot tell.
-        let foreseen_ms = job.as_ref().and_then(|_| self.0.look.foreseen_end_ms(&name).ok().flatten());
+        let ends = job.as_ref().and_then(|_| self.0.look.foreseen_ends(&name).ok()).unwrap_or_default();
         Plan {
-            foreseen_ms,
+            foreseen_ms: ends.now,
+            first_foreseen_ms: ends.first,
             name,
             project: served.as_ref().map_or_else(default_project, |row| row.project.clone()),
             state: state.into(),

@@ -22,7 +22,7 @@ pub use self::progress::{ProgressRow, SampleRow};
 pub use self::rehearsals::{RehearsalResult, RehearsalRow, RehearsedCheck};
 pub use self::rows::{DiskRow, EventRow, PlanRow, PlanState, VmRow, VmState};
 use self::rows::{disk_row, event_row, plan_row, state, unsigned, vm_row, word};
-pub use self::runs::{Foreseen, ForeseenVm, RunFacts, RunRow};
+pub use self::runs::{Foreseen, ForeseenEnds, ForeseenNow, ForeseenVm, RunFacts, RunRow};
 use self::schema::{SCHEMA_VERSION, open_database};
 pub use self::served::{CountRow, OrderRow, ServedRow};
 use self::sync::LogSync;

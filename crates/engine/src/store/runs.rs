@@ -34,6 +34,18 @@ pub struct RunFacts {
     /// What was foreseen for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub foreseen: Option<Foreseen>,
+    /// What was foreseen lately, while it went on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub foreseen_now: Option<ForeseenNow>,
+}
+
+/// When a run ends, as it was foreseen while it went on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForeseenNow {
+    /// When that was, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// When the last VM arrives: P10, P50 and P90, in milliseconds since 1970.
+    pub end_ms: [i64; 3],
 }
 
 /// What was foreseen for a run when it began: P10, P50 and P90, in milliseconds from its beginning.
@@ -43,6 +55,15 @@ pub struct Foreseen {
     pub makespan_ms: [u64; 3],
     /// By the source's id of the VM.
     pub vms: BTreeMap<String, ForeseenVm>,
+}
+
+/// When a run was foreseen to end: P10, P50 and P90, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForeseenEnds {
+    /// As it began.
+    pub first: Option<[i64; 3]>,
+    /// As it was said last.
+    pub now: Option<[i64; 3]>,
 }
 
 /// What was foreseen for a VM.
@@ -88,18 +109,28 @@ impl Store {
         })
     }
 
-    /// When the last VM of a plan's latest run was foreseen to arrive: P10, P50 and P90, in milliseconds since 1970.
-    pub fn foreseen_end_ms(&self, plan: &str) -> Outcome<Option<[i64; 3]>> {
-        let sql = "SELECT at_ms, json_extract(facts, '$.foreseen.makespan_ms[0]') AS p10, json_extract(facts, '$.foreseen.makespan_ms[1]') AS p50,
-                          json_extract(facts, '$.foreseen.makespan_ms[2]') AS p90
+    /// Adds to the latest run of a plan what is foreseen for it now.
+    pub fn set_foreseen_now(&self, plan: &str, now: &ForeseenNow) -> Outcome<()> {
+        let now = serde_json::to_string(now).unwrap_or_default();
+        self.change(Durable::WithTheNext, |db| {
+            let sql = "UPDATE run SET facts = json_set(facts, '$.foreseen_now', json(?2))
+                       WHERE id = (SELECT max(id) FROM run WHERE plan = ?1)";
+            db.execute(sql, params![plan, now]).map(drop)
+        })
+    }
+
+    /// When the last VM of a plan's latest run was foreseen to arrive: as the run began, and as it was said last.
+    pub fn foreseen_ends(&self, plan: &str) -> Outcome<ForeseenEnds> {
+        let sql = "SELECT at_ms, json_extract(facts, '$.foreseen.makespan_ms') AS first,
+                          json_extract(facts, '$.foreseen_now.end_ms') AS now
                    FROM run WHERE plan = ?1 ORDER BY id DESC LIMIT 1";
         let ends = self.rows(sql, params![plan], |row| {
+            let three = |text: Option<String>| serde_json::from_str::<[i64; 3]>(&text?).ok();
             let at_ms: i64 = row.get("at_ms")?;
-            let after = [row.get("p10")?, row.get("p50")?, row.get("p90")?];
-            let [Some(p10), Some(p50), Some(p90)]: [Option<i64>; 3] = after else { return Ok(None) };
-            Ok(Some([p10, p50, p90].map(|after_ms| at_ms.saturating_add(after_ms))))
+            let first = three(row.get("first")?).map(|it| it.map(|after_ms| at_ms.saturating_add(after_ms)));
+            Ok(ForeseenEnds { first, now: three(row.get("now")?).or(first) })
         })?;
-        Ok(ends.into_iter().next().flatten())
+        Ok(ends.into_iter().next().unwrap_or_default())
     }
 
     /// The latest runs of a plan, in order.
@@ -137,10 +168,15 @@ mod tests {
         let runs = store.runs("p").unwrap();
         assert_eq!(runs.iter().map(|run| &run.facts).collect::<Vec<_>>(), [&facts("ann"), &facts("bob")]);
         let foreseen = Foreseen { makespan_ms: [1, 2, 3], ..Foreseen::default() };
-        assert_eq!(store.foreseen_end_ms("p").unwrap(), None);
+        assert_eq!(store.foreseen_ends("p").unwrap(), ForeseenEnds::default());
         store.set_foreseen("p", &foreseen).unwrap();
         let began_ms = store.runs("p").unwrap()[1].at_ms;
-        assert_eq!(store.foreseen_end_ms("p").unwrap(), Some([began_ms + 1, began_ms + 2, began_ms + 3]));
+        let first = Some([began_ms + 1, began_ms + 2, began_ms + 3]);
+        assert_eq!(store.foreseen_ends("p").unwrap(), ForeseenEnds { first, now: first });
+        let now = ForeseenNow { at_ms: 5, end_ms: [6, 7, 8] };
+        store.set_foreseen_now("p", &now).unwrap();
+        assert_eq!(store.foreseen_ends("p").unwrap(), ForeseenEnds { first, now: Some([6, 7, 8]) });
+        assert_eq!(store.runs("p").unwrap()[1].facts.foreseen_now, Some(now));
         let runs = store.runs("p").unwrap();
         assert_eq!((&runs[0].facts, &runs[1].facts.foreseen), (&facts("ann"), &Some(foreseen)));
         store.remove_plan("p").unwrap();

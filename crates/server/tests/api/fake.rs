@@ -89,6 +89,7 @@ pub fn plan(name: &str, project: &str) -> Plan {
         advice: None,
         problems: Vec::new(),
         foreseen_ms: Some([BEGAN_MS + 600_000, BEGAN_MS + 900_000, BEGAN_MS + 1_200_000]),
+        first_foreseen_ms: Some([BEGAN_MS + 500_000, BEGAN_MS + 600_000, BEGAN_MS + 700_000]),
     }
 }
 
@@ -300,6 +301,7 @@ impl Operations for Fake {
             project: project.into(),
             phases: vec![("copy".into(), 1)],
             foreseen_ms: Some([BEGAN_MS + 600_000, BEGAN_MS + 900_000, BEGAN_MS + 1_200_000]),
+            first_foreseen_ms: Some([BEGAN_MS + 500_000, BEGAN_MS + 600_000, BEGAN_MS + 700_000]),
             ..PlanGauges::default()
         };
         Ok(Gauges { plans: vec![of("one", "web"), of("two", "db")] })

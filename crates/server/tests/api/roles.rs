@@ -68,6 +68,7 @@ fn metrics_tell_rates_phases_and_what_is_waited_for() {
         "drover_disks_copied_max 200",
         "drover_vms_waiting{for=\"host_vms\"} 60",
         "drover_foreseen_end_timestamp_seconds{plan=\"one\",quantile=\"0.5\"} 1760000900",
+        "drover_first_foreseen_end_timestamp_seconds{plan=\"one\",quantile=\"0.1\"} 1760000500",
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }
