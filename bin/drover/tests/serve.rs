@@ -5,6 +5,11 @@ mod common;
 #[path = "common/issuer.rs"]
 mod issuer;
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use common::daemon::Daemon;
 use common::{MIB, Stage, disk_file, vm, with};
 use issuer::Issuer;
@@ -256,6 +261,71 @@ fn plans_write_only_to_folders_that_the_settings_allow_and_a_viewer_only_looks()
     let far = stage.run(&["status", "--server", "http://192.0.2.1:8420"]);
     assert_eq!(far.code, Some(2), "{}", far.err);
     assert!(far.err.contains("in the clear"), "{}", far.err);
+}
+
+/// Sends wrong tokens and garbage by turns until it is over; gives how many requests were answered.
+fn flood(address: &str, over: &AtomicBool) -> usize {
+    let mut answered = 0;
+    while !over.load(Ordering::SeqCst) {
+        let Ok(stream) = TcpStream::connect(address) else { continue };
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let (mut reader, mut writer) = (BufReader::new(&stream), &stream);
+        for number in 0..200 {
+            let token = format!("Authorization: Bearer wrong-{number}\r\n");
+            let sent = write!(writer, "GET /v1/plans HTTP/1.1\r\nHost: x\r\n{token}\r\n");
+            if sent.is_err() || !takes_answer(&mut reader) || over.load(Ordering::SeqCst) {
+                break;
+            }
+            answered += 1;
+        }
+        // It closes on what is no HTTP.
+        let _ = writer.write_all(b"\x16\x03\x01\x02\0\x01\0\r\n\r\n");
+    }
+    answered
+}
+
+/// Reads an answer that has a length; whether one came.
+fn takes_answer(reader: &mut impl BufRead) -> bool {
+    let (mut line, mut length) = (String::new(), 0);
+    while line != "\r\n" {
+        line.clear();
+        if reader.read_line(&mut line).unwrap_or(0) == 0 {
+            return false;
+        }
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length: ") {
+            length = value.trim().parse().unwrap();
+        }
+    }
+    reader.read_exact(&mut vec![0; length]).is_ok()
+}
+
+#[test]
+fn a_plan_arrives_while_strangers_send_wrong_tokens_garbage_and_nothing() {
+    let Some(stage) = slow_stage(130, 32, 12) else { return };
+    let daemon = Daemon::start(&stage.drover);
+    daemon.submit(&stage.plan("besieged", &[]));
+    daemon.wait_for("bytes", || (stage.served() > 4 * MIB).then_some(()));
+    let address = daemon.url.trim_start_matches("http://");
+    let (over, before) = (AtomicBool::new(false), daemon.resident_bytes());
+    let slow: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
+    slow.iter().for_each(|mut stream| stream.write_all(b"GET / HT").unwrap());
+    let answered: usize = std::thread::scope(|scope| {
+        let floods: Vec<_> = (0..8).map(|_| scope.spawn(|| flood(address, &over))).collect();
+        let grown = daemon.wait_for("the end of the plan", || {
+            let plan = daemon.plan("besieged");
+            (plan["state"] == "done").then(|| daemon.resident_bytes().saturating_sub(before))
+        });
+        over.store(true, Ordering::SeqCst);
+        assert!(grown < 128 * MIB, "memory grew by {} MiB", grown / MIB);
+        floods.into_iter().map(|it| it.join().unwrap()).sum()
+    });
+    println!("{answered} wrong tokens were answered meanwhile");
+    assert!(answered > 100, "{answered}");
+    assert_arrived(&stage);
+    let plan = daemon.plan("besieged");
+    assert_eq!((&plan["vms"]["done"], &plan["exit"]), (&json!(2), &json!(0)), "{plan}");
+    drop(slow);
+    daemon.stop();
 }
 
 #[test]

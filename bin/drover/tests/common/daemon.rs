@@ -120,6 +120,12 @@ impl Daemon {
         }
     }
 
+    /// Bytes of memory that it has in use.
+    pub fn resident_bytes(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/statm", self.child.id())).unwrap();
+        text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    }
+
     /// Asks it to end, and waits until it has.
     pub fn stop(mut self) {
         let pid = rustix::process::Pid::from_child(&self.child);
