@@ -214,6 +214,7 @@ pub(crate) fn from_midnight(question: &Question) -> Question {
     for vm in &mut question.vms {
         vm.windows.iter_mut().for_each(|(from, to)| (*from, *to) = (since(*from), since(*to)));
         vm.warm.iter_mut().for_each(|warm| warm.cutover_ms = warm.cutover_ms.map(since));
+        vm.deadline_ms = vm.deadline_ms.map(since);
     }
     for WaveWindow { from_ms, until_ms, .. } in
         question.waves.values_mut().flatten().map(|wave| &mut wave.window)
