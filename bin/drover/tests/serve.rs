@@ -263,6 +263,32 @@ fn plans_write_only_to_folders_that_the_settings_allow_and_a_viewer_only_looks()
     assert!(far.err.contains("in the clear"), "{}", far.err);
 }
 
+#[test]
+fn waves_of_a_plan_are_told_with_their_vms() {
+    let Some(stage) = stage(131, 1) else { return };
+    let daemon = Daemon::start(&stage.drover);
+    let text = stage.plan_text("waved")
+        + "waves:\n  - {name: first, from: 2020-01-01T00:00:00Z, vms: [{name: one}]}\n  \
+             - {name: second, after: [first], vms: [{name: two}]}\n";
+    let path = stage.path("waved.yaml");
+    std::fs::write(&path, text).unwrap();
+    daemon.submit(&path.display().to_string());
+    daemon.wait("waved", "done");
+    let waves = daemon.get("/v1/plans/waved/waves");
+    let [first, second] = &waves["items"].as_array().unwrap()[..] else { panic!("two waves: {waves}") };
+    assert_eq!(
+        (&first["name"], &first["state"], &first["done"]),
+        (&json!("first"), &json!("done"), &json!(1))
+    );
+    assert_eq!(first["window"], json!({ "hours": null, "from_ms": 1_577_836_800_000_i64, "until_ms": null }));
+    assert_eq!((&second["after"], &second["if_failed"]), (&json!(["first"]), &json!("wait")));
+    assert!(second["began_ms"].as_i64() >= first["ended_ms"].as_i64(), "{waves}");
+    let vms = daemon.get("/v1/plans/waved/vms");
+    let of = |at: usize| vms["items"][at]["wave"].as_str().unwrap().to_string();
+    assert_eq!([of(0), of(1)], ["first", "second"]);
+    daemon.stop();
+}
+
 /// Sends wrong tokens and garbage by turns until it is over; gives how many requests were answered.
 fn flood(address: &str, over: &AtomicBool) -> usize {
     let mut answered = 0;
