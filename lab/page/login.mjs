@@ -13,6 +13,8 @@ const require = createRequire(join(modules, 'package.json'));
 const { chromium } = require('playwright-core');
 const axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
 const folder = mkdtempSync(join(tmpdir(), 'drover-login-'));
+const kept = (page) => page.evaluate(() => Object.keys(sessionStorage).sort());
+const dialog = (page) => page.locator('#dialog');
 
 const context = await chromium.launchPersistentContext(folder, {
   executablePath: process.env.DROVER_CHROMIUM ?? '/usr/bin/chromium',
@@ -37,9 +39,6 @@ try {
   await context.close();
   rmSync(folder, { recursive: true, force: true });
 }
-
-const kept = (page) => page.evaluate(() => Object.keys(sessionStorage).sort());
-const dialog = (page) => page.locator('#dialog');
 
 /** To the issuer, and back by one of its links. */
 async function logIn(page, link) {

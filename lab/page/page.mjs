@@ -114,6 +114,8 @@ async function keys(page) {
   await page.locator('#side[open]').waitFor({ state: 'detached' });
   await page.locator('#tab-vms').focus();
   await page.keyboard.press('ArrowRight');
+  await page.locator('#tab-waves[aria-selected="true"]').waitFor();
+  await page.keyboard.press('ArrowRight');
   await page.locator('#tab-time[aria-selected="true"]').waitFor();
   await page.getByRole('grid', { name: 'When each VM was at work' }).waitFor();
   await page.locator('#tab-vms').click();
@@ -174,7 +176,7 @@ async function resources(page) {
   const hosts = page.getByRole('grid', { name: 'Hosts' });
   await hosts.getByText('20 of 20').first().waitFor();
   await hosts.getByText('7 of any').first().waitFor();
-  await page.getByText('VMs that wait: 60 for host vms').waitFor();
+  await page.getByText('VMs that wait: 60 for VM slots of their hosts').waitFor();
 }
 
 async function accessible(page, scheme) {

@@ -356,6 +356,14 @@ function confirmProceed(wave) {
   });
 }
 
+/** What VMs wait for, by the kinds of the API. */
+const WAITS = {
+  host_vms: 'VM slots of their hosts', host_disks: 'disk slots of their hosts', longest: 'the longest VM of their host', datastore_disks: 'disk slots of a datastore',
+  disks: 'disk slots in all', own_vms: 'VM slots of their plan', own_disks: 'disk slots of their plan', turn: 'their turn', window: 'a window', wave: 'an earlier wave',
+  wave_failed: 'a word to proceed', wave_hooks: 'what is called before a wave', retry: 'their next try', host: 'a host that failed', anti_affinity: 'a VM that they never run beside',
+  stage: 'an earlier stage', together: 'others of their group', cutovers: 'cutover slots', elsewhere: 'slots that other processes have',
+};
+
 /** What VMs of all plans share. */
 function openResources(panel) {
   const of = (now, most) => `${now} of ${most ?? 'any'}`;
@@ -368,7 +376,7 @@ function openResources(panel) {
   const facts = el('p');
   panel.replaceChildren(facts, list.node);
   follow(panel, 'resources', () => '/v1/resources', (now) => {
-    const waits = Object.entries(now.waits).sort((one, two) => two[1] - one[1]).map(([what, count]) => `${count} for ${words(what)}`);
+    const waits = Object.entries(now.waits).sort((one, two) => two[1] - one[1]).map(([what, count]) => `${count} for ${WAITS[what] ?? words(what)}`);
     setText(facts, `Disks of all plans: ${of(now.disks, now.disks_max)}. VMs that wait: ${waits.join(', ') || 'none'}.`);
     list.show([...now.hosts].sort((one, two) => two.waiting - one.waiting));
   });
