@@ -15,7 +15,7 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPai
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use drover_server::{Grant, IssuerDocuments, LoginClient, OidcOptions, Role};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub const CLIENT: &str = "drover";
 
