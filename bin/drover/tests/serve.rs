@@ -5,7 +5,7 @@ mod common;
 #[path = "common/issuer.rs"]
 mod issuer;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
