@@ -297,9 +297,13 @@ fn flood(address: &str, over: &AtomicBool) -> usize {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let (mut reader, mut writer) = (BufReader::new(&stream), &stream);
         for number in 0..200 {
-            let token = format!("Authorization: Bearer wrong-{number}\r\n");
-            let sent = write!(writer, "GET /v1/plans HTTP/1.1\r\nHost: x\r\n{token}\r\n");
-            if sent.is_err() || !takes_answer(&mut reader) || over.load(Ordering::SeqCst) {
+            // In one piece: small ones wait for each other.
+            let request =
+                format!("GET /v1/plans HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong-{number}\r\n\r\n");
+            if writer.write_all(request.as_bytes()).is_err()
+                || !takes_answer(&mut reader)
+                || over.load(Ordering::SeqCst)
+            {
                 break;
             }
             answered += 1;
