@@ -277,3 +277,16 @@ func (l *lab) hostLogin(address, password string) *http.Cookie {
 	}
 	return nil
 }
+
+func TestASnapshotThatIsGoneLeavesWhatIsCommittedAsItWas(t *testing.T) {
+	l := start(t, false, "30m")
+	vm := l.vm("prod/web/web01")
+	committed := func() int64 {
+		return l.look(vm).Summary.Storage.Committed
+	}
+	before := committed()
+	l.removeSnapshot(l.snapshot(vm, "s"))
+	if after := committed(); after != before || before == 0 {
+		t.Errorf("%d bytes are committed, and %d were", after, before)
+	}
+}

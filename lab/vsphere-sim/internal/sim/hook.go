@@ -203,6 +203,8 @@ func (s *Sim) showLive(ctx *simulator.Context, m *machine) {
 	devices := withBackings(m.vm.Config.Hardware.Device, m.disks.Backings(""))
 	ctx.Update(m.vm, []types.PropertyChange{{Name: "config.hardware.device", Val: devices}})
 	m.vm.RefreshStorageInfo(ctx, nil)
+	// It goes by the length of files, as if nothing were thin.
+	s.fillStorage(m)
 }
 
 // withBackings gives devices with other disk files. Disks are copied, since a client's answer

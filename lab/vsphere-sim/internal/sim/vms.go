@@ -235,7 +235,7 @@ func (s *Sim) fillDisks(m *machine) {
 	s.showTracking(m)
 }
 
-// fillStorage tells what the VM's files took when it was made, with the swap file that it has while it runs.
+// fillStorage tells what the VM's files took when it was last looked at, with the swap file that it has while it runs.
 func (s *Sim) fillStorage(m *machine) {
 	var committed, provisioned int64
 	for _, device := range object.VirtualDeviceList(m.vm.Config.Hardware.Device).SelectByType((*types.VirtualDisk)(nil)) {
