@@ -67,7 +67,10 @@ impl PlanStatus {
     pub fn text(&self) -> String {
         let text = drover_view::status_text(&self.report.plan, &self.vms, &self.disks, &self.progress);
         let waves = drover_view::waves_text(&self.report.waves);
-        let end = drover_view::foreseen_end_text(&self.report).map(|line| format!("\n{line}"));
+        // One whose process is gone ends when somebody resumes it.
+        let end =
+            drover_view::foreseen_end_text(&self.report).filter(|_| drover_view::runs(&self.report.plan));
+        let end = end.map(|line| format!("\n{line}"));
         text + &end.unwrap_or_default()
             + &waves
             + &drover_view::warm_status_text(&self.report)
