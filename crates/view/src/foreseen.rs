@@ -60,10 +60,10 @@ pub fn end_text(report: &PlanReport) -> Option<String> {
     });
     let [p10, p50, p90] = run.facts.foreseen_now.map(|now| now.end_ms).or(first)?.map(local);
     let before = match (run.facts.foreseen_now, first) {
-        (Some(_), Some([_, first, _])) => format!("; when the run began: {}", local(first)),
+        (Some(_), Some([_, first, _])) => format!("  as the run began: {}\n", local(first)),
         _ => String::new(),
     };
-    Some(format!("foreseen to end: {p50} ({p10} to {p90}){before}\n"))
+    Some(format!("foreseen to end: {p50}\n  P10 {p10}, P90 {p90}\n{before}"))
 }
 
 /// In a line each.
@@ -119,11 +119,17 @@ mod tests {
         let [soon, likely, late, now] = [50_000, 90_000, 130_000, 7_000].map(at);
         let now_ms = run.at_ms + 7_000;
         run.facts.foreseen = Some(Foreseen { makespan_ms: [50_000, 90_000, 130_000], ..Foreseen::default() });
-        assert_eq!(end_text(&report).unwrap(), format!("foreseen to end: {likely} ({soon} to {late})\n"));
+        assert_eq!(
+            end_text(&report).unwrap(),
+            format!("foreseen to end: {likely}\n  P10 {soon}, P90 {late}\n")
+        );
         let run = report.runs.last_mut().unwrap();
         run.facts.foreseen_now = Some(ForeseenNow { at_ms: 1, end_ms: [now_ms; 3] });
         let text = end_text(&report).unwrap();
-        assert_eq!(text, format!("foreseen to end: {now} ({now} to {now}); when the run began: {likely}\n"));
+        assert_eq!(
+            text,
+            format!("foreseen to end: {now}\n  P10 {now}, P90 {now}\n  as the run began: {likely}\n")
+        );
         report.plan.state = PlanState::Done;
         assert_eq!(end_text(&report), None);
     }
