@@ -81,7 +81,7 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     // What was asked for under the lease lands not long after it.
     cluster.wait_at_most(ANSWER_MAX);
     crate::out::say(format_args!("drover operator: namespace {namespace} of {}", cluster.server()));
-    let told = Arc::new(Told::new());
+    let told = Arc::new(Told::new(args.listen.is_some()));
     let server = args.listen.map(|listen| Server::tell(listen, told.clone())).transpose();
     let server = server.map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
     if let Some(server) = &server {
@@ -123,7 +123,7 @@ fn namespace(told: Option<&str>) -> Result<String, Failure> {
 }
 
 /// A failure of the cluster's, as commands tell it.
-fn failure(error: KubeError) -> Failure {
+pub fn failure(error: KubeError) -> Failure {
     let exit = match error.kind {
         KubeErrorKind::Denied => Exit::Access,
         KubeErrorKind::Unreachable => Exit::Connection,
@@ -234,7 +234,6 @@ struct Operator {
     /// Workers that ended, by exit; those that told none.
     ends: BTreeMap<Option<u8>, u64>,
     told: Arc<Told>,
-    told_at: Option<Instant>,
 }
 
 impl Operator {
@@ -268,7 +267,6 @@ impl Operator {
             counted: Moment::default(),
             ends: BTreeMap::new(),
             told,
-            told_at: None,
         }
     }
 

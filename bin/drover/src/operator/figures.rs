@@ -25,15 +25,29 @@ const PHASES: [Phase; 8] = [
 
 /// What was told last.
 pub struct Told {
+    /// Whether anybody can ask.
+    is_served: bool,
     ready: Mutex<Result<(), String>>,
     text: Mutex<String>,
+    at: Mutex<Option<Instant>>,
 }
 
 impl Told {
     /// Before it leads.
-    pub fn new() -> Told {
-        let text = figures(&Counts::default());
-        Told { ready: Mutex::new(Err("the API server was not asked yet".into())), text: Mutex::new(text) }
+    pub fn new(is_served: bool) -> Told {
+        let ready = Mutex::new(Err("the API server was not asked yet".into()));
+        Told { is_served, ready, text: Mutex::new(figures(&Counts::default())), at: Mutex::new(None) }
+    }
+
+    /// Whether all is to be summed up again: somebody can ask, and the figures are as old as they may be.
+    fn is_due(&self) -> bool {
+        let at = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_served && at.is_none_or(|at| at.elapsed() >= EACH)
+    }
+
+    fn tell(&self, counts: &Counts) {
+        *self.text.lock().unwrap_or_else(PoisonError::into_inner) = figures(counts);
+        *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     pub fn set_ready(&self, ready: Result<(), String>) {
@@ -71,19 +85,18 @@ struct Counts {
 }
 
 impl Operator {
-    /// Tells what there is now, unless that was done a moment ago.
-    pub(super) fn tell_figures(&mut self) {
-        if self.told_at.is_some_and(|at| at.elapsed() < EACH) {
+    /// Tells what there is now, unless nobody can ask or that was done a moment ago.
+    pub(super) fn tell_figures(&self) {
+        if !self.told.is_due() {
             return;
         }
-        self.told_at = Some(Instant::now());
         let ready = match self.complete.len() == KINDS.len() {
             true if self.lease.is_held() => Ok(()),
             true => Err("the lease is not renewed".to_string()),
             false => Err("the lists of the API server are not complete yet".to_string()),
         };
         self.told.set_ready(ready);
-        *self.told.text.lock().unwrap_or_else(PoisonError::into_inner) = figures(&self.counts());
+        self.told.tell(&self.counts());
     }
 
     fn counts(&self) -> Counts {
@@ -157,6 +170,17 @@ fn figures(counts: &Counts) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_summed_up_for_nobody_or_twice_in_a_moment() {
+        assert!(!Told::new(false).is_due());
+        let told = Told::new(true);
+        assert!(told.is_due());
+        told.tell(&Counts { requests: 7, ..Counts::default() });
+        assert!(!told.is_due() && told.metrics().contains("drover_operator_requests_total 7"));
+        *told.at.lock().unwrap() = Instant::now().checked_sub(EACH);
+        assert!(told.is_due());
+    }
 
     #[test]
     fn every_figure_is_documented_and_told_once() {
