@@ -187,6 +187,32 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
         return;
     }
     check(&[("namespace: vms", "namespace: nowhere")], &["no namespace nowhere"]);
+    // A token that counts no more.
+    let kubeconfig = landing.cluster.kubeconfig();
+    let expired = landing.stage.path("expired");
+    let text = std::fs::read_to_string(&kubeconfig).unwrap();
+    assert!(text.contains("token: lab-admin"), "{text}");
+    std::fs::write(&expired, text.replace("token: lab-admin", "token: expired")).unwrap();
+    let own = format!("kubeconfig: {}", kubeconfig.display());
+    let other = format!("kubeconfig: {}", expired.display());
+    check(&[(own.as_str(), other.as_str())], &["lets this user not in", "it may have expired"]);
+    // A KubeVirt of before v1: what it serves now is not what is asked for.
+    let crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/virtualmachines.kubevirt.io";
+    let versions = landing.cluster.get(crd).unwrap().unwrap()["spec"]["versions"].clone();
+    let serve = |is_served: bool| {
+        let mut versions = versions.clone();
+        let v1 = versions.as_array_mut().unwrap().iter_mut().find(|it| it["name"] == "v1").unwrap();
+        v1["served"] = json!(is_served);
+        landing.cluster.merge(crd, &json!({"spec": {"versions": versions}})).unwrap();
+        wait_until("that counts", PATIENCE, || {
+            let list = landing.cluster.get("/apis/kubevirt.io/v1").unwrap().unwrap_or_default();
+            let names = list["resources"].as_array().cloned().unwrap_or_default();
+            names.iter().any(|it| it["name"] == "virtualmachines") == is_served
+        });
+    };
+    serve(false);
+    check(&[], &["serves kubevirt.io/v1 without virtual machines"]);
+    serve(true);
     check(
         &[("  namespace: vms", "  context: nobody\n  namespace: vms")],
         &[
@@ -236,6 +262,50 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
         "{}",
         output.err
     );
+    // The claim is made again by somebody, too small.
+    let path = format!("{CLAIMS}/web01-0");
+    let mut claim = landing.cluster.get(&path).unwrap().unwrap();
+    landing.cluster.remove(&path).unwrap();
+    wait_until("the claim goes", PATIENCE, || landing.names(CLAIMS).is_empty());
+    claim["metadata"] = json!({"name": "web01-0", "annotations": {
+        "drover.dev/owner": claim["metadata"]["annotations"]["drover.dev/owner"]}});
+    claim["spec"]["resources"]["requests"]["storage"] = json!("1Mi");
+    claim.as_object_mut().unwrap().remove("status");
+    landing.cluster.make(CLAIMS, &claim).unwrap();
+    let output = landing.stage.run(&["resume", "unbound"]);
+    assert!(
+        output.code == Some(7) && output.err.contains("and the disk wants 2097152 bytes"),
+        "{}",
+        output.err
+    );
     landing.arrives(&["cancel", "unbound"]);
+    wait_until("all goes", PATIENCE, || landing.all().is_empty());
+    // A class that makes no volumes: the claim's own events tell it.
+    let classes = "/apis/storage.k8s.io/v1/storageclasses";
+    let class = json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "gone"},
+        "provisioner": "kubernetes.io/no-provisioner"});
+    landing.cluster.make(classes, &class).unwrap();
+    // CDI says who may have its volumes at a time.
+    assert!(landing.cluster.install_schema("storageprofiles.cdi.kubevirt.io", "v1beta1").unwrap());
+    let profiles = "/apis/cdi.kubevirt.io/v1beta1/storageprofiles";
+    let profile = json!({"apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "StorageProfile", "metadata": {"name": "gone"}, "spec": {}});
+    landing.cluster.make(profiles, &profile).unwrap();
+    let sets =
+        json!({"status": {"claimPropertySets": [{"volumeMode": "Block", "accessModes": ["ReadWriteMany"]}]}});
+    landing.cluster.merge(&format!("{profiles}/gone/status"), &sets).unwrap();
+    check(
+        &[("image_pull", "instance_type: u1.medium\n  image_pull")],
+        &["does not serve instancetype.kubevirt.io/v1"],
+    );
+    let gone = landing.plan(
+        "gone",
+        &[("storage_class: lab", "storage_class: gone"), ("worker_timeout: 60s", "worker_timeout: 5s")],
+    );
+    let output = landing.stage.run(&["migrate", &gone]);
+    assert!(output.err.contains("claim web01-0 has no volume"), "{}", output.err);
+    let claim = landing.cluster.get(&format!("{CLAIMS}/web01-0")).unwrap().unwrap();
+    assert_eq!(claim["spec"]["accessModes"], json!(["ReadWriteMany"]));
+    landing.cluster.remove(&format!("{classes}/gone")).unwrap();
+    landing.arrives(&["cancel", "gone"]);
     wait_until("all goes", PATIENCE, || landing.all().is_empty());
 }

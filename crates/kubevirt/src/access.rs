@@ -20,24 +20,25 @@ pub struct Access {
     pub context: Option<String>,
 }
 
-/// A client, the server's address, and the exec plug-in that gives it its credentials.
+/// A client, the server's address, the namespace of its context, and the exec plug-in that gives it its credentials.
 pub(crate) struct Reached {
     pub client: Client,
     pub server: String,
+    pub namespace: String,
     pub plugin: Option<String>,
 }
 
 /// Reads the configuration. Blocks for as long as a plug-in takes.
 pub(crate) fn reach(access: &Access, handle: &Handle) -> Result<Reached, KubeError> {
     let config = handle.block_on(config_of(access))?;
-    let server = config.cluster_url.to_string();
+    let (server, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
     let plugin = config.auth_info.exec.as_ref().and_then(|exec| exec.command.clone());
     let _entered = handle.enter();
     let client = Client::try_from(config).map_err(|error| {
         let words = credential_words(&error, plugin.as_deref()).unwrap_or_else(|| words_of(&error));
         KubeError::new(KubeErrorKind::Config, words)
     })?;
-    Ok(Reached { client, server, plugin })
+    Ok(Reached { client, server, namespace, plugin })
 }
 
 async fn config_of(access: &Access) -> Result<Config, KubeError> {

@@ -81,6 +81,7 @@ pub struct Cluster {
     handle: Handle,
     client: Client,
     server: String,
+    namespace: String,
     plugin: Option<String>,
     /// When nothing is waited for any more.
     last: OnceLock<Instant>,
@@ -128,13 +129,14 @@ impl Cluster {
             }
         });
         match reached {
-            Ok(Reached { client, server, plugin }) => {
+            Ok(Reached { client, server, namespace, plugin }) => {
                 let (last, patience) = (OnceLock::new(), OnceLock::new());
                 Ok(Arc::new(Cluster {
                     runtime: Some(runtime),
                     handle,
                     client,
                     server,
+                    namespace,
                     plugin,
                     last,
                     patience,
@@ -151,6 +153,11 @@ impl Cluster {
     /// The server's address.
     pub fn server(&self) -> &str {
         &self.server
+    }
+
+    /// The namespace of the context, or the pod's own; `default` where none is named.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     /// How many requests were made so far; streams of changes count none.
@@ -343,7 +350,7 @@ impl Drop for Cluster {
 const JSON: &str = "application/json";
 
 /// Kind and words of an error, without the request.
-type Told = (KubeErrorKind, String);
+pub(crate) type Told = (KubeErrorKind, String);
 
 async fn carried(
     client: &Client,
@@ -368,7 +375,7 @@ async fn carried(
 }
 
 /// What an answer says. Only an API server's own words tell that something is not there: a proxy's page tells nothing.
-fn answered(code: u16, body: &[u8]) -> Result<Value, Told> {
+pub(crate) fn answered(code: u16, body: &[u8]) -> Result<Value, Told> {
     let parsed: Option<Value> = serde_json::from_slice(body).ok().filter(Value::is_object);
     if (200..300).contains(&code) {
         return parsed.ok_or_else(|| (KubeErrorKind::Server, NO_API_SERVER.to_string()));
@@ -501,6 +508,19 @@ mod tests {
         assert_eq!(of(vec![denied(system), uid(own, "2")]), Ok(("n".into(), "2".into())));
         assert_eq!(of(vec![denied(system), denied(own)]), Err(KubeErrorKind::Denied));
         assert_eq!(of(vec![uid(system, ""), uid(own, "2")]), Err(KubeErrorKind::Server));
+    }
+
+    #[test]
+    fn a_kubeconfigs_proxy_is_asked_for_its_server() {
+        let (folder, proxy) =
+            served(vec![("cluster.example:80", 200, String::new()), ("/version", 200, "{}".into())]);
+        let path = kubeconfig(folder.path(), "http://cluster.example:80", "{}");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let own = format!("server: 'http://cluster.example:80', proxy-url: '{}'", proxy.server());
+        std::fs::write(&path, text.replace("server: 'http://cluster.example:80'", &own)).unwrap();
+        let cluster = Cluster::connect(&Access { kubeconfig: Some(path), context: None }).unwrap();
+        assert_eq!(cluster.get("/version"), Ok(Some(serde_json::json!({}))));
+        assert_eq!(cluster.server(), "http://cluster.example:80/");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! access    kubeconfigs and their plug-ins
 //! cluster   the API server: requests with a bound on their time, refusals with their kind
 //! watch     lists in pages, and what changes afterwards
+//! lines     texts that may never end: the logs of pods
 //! forward   a port of this host that leads to one of a pod
 //! ```
 //!
@@ -17,6 +18,7 @@
 mod access;
 mod cluster;
 mod forward;
+mod lines;
 pub mod objects;
 pub mod vm;
 mod watch;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use drover_plan::{ImagePull, Kubevirt, PlannedDisk, PlannedVm, VolumeMode};
+use drover_plan::{AccessMode, ImagePull, Kubevirt, PlannedDisk, PlannedVm, VolumeMode};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -174,7 +174,7 @@ pub fn claim(vm: &PlannedVm, disk: &PlannedDisk, kubevirt: &Kubevirt, plan: &str
     };
     let bytes = claim_bytes(disk.disk.capacity_bytes, kubevirt);
     let mut spec = json!({
-        "accessModes": [kubevirt.access_mode.name()],
+        "accessModes": [kubevirt.access_mode.unwrap_or(AccessMode::ReadWriteOnce).name()],
         "volumeMode": mode,
         "resources": {"requests": {"storage": bytes.to_string()}},
     });
@@ -182,6 +182,18 @@ pub fn claim(vm: &PlannedVm, disk: &PlannedDisk, kubevirt: &Kubevirt, plan: &str
         spec["storageClassName"] = json!(class);
     }
     json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
+}
+
+/// The access modes that a StorageProfile of CDI's names first for volumes of this mode.
+pub fn profile_modes(profile: &Value, mode: VolumeMode) -> Option<Vec<String>> {
+    let wanted = match mode {
+        VolumeMode::Block => "Block",
+        VolumeMode::Filesystem => "Filesystem",
+    };
+    let sets = profile["status"]["claimPropertySets"].as_array()?;
+    let set = sets.iter().find(|set| set["volumeMode"].as_str().unwrap_or("Filesystem") == wanted)?;
+    let modes = set["accessModes"].as_array()?.iter().filter_map(Value::as_str).map(str::to_string);
+    Some(modes.collect::<Vec<_>>()).filter(|modes| !modes.is_empty())
 }
 
 /// What a worker's agent is known by, and whom it serves.
@@ -313,6 +325,33 @@ pub fn standing(pod: &Value) -> Standing {
     }
 }
 
+/// Why a claim has no volume yet, by the last event about it that says so.
+pub fn claim_trouble(claim: &Value, events: &Value) -> Option<String> {
+    if claim["status"]["phase"] == "Bound" {
+        return None;
+    }
+    let says = |event: &&Value| {
+        let reason = event["reason"].as_str().unwrap_or_default();
+        TROUBLES.contains(&reason) && event["involvedObject"]["uid"] == uid(claim)
+    };
+    let moment = |event: &&Value| {
+        let told = [&event["lastTimestamp"], &event["metadata"]["creationTimestamp"]];
+        told.into_iter().find_map(Value::as_str).unwrap_or_default().to_string()
+    };
+    let last = events["items"].as_array()?.iter().filter(says).max_by_key(moment)?;
+    let name = claim["metadata"]["name"].as_str().unwrap_or_default();
+    let words = last["message"].as_str().unwrap_or_default();
+    Some(format!("claim {name} has no volume: {words}"))
+}
+
+/// Reasons of events about claims without a volume. Source: Kubernetes' `pkg/controller/volume/events` and its external provisioner.
+const TROUBLES: [&str; 3] = ["ProvisioningFailed", "FailedBinding", "ExternalProvisioning"];
+
+/// Whether words of [`claim_trouble`] say that its storage class is not there: no waiting mends that.
+pub fn lacks_class(trouble: &str) -> bool {
+    trouble.contains("storageclass.storage.k8s.io") && trouble.contains("not found")
+}
+
 /// How a pod stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -382,6 +421,35 @@ mod tests {
         );
         let going = json!({"metadata": {"deletionTimestamp": "now"}, "status": {"phase": "Running"}});
         assert!(matches!(standing(&going), Standing::Ended(_)));
+    }
+
+    #[test]
+    fn a_profile_says_access_modes_by_volume_mode() {
+        let set = |mode: &str, access: &[&str]| json!({"volumeMode": mode, "accessModes": access});
+        let profile = json!({"status": {"claimPropertySets": [
+            set("Block", &["ReadWriteMany"]), set("Block", &["ReadWriteOnce"]), set("Filesystem", &[])]}});
+        assert_eq!(profile_modes(&profile, VolumeMode::Block), Some(vec!["ReadWriteMany".to_string()]));
+        assert_eq!(profile_modes(&profile, VolumeMode::Filesystem), None);
+        assert_eq!(profile_modes(&json!({"status": {}}), VolumeMode::Block), None);
+    }
+
+    #[test]
+    fn claims_say_why_they_have_no_volume() {
+        let claim =
+            |phase: &str| json!({"metadata": {"name": "web01-0", "uid": "1"}, "status": {"phase": phase}});
+        let event = |uid: &str, reason: &str, at: &str, message: &str| json!({"reason": reason, "message": message, "involvedObject": {"uid": uid}, "lastTimestamp": at});
+        let missing = "storageclass.storage.k8s.io \"fast\" not found";
+        let events = json!({"items": [
+            event("1", "ProvisioningFailed", "2026-01-01T00:00:09Z", missing),
+            event("1", "FailedBinding", "2026-01-01T00:00:01Z", "before"),
+            event("1", "WaitForFirstConsumer", "2026-01-01T00:00:10Z", "that is as it should be"),
+            event("2", "ProvisioningFailed", "2026-01-01T00:00:11Z", "another's"),
+        ]});
+        let trouble = claim_trouble(&claim("Pending"), &events).unwrap();
+        assert_eq!(trouble, format!("claim web01-0 has no volume: {missing}"));
+        assert!(lacks_class(&trouble) && !lacks_class("claim web01-0 has no volume: no room"));
+        assert_eq!(claim_trouble(&claim("Bound"), &events), None);
+        assert_eq!(claim_trouble(&claim("Pending"), &json!({"items": []})), None);
     }
 
     #[test]

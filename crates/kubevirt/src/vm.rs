@@ -23,6 +23,10 @@ struct VirtualMachine {
 #[serde(rename_all = "camelCase")]
 struct Spec {
     run_strategy: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instancetype: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    preference: Option<Value>,
     template: Template,
 }
 
@@ -49,8 +53,10 @@ struct Domain {
     firmware: FirmwareSpec,
     #[serde(skip_serializing_if = "Option::is_none")]
     features: Option<Value>,
-    cpu: Cpu,
-    memory: Memory,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<Cpu>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Memory>,
     devices: Devices,
 }
 
@@ -135,6 +141,8 @@ pub struct About<'a> {
 pub fn virtual_machine(vm: &PlannedVm, kubevirt: &Kubevirt, about: &About<'_>) -> Value {
     let name = objects::vm_name(vm);
     let is_secure = vm.vm.firmware == Some(Firmware::Uefi) && vm.vm.secure_boot;
+    // KubeVirt refuses machines that say what their instance type says.
+    let says_size = kubevirt.instance_type.is_none();
     let cores = vm.vm.cores_per_socket.clamp(1, vm.vm.cpus.max(1));
     let nics: Vec<(&PlannedNic, Attached)> =
         vm.nics.iter().filter_map(|nic| Some((nic, attached(nic)?))).collect();
@@ -146,6 +154,8 @@ pub fn virtual_machine(vm: &PlannedVm, kubevirt: &Kubevirt, about: &About<'_>) -
         metadata,
         spec: Spec {
             run_strategy: HALTED,
+            instancetype: named("VirtualMachineClusterInstancetype", kubevirt.instance_type.as_deref()),
+            preference: named("VirtualMachineClusterPreference", kubevirt.preference.as_deref()),
             template: Template {
                 metadata: Metadata {
                     labels: [("kubevirt.io/domain".to_string(), name)].into(),
@@ -164,13 +174,13 @@ pub fn virtual_machine(vm: &PlannedVm, kubevirt: &Kubevirt, about: &About<'_>) -
                             },
                         },
                         features: is_secure.then(|| json!({"smm": {"enabled": true}})),
-                        cpu: Cpu {
+                        cpu: says_size.then(|| Cpu {
                             sockets: vm.vm.cpus.max(1).div_ceil(cores),
                             cores,
                             threads: 1,
                             model: kubevirt.cpu.clone(),
-                        },
-                        memory: Memory { guest: format!("{}Mi", vm.vm.memory_mib) },
+                        }),
+                        memory: says_size.then(|| Memory { guest: format!("{}Mi", vm.vm.memory_mib) }),
                         devices: Devices {
                             disks: vm.disks.iter().enumerate().map(disk).collect(),
                             interfaces: nics.iter().map(|(nic, attached)| attached.interface(nic)).collect(),
@@ -186,6 +196,11 @@ pub fn virtual_machine(vm: &PlannedVm, kubevirt: &Kubevirt, about: &About<'_>) -
         },
     };
     serde_json::to_value(machine).unwrap_or_else(|error| unreachable!("text keys only: {error}"))
+}
+
+/// A reference to an object of the cluster's.
+fn named(kind: &str, name: Option<&str>) -> Option<Value> {
+    name.map(|name| json!({"kind": kind, "name": name}))
 }
 
 /// What says where it came from, and what its disks were.

@@ -59,6 +59,21 @@ fn planned(target: &str, change: impl FnOnce(&mut Vm)) -> (PlannedVm, Kubevirt) 
 }
 
 #[test]
+fn an_instance_type_says_cpu_and_memory() {
+    let (vm, kubevirt) = planned("instance_type: u1.medium, preference: rhel.9, cpu: host-model", |_| {});
+    let machine = vm::virtual_machine(&vm, &kubevirt, &About::default());
+    let spec = &machine["spec"];
+    assert_eq!(
+        spec["instancetype"],
+        json!({"kind": "VirtualMachineClusterInstancetype", "name": "u1.medium"})
+    );
+    assert_eq!(spec["preference"], json!({"kind": "VirtualMachineClusterPreference", "name": "rhel.9"}));
+    let domain = spec["template"]["spec"]["domain"].as_object().unwrap();
+    assert!(!domain.contains_key("cpu") && !domain.contains_key("memory"), "{domain:#?}");
+    assert!(domain.contains_key("devices"));
+}
+
+#[test]
 fn a_bios_guest_with_all_kinds_of_nics() {
     let (vm, kubevirt) = planned("disk_bus: keep, machine: q35, cpu: host-model", |_| {});
     let roots = [(0, "ab".repeat(32))];

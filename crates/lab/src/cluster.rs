@@ -326,24 +326,30 @@ impl Cluster {
     /// # Errors
     /// If the server refuses them.
     pub fn install_kubevirt(&self) -> Result<bool> {
+        Ok(self.install_schema("virtualmachines.kubevirt.io", "v1")?
+            && self.install_schema("virtualmachineinstances.kubevirt.io", "v1")?)
+    }
+
+    /// Installs one of the schemas of KubeVirt and its parts, `PLURAL.GROUP`, of which it serves that version; `false`, after a printed line,
+    /// where they are not there.
+    ///
+    /// # Errors
+    /// If the server refuses it.
+    pub fn install_schema(&self, name: &str, version: &str) -> Result<bool> {
         let home = workspace();
         let folder = home.ancestors().map(|it| it.join("shared/kubevirt")).find(|it| it.is_dir());
         let Some(folder) = folder else {
             println!("skipped: no schemas of KubeVirt (shared/kubevirt)");
             return Ok(false);
         };
-        for name in ["virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io"] {
-            let yaml = std::fs::read(folder.join(format!("{name}.yaml")))?;
-            let path =
-                format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}?fieldManager=lab");
-            self.api().succeeds("PATCH", &path, "application/apply-patch+yaml", &yaml)?;
-        }
+        let yaml = std::fs::read(folder.join(format!("{name}.yaml")))?;
+        let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}?fieldManager=lab");
+        self.api().succeeds("PATCH", &path, "application/apply-patch+yaml", &yaml)?;
+        let (plural, group) = name.split_once('.').context("a plural and a group")?;
         let until = Instant::now() + PATIENCE;
-        for kind in ["virtualmachines", "virtualmachineinstances"] {
-            while self.get(&format!("/apis/kubevirt.io/v1/{kind}")).ok().flatten().is_none() {
-                ensure!(Instant::now() < until, "{kind} are not served");
-                thread::sleep(POLL);
-            }
+        while self.get(&format!("/apis/{group}/{version}/{plural}")).ok().flatten().is_none() {
+            ensure!(Instant::now() < until, "{name} is not served");
+            thread::sleep(POLL);
         }
         Ok(true)
     }

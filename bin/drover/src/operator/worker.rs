@@ -73,12 +73,20 @@ impl From<Failure> for End {
     }
 }
 
-/// A word for programs: what is taken by others has its own.
+/// What is mended in the cluster, by words of its message, and a word for programs.
+const IN_THE_CLUSTER: [(&str, &str); 5] = [
+    ("is there already", "NameTaken"),
+    ("no storage class", "StorageClassMissing"),
+    ("this user may not", "RightsMissing"),
+    ("exceeded quota", "QuotaExceeded"),
+    (" left, and the plan wants ", "QuotaExceeded"),
+];
+
+/// A word for programs: what is mended in the cluster has its own.
 fn word(exit: Exit, message: &str) -> String {
-    match exit {
-        Exit::Plan | Exit::Target if message.contains("is there already") => "NameTaken".into(),
-        exit => word_of(exit),
-    }
+    let is_of_cluster = matches!(exit, Exit::Plan | Exit::Target | Exit::TargetFull | Exit::Access);
+    let own = IN_THE_CLUSTER.iter().find(|(part, _)| is_of_cluster && message.contains(part));
+    own.map_or_else(|| word_of(exit), |(_, word)| word.to_string())
 }
 
 /// The Migration that it is for.
@@ -673,6 +681,34 @@ impl Words for Collected {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_mended_in_the_cluster_has_a_word_of_its_own() {
+        for (exit, message, expected) in [
+            (
+                Exit::Plan,
+                "target.storage_class: the cluster has no storage class fast",
+                "StorageClassMissing",
+            ),
+            (
+                Exit::Plan,
+                "the plan names no storage class, and the cluster has no default",
+                "StorageClassMissing",
+            ),
+            (
+                Exit::Plan,
+                "quota small has 0 of persistentvolumeclaims left, and the plan wants 1",
+                "QuotaExceeded",
+            ),
+            (Exit::TargetFull, "POST /pods: pods is forbidden: exceeded quota: small", "QuotaExceeded"),
+            (Exit::Plan, "this user may not in namespace vms: create pods", "RightsMissing"),
+            (Exit::Target, "a VirtualMachine vms/web01 is there already", "NameTaken"),
+            (Exit::Source, "a snapshot is there already", "Source"),
+            (Exit::Plan, "there is no VM called x", "Plan"),
+        ] {
+            assert_eq!(word(exit, message), expected, "{message}");
+        }
+    }
 
     #[test]
     fn a_mark_is_never_cut_short() {

@@ -226,7 +226,7 @@ impl Claims {
         let _turn = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         for disk in &vm.disks {
             let Some(claim) = self.claim_of(disk, vm)? else {
-                let claim = objects::claim(vm, disk, &self.kubevirt, &plan);
+                let claim = self.fresh_claim(&cluster, vm, disk, &plan).map_err(failed)?;
                 let all = objects::path(&self.kubevirt, Kind::Claim, "");
                 let made = cluster.create(&all, &claim, false).map_err(failed)?;
                 record::write(&self.made_record(disk, vm), objects::uid(&made))?;
@@ -253,6 +253,30 @@ impl Claims {
             }
         }
         Ok(())
+    }
+
+    /// A claim that is not there yet. Where the plan does not say who may have it at a time, CDI does, if it is there and may be asked.
+    fn fresh_claim(
+        &self,
+        cluster: &Cluster,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        plan: &str,
+    ) -> Result<Value, KubeError> {
+        let mut claim = objects::claim(vm, disk, &self.kubevirt, plan);
+        if let Some(class) = disk.pool.as_ref().filter(|_| self.kubevirt.access_mode.is_none()) {
+            let profile = cluster.get(&format!("/apis/cdi.kubevirt.io/v1beta1/storageprofiles/{class}"));
+            let profile = match profile {
+                Err(error) if matches!(error.kind, KubeErrorKind::NotServed | KubeErrorKind::Denied) => None,
+                profile => profile?,
+            };
+            let modes =
+                profile.and_then(|profile| objects::profile_modes(&profile, self.kubevirt.volume_mode));
+            if let Some(modes) = modes {
+                claim["spec"]["accessModes"] = json!(modes);
+            }
+        }
+        Ok(claim)
     }
 
     /// The machine of this plan, if it is there; refused if somebody else's is.

@@ -162,8 +162,8 @@ pub(crate) static KUBEVIRT: Table = Table {
         key(
             "access_mode",
             Kind::Choice(&["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]),
-            "ReadWriteOnce",
-            "Who may have a volume at a time; ReadWriteMany lets guests move between nodes.",
+            "",
+            "Who may have a volume at a time; ReadWriteMany lets guests move between nodes. Absent: what CDI's StorageProfile of the class says first for the volume mode, else ReadWriteOnce.",
         ),
         key(
             "size_unit",
@@ -180,6 +180,13 @@ pub(crate) static KUBEVIRT: Table = Table {
         ),
         key("machine", Kind::Text, "", "Machine type, such as q35; absent: KubeVirt's default."),
         key("cpu", Kind::Text, "", "Model of the CPU, such as host-model; absent: KubeVirt's default."),
+        key(
+            "instance_type",
+            Kind::Text,
+            "",
+            "VirtualMachineClusterInstancetype that says CPU and memory in place of the source's.",
+        ),
+        key("preference", Kind::Text, "", "VirtualMachineClusterPreference of the machines."),
         key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
         key(
             "run_strategy",

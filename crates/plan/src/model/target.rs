@@ -81,8 +81,8 @@ pub struct Kubevirt {
     pub storage_class: Option<String>,
     /// What the volumes are.
     pub volume_mode: VolumeMode,
-    /// Who may have them at a time.
-    pub access_mode: AccessMode,
+    /// Who may have them at a time; absent: what CDI says of the class, else those of one node.
+    pub access_mode: Option<AccessMode>,
     /// Claims are whole multiples of this, in bytes.
     pub size_unit_bytes: u64,
     /// Image of drover that the worker pods run.
@@ -93,6 +93,10 @@ pub struct Kubevirt {
     pub machine: Option<String>,
     /// Model of the CPU; absent: KubeVirt's default.
     pub cpu: Option<String>,
+    /// The cluster's instance type that says CPU and memory; absent: those of the source.
+    pub instance_type: Option<String>,
+    /// The cluster's preference.
+    pub preference: Option<String>,
     /// Run strategy of machines that are to be started.
     pub run_strategy: RunStrategy,
     /// How drover reaches the worker pods.

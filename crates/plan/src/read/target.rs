@@ -80,11 +80,11 @@ impl Reader {
                 Some("filesystem") => VolumeMode::Filesystem,
                 _ => VolumeMode::Block,
             },
-            access_mode: match self.choice(&fields, "access_mode") {
-                Some("ReadWriteOncePod") => AccessMode::ReadWriteOncePod,
-                Some("ReadWriteMany") => AccessMode::ReadWriteMany,
+            access_mode: self.choice(&fields, "access_mode").map(|word| match word {
+                "ReadWriteOncePod" => AccessMode::ReadWriteOncePod,
+                "ReadWriteMany" => AccessMode::ReadWriteMany,
                 _ => AccessMode::ReadWriteOnce,
-            },
+            }),
             size_unit_bytes: self.size(&fields, "size_unit").unwrap_or(1 << 20),
             image: self.text(&fields, "image").unwrap_or_default(),
             image_pull: match self.choice(&fields, "image_pull") {
@@ -94,6 +94,8 @@ impl Reader {
             },
             machine: self.word(&fields, "machine"),
             cpu: self.word(&fields, "cpu"),
+            instance_type: self.kube_name(&fields, "instance_type"),
+            preference: self.kube_name(&fields, "preference"),
             run_strategy: match self.choice(&fields, "run_strategy") {
                 Some("Always") => RunStrategy::Always,
                 _ => RunStrategy::RerunOnFailure,

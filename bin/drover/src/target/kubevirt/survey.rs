@@ -36,11 +36,17 @@ impl Claims {
 
     fn survey_cluster(&self, cluster: &Cluster, vms: &[PlannedVm]) -> Vec<Problem> {
         if let Err(error) = cluster.get("/version") {
-            let text = format!("the cluster at {} does not answer: {}", cluster.server(), error.what);
-            return vec![
-                Problem::error("target", text)
-                    .advise("see `target.kubeconfig` and `target.context`, and whether it is up"),
-            ];
+            let (what, advice) = match error.kind {
+                KubeErrorKind::Denied => (
+                    "lets this user not in",
+                    "renew the token or the certificate of the kubeconfig's user: it may have expired",
+                ),
+                _ => {
+                    ("does not answer", "see `target.kubeconfig` and `target.context`, and whether it is up")
+                }
+            };
+            let text = format!("the cluster at {} {what}: {}", cluster.server(), error.what);
+            return vec![Problem::error("target", text).advise(advice)];
         }
         let mut problems = Vec::new();
         let namespace_is_there = self.namespace_problem(cluster, &mut problems);
@@ -50,6 +56,7 @@ impl Claims {
         problems.extend(lacking);
         problems.extend(self.class_problems(cluster, vms));
         problems.extend(self.network_problems(cluster, vms));
+        problems.extend(self.instance_type_problems(cluster));
         // What may not be done, or has no place, is not judged.
         if problems.iter().any(Problem::is_error) || !may_all {
             return problems;
@@ -186,6 +193,29 @@ impl Claims {
         missing.map(problem).collect()
     }
 
+    /// Instance type and preference, where they may be read.
+    fn instance_type_problems(&self, cluster: &Cluster) -> Vec<Problem> {
+        let wanted = [
+            ("instance_type", "virtualmachineclusterinstancetypes", &self.kubevirt.instance_type),
+            ("preference", "virtualmachineclusterpreferences", &self.kubevirt.preference),
+        ];
+        let problem = |(key, plural, name): (&str, &str, &Option<String>)| {
+            let name = name.as_ref()?;
+            // Which version it serves depends on its age.
+            let asked = INSTANCE_TYPES.iter().map(|api| cluster.get(&format!("/apis/{api}/{plural}/{name}")));
+            let is_served = |found: &Result<_, KubeError>| !matches!(found, Err(error) if error.kind == KubeErrorKind::NotServed);
+            let text = match asked.into_iter().find(is_served) {
+                Some(Ok(Some(_))) => return None,
+                Some(Err(error)) if error.kind == KubeErrorKind::Denied => return None,
+                Some(Ok(None)) => format!("the cluster has no {plural} called {name}"),
+                Some(Err(error)) => error.what,
+                None => format!("the cluster does not serve {}", INSTANCE_TYPES.join(" or ")),
+            };
+            Some(Problem::error(format!("target.{key}"), text).advise(format!("see `kubectl get {plural}`")))
+        };
+        wanted.into_iter().filter_map(problem).collect()
+    }
+
     fn network_problems(&self, cluster: &Cluster, vms: &[PlannedVm]) -> Vec<Problem> {
         let mut problems = Vec::new();
         for vm in vms.iter().filter(|vm| vm::on_pod_network(vm) > 1) {
@@ -283,7 +313,7 @@ impl Claims {
         let judge = || -> Result<(), KubeError> {
             for disk in &vm.disks {
                 if matches!(self.claim_of(disk, vm), Ok(None)) {
-                    let claim = objects::claim(vm, disk, &self.kubevirt, &plan);
+                    let claim = self.fresh_claim(cluster, vm, disk, &plan)?;
                     cluster.create(&objects::path(&self.kubevirt, Kind::Claim, ""), &claim, true)?;
                 }
             }
@@ -314,5 +344,7 @@ fn of_vm(vm: &PlannedVm, error: ProviderError) -> Problem {
     error.advice.into_iter().fold(problem, Problem::advise)
 }
 
+/// Where instance types and preferences are.
+const INSTANCE_TYPES: [&str; 2] = ["instancetype.kubevirt.io/v1", "instancetype.kubevirt.io/v1beta1"];
 /// Source: Kubernetes' documentation of default storage classes.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";

@@ -27,6 +27,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 /// How long a pod may take to go, and with it a claim. A kubelet that is away keeps it for longer.
 pub(super) const GONE_WITHIN: Duration = Duration::from_secs(90);
+/// How often events about claims are asked for while a pod waits.
+const LOOK_AT_CLAIMS: Duration = Duration::from_secs(3);
 /// How often a pod is looked at whose session has no connection. One whose node died says nothing at its end.
 const LOOK_WHEN_DOWN: Duration = Duration::from_secs(2);
 /// Pods that are made anew in one wait because the one before ended by itself.
@@ -151,6 +153,7 @@ impl Worker {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let until = Instant::now() + Duration::from_secs(self.kubevirt.worker_timeout_s);
         let (mut made, mut why) = (0, String::new());
+        let (mut asked, mut trouble) = (None::<Instant>, None::<String>);
         loop {
             match self.cluster.get(&self.path(Kind::Pod))? {
                 None if made >= PODS_MAX => {
@@ -179,7 +182,15 @@ impl Worker {
                         if NEVER.iter().any(|it| reason.starts_with(it)) {
                             return Err(self.failed(format!("cannot start: {reason}")));
                         }
-                        why = reason;
+                        if asked.is_none_or(|at| at.elapsed() >= LOOK_AT_CLAIMS) {
+                            (asked, trouble) = (Some(Instant::now()), self.claim_trouble());
+                        }
+                        if let Some(trouble) = trouble.as_ref().filter(|it| objects::lacks_class(it)) {
+                            return Err(
+                                self.failed(format!("cannot start: there is no storage class: {trouble}"))
+                            );
+                        }
+                        why = trouble.as_ref().map_or(reason.clone(), |it| format!("{reason}; {it}"));
                     }
                 },
             }
@@ -192,6 +203,20 @@ impl Worker {
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// Why a claim of the VM has no volume, where that may be read.
+    fn claim_trouble(&self) -> Option<String> {
+        let of = |name: String| {
+            let claim = self.cluster.get(&objects::path(&self.kubevirt, Kind::Claim, &name)).ok()??;
+            let events = format!(
+                "/api/v1/namespaces/{}/events?fieldSelector=involvedObject.uid%3D{}&limit={EVENTS_MAX}",
+                self.kubevirt.namespace,
+                objects::uid(&claim)
+            );
+            objects::claim_trouble(&claim, &self.cluster.get(&events).ok()??)
+        };
+        self.vm.disks.iter().map(objects::claim_name).find_map(of)
     }
 
     /// What the agent of this pod is known by, if it serves this host and all disks of the VM.
@@ -281,6 +306,9 @@ pub(super) fn wait_until_gone(
     }
     Ok(())
 }
+
+/// Events about a claim that are read; the server keeps them for an hour, and counts those that come again.
+const EVENTS_MAX: usize = 50;
 
 /// Reasons of a container that no waiting mends.
 const NEVER: [&str; 3] = ["ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError"];
