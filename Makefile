@@ -5,7 +5,7 @@ GO ?= go
 LAB := target/lab
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: check-conversion cluster help demo demo-kube test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-fleet bench-live bench-operator soak fuzz mutants clean
+.PHONY: check-conversion cluster help demo demo-kube test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-fleet bench-live bench-operator soak soak-operator image fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -13,6 +13,7 @@ help:
 	@echo "make test    all tests (CI runs this)"
 	@echo "make build   target/release/drover"
 	@echo "make packages   deb, rpm, tarball and container image in target/packages, tried in a bare Debian"
+	@echo "make image   the container image, target/packages/drover-*-oci.tar, beside the other packages"
 	@echo "make bench   drover beside curl, nbdcopy and qemu-img on the same data"
 	@echo "make bench-relay   drover relay beside socat and haproxy on loopback"
 	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
@@ -21,11 +22,12 @@ help:
 	@echo "make bench-operator  5,000 Migrations of the operator beside a real API server, their workers played (as root)"
 	@echo "make bench-live  drover bench memory: running guests that move, by QEMU alone and by drover, also over a long line (as root; ARGS='--size 1g')"
 	@echo "make soak    kills, resumes and suspends copies while 20 guests move warm, lines are cut and everything goes wrong (HOURS=2 in all)"
+	@echo "make soak-operator   cuts the line to the node of the operator's worker again and again, some 15 minutes (ROUNDS=28, as root)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
 	@echo "make reference   writes docs/reference/cli-*.md and plan-*.md from the code"
 	@echo "make check-conversion   a Debian that knows only VMware, converted by the real virt-v2v and booted (as root, some 15 minutes)"
-	@echo "make cluster a real Kubernetes of one node in namespaces of its own, until Ctrl-C (as root)"
+	@echo "make cluster a real Kubernetes of two nodes in namespaces of its own, until Ctrl-C (as root)"
 	@echo "make clean"
 
 demo: prepare build lab
@@ -57,6 +59,8 @@ packages: prepare build $(LAB)/vsphere-sim
 	@RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build -q --release -p drover --target $(HOST)
 	@scripts/make-packages --program target/release/drover --static target/$(HOST)/release/drover --out target/packages
 	@scripts/test-packages target/packages
+
+image: packages
 
 lab: $(LAB)/vsphere-sim
 	@scripts/get-bare-debian $(LAB)/bare.tar || echo "make: packages will not be tested"
@@ -140,12 +144,15 @@ check-conversion: prepare lab
 
 cluster: prepare
 	@scripts/get-cluster $(LAB)/cluster
-	@rm -rf /tmp/drover-cluster && mkdir /tmp/drover-cluster
+	@rm -rf /tmp/drover-cluster && mkdir /tmp/drover-cluster && touch /tmp/drover-cluster/second
 	@echo "export KUBECONFIG=/tmp/drover-cluster/kubeconfig     # once /tmp/drover-cluster/ready is there"
 	@tail -f /dev/null | lab/cluster/up /tmp/drover-cluster $(LAB)/cluster 16443
 
 soak: prepare lab
 	@scripts/soak
+
+soak-operator: prepare lab
+	@DROVER_PARTITION_ROUNDS=$(or $(ROUNDS),28) DROVER_NEEDS_CLUSTER=1 $(CARGO) test -q --workspace --test live_operator_cut -- --nocapture
 
 fuzz:
 	@scripts/fuzz

@@ -9,6 +9,7 @@ mod forecast;
 #[allow(clippy::unwrap_used)]
 mod grammar;
 mod help;
+mod kubectl;
 mod lab;
 mod link;
 mod live;
@@ -32,6 +33,7 @@ pub use bench::{AccelArg, BenchCommand, BenchMemoryArgs, By, MemoryUse, Pattern,
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use forecast::{AssessArgs, ForecastArgs, FormArgs, PlanWavesArgs, SimulateArgs, WhatIfArgs};
 pub use help::program;
+pub use kubectl::{ClusterArgs, KubectlCommand, KubectlLogsArgs, KubectlStatusArgs, KubectlVmsArgs, words};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DirectAt, DisksArg, LiveArgs, LiveCommand};
@@ -172,6 +174,12 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Carry out Plans of a Kubernetes namespace, one worker Job a VM
     Operator(Box<OperatorArgs>),
+    /// Follow and steer the operator's work; also `kubectl drover`
+    #[command(after_help = examples::KUBECTL)]
+    Kubectl {
+        #[command(subcommand)]
+        command: KubectlCommand,
+    },
     /// Print shell completions
     Completions {
         /// Shell
@@ -199,6 +207,9 @@ pub enum PlanCommand {
     /// Report every problem of a plan; changes nothing
     #[command(after_help = examples::PLAN_CHECK)]
     Check(PlanCheckArgs),
+    /// Have the operator of a Kubernetes cluster carry a plan out
+    #[command(after_help = examples::PLAN_APPLY)]
+    Apply(PlanApplyArgs),
     /// Propose waves that fit a window, from what the provider has; changes nothing there
     #[command(after_help = examples::PLAN_WAVES)]
     Waves(PlanWavesArgs),
@@ -290,6 +301,20 @@ pub struct PlanCheckArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanApplyArgs {
+    /// Plan file, whose target is KubeVirt
+    pub plan: PathBuf,
+    /// To the operator of a Kubernetes namespace; so far there is no other place
+    #[arg(long)]
+    pub kube: bool,
+    /// Provider that its VMs come from; if there is none, it is made of the plan's source, with its Secret [default: the plan's name]
+    #[arg(long, value_name = "NAME")]
+    pub provider: Option<String>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// Where drover keeps its state, and how it talks.

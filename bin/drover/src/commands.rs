@@ -14,6 +14,7 @@ pub mod forecast;
 pub mod hash;
 pub mod import;
 pub mod inventory;
+pub mod kubectl;
 pub mod lab;
 pub mod link;
 pub mod live;

@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     if let Some(columns) = out::columns() {
         drover_view::set_columns(columns);
     }
-    let matches = cli::program().get_matches();
+    let matches = cli::program().get_matches_from(cli::words(std::env::args_os()));
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let command = matches.subcommand_name().unwrap_or_default();
     match log::start(&cli.log, command).and_then(|()| run(&cli)) {
@@ -80,6 +80,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Simulate(args) => commands::forecast::simulate(args),
         Command::Plan { command: PlanCommand::New(args) } => commands::plan::new(args),
         Command::Plan { command: PlanCommand::Check(args) } => commands::plan::check(args),
+        Command::Plan { command: PlanCommand::Apply(args) } => commands::kubectl::apply(args),
         Command::Plan { command: PlanCommand::Waves(args) } => commands::waves::run(args),
         Command::Plan { command: PlanCommand::Schema } => {
             crate::out::json(format_args!("{:#}", drover_plan::schema()));
@@ -118,6 +119,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         },
         Command::Serve(args) => commands::serve::run(args),
         Command::Operator(args) => operator::run(args),
+        Command::Kubectl { command } => commands::kubectl::run(command),
         Command::Copy(args) => commands::copy::run(args),
         Command::Hash(args) => commands::hash::run(args),
         Command::Verify(args) => commands::verify::run(args),

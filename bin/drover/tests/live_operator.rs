@@ -4,169 +4,15 @@
 
 mod common;
 
-use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use common::kubernetes::{CLAIMS, Landing, MACHINES, NAMESPACE, PATIENCE, PODS, SECRETS, assert_holds};
+use common::kubernetes::{CLAIMS, MACHINES, NAMESPACE, PODS, SECRETS, assert_holds};
+use common::operated::{DEPLOYMENT, JOBS, LOCKS, OWN, Operated, condition, process_of};
 use common::{MIB, disk_file, vm, with};
-use drover_lab::cluster::{CLASS, IMAGE, Volume};
-use drover_lab::{PASSWORD, USER, chart};
+use drover_lab::cluster::{CLASS, Volume};
+use drover_lab::{PASSWORD, chart};
 use serde_json::{Value, json};
-
-const OWN: &str = "/apis/drover.dev/v1alpha1/namespaces/vms";
-const JOBS: &str = "/apis/batch/v1/namespaces/vms/jobs";
-const LOCKS: &str = "/apis/drover.dev/v1alpha1/vmlocks";
-const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/vms/deployments/drover-operator";
-
-/// A cluster with the operator in it.
-struct Operated {
-    landing: Landing,
-    /// The source's, for pods.
-    address: String,
-}
-
-impl Operated {
-    fn new(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Operated> {
-        let mut landing = Landing::new(number, true, vms)?;
-        let address = landing.cluster.let_out(landing.stage.sim.port).unwrap();
-        chart::install_resources(&landing.cluster, NAMESPACE).unwrap();
-        let operated = Operated { landing, address };
-        operated.install(NAMESPACE, "16Mi");
-        Some(operated)
-    }
-
-    /// The operator, a login and a provider in a namespace.
-    fn install(&self, namespace: &str, state_size: &str) {
-        let cluster = &self.landing.cluster;
-        chart::install(cluster, namespace, state_size).unwrap();
-        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
-            "stringData": {"user": USER, "password": PASSWORD}});
-        cluster.make(&SECRETS.replace("/vms/", &format!("/{namespace}/")), &secret).unwrap();
-        self.make_provider(namespace);
-    }
-
-    fn make_provider(&self, namespace: &str) {
-        let provider = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Provider", "metadata": {"name": "vcenter"},
-            "spec": {"endpoint": self.address, "secretName": "vcenter", "thumbprint": self.landing.stage.sim.thumbprint}});
-        let all = format!("/apis/drover.dev/v1alpha1/namespaces/{namespace}/providers");
-        self.landing.cluster.make(&all, &provider).unwrap();
-    }
-
-    /// A plan, with keys of its `plan` changed.
-    fn plan(&self, name: &str, vms: Value, rate: &str) -> Value {
-        let keys = json!({
-            "source": {"data": {"from": "provider", "path": "https"}},
-            "target": {"type": "kubevirt", "storage_class": CLASS, "image": IMAGE, "image_pull": "Never",
-                       "worker_timeout": "60s", "rate_limit": [rate]},
-            "mode": "cold", "power_off": "shutdown", "convert": "never", "networks": {"*": "user"}, "vms": vms,
-        });
-        json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Plan", "metadata": {"name": name},
-               "spec": {"provider": "vcenter", "plan": keys}})
-    }
-
-    fn make(&self, plan: &Value) {
-        self.landing.cluster.make(&format!("{OWN}/plans"), plan).unwrap();
-    }
-
-    fn items(&self, path: &str) -> Vec<Value> {
-        let list = self.landing.cluster.get(path).unwrap().unwrap_or_default();
-        list["items"].as_array().cloned().unwrap_or_default()
-    }
-
-    fn migration(&self, vm: &str) -> Option<Value> {
-        self.items(&format!("{OWN}/migrations")).into_iter().find(|it| it["spec"]["vm"]["name"] == vm)
-    }
-
-    /// All that there is to know, where something went wrong.
-    fn told(&self) -> String {
-        let mut told = String::new();
-        for pod in self.items(PODS) {
-            let name = pod["metadata"]["name"].as_str().unwrap();
-            told += &format!("== {name} {}\n", pod["status"]);
-            let logs = self.landing.cluster.text(&format!("{PODS}/{name}/log?tailLines=40"));
-            told += &logs.unwrap_or_default();
-        }
-        for it in self.items(&format!("{OWN}/migrations")).iter().chain(&self.items(&format!("{OWN}/plans")))
-        {
-            told += &format!("== {} {:#}\n", it["metadata"]["name"], it["status"]);
-        }
-        for job in self.items(JOBS) {
-            told += &format!("== job {} {}\n", job["metadata"]["name"], job["status"]);
-        }
-        told
-    }
-
-    #[track_caller]
-    fn wait(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let until = std::time::Instant::now() + PATIENCE;
-        while !holds() {
-            self.assert_alone();
-            assert!(std::time::Instant::now() < until, "{what}\n{}", self.told());
-            std::thread::sleep(std::time::Duration::from_millis(200));
-        }
-    }
-
-    /// No VM has two workers that may do something.
-    fn assert_alone(&self) {
-        let pods = self.items(&format!("{PODS}?labelSelector=drover.dev%2Fmigration"));
-        let is_over = |pod: &Value| matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-        let mut owners: Vec<String> = pods
-            .iter()
-            .filter(|pod| !is_over(pod))
-            .map(|pod| pod["metadata"]["labels"]["drover.dev/migration"].to_string())
-            .collect();
-        let count = owners.len();
-        owners.sort();
-        owners.dedup();
-        assert_eq!(owners.len(), count, "two workers of one VM: {pods:#?}");
-    }
-
-    fn done_bytes(&self, vm: &str) -> u64 {
-        self.migration(vm).and_then(|it| it["status"]["progress"]["doneBytes"].as_u64()).unwrap_or_default()
-    }
-
-    /// Waits until a VM's copy is farther than that, by its present worker.
-    #[track_caller]
-    fn moves(&self, vm: &str, beyond: u64) {
-        self.wait("the copy goes on", || self.done_bytes(vm) > beyond && self.worker(vm).is_some());
-    }
-
-    /// The pod of a VM's worker that runs.
-    fn worker(&self, vm: &str) -> Option<String> {
-        let epoch = self.migration(vm)?["status"]["job"]["name"].as_str()?.to_string();
-        let pods = self.items(&format!("{PODS}?labelSelector=batch.kubernetes.io%2Fjob-name%3D{epoch}"));
-        let running = pods.iter().find(|pod| pod["status"]["phase"] == "Running")?;
-        running["metadata"]["name"].as_str().map(str::to_string)
-    }
-
-    /// The node of that pod.
-    fn node(&self, vm: &str) -> String {
-        let pod = self.worker(vm).and_then(|pod| self.landing.cluster.get(&format!("{PODS}/{pod}")).unwrap());
-        pod.and_then(|pod| pod["spec"]["nodeName"].as_str().map(str::to_string)).unwrap_or_default()
-    }
-
-    fn cordon(&self, node: &str, is_cordoned: bool) {
-        let spec = json!({"spec": {"unschedulable": is_cordoned}});
-        self.landing.cluster.merge(&format!("/api/v1/nodes/{node}"), &spec).unwrap();
-    }
-
-    fn condition(&self, vm: &str, kind: &str) -> Value {
-        condition(&self.migration(vm).unwrap_or_default(), kind)
-    }
-
-    fn phase(&self, vm: &str) -> Value {
-        self.migration(vm).unwrap_or_default()["status"]["phase"].clone()
-    }
-
-    fn remove(&self, path: &str) {
-        self.landing.cluster.remove(path).unwrap();
-    }
-}
-
-fn condition(object: &Value, kind: &str) -> Value {
-    let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    conditions.into_iter().find(|it| it["type"] == kind).unwrap_or_default()
-}
 
 #[test]
 fn vms_of_a_plan_arrive_whoever_dies_on_the_way_and_none_gets_a_second_migration() {
@@ -258,7 +104,13 @@ fn a_cancel_leaves_nothing_and_a_removed_migration_is_undone() {
     let name = operated.migration("web01").unwrap()["metadata"]["name"].as_str().unwrap().to_string();
     let path = format!("{OWN}/migrations/{name}");
     assert_eq!(operated.landing.names(LOCKS).len(), 1);
-    operated.landing.cluster.merge(&path, &json!({"spec": {"cancel": true}})).unwrap();
+    let text = operated.says(&["status"]);
+    assert!(text.contains("web01  slow  Running") && text.contains("Resolved"), "{text}");
+    let lines = operated.says(&["logs", "web01", "--tail", "200"]);
+    assert!(lines.lines().any(|line| line.contains("\"event\":")), "{lines}");
+    let refused = operated.kubectl(&["cutover", "web01"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(3), "a cold VM has no cutover: {refused:?}");
+    operated.says(&["cancel", &name]);
     operated.wait("it is undone", || operated.phase("web01") == "Cancelled");
     assert_eq!(operated.condition("web01", "CleanedUp")["status"], "True");
     let rest = |operated: &Operated| {
@@ -296,6 +148,52 @@ fn a_cancel_leaves_nothing_and_a_removed_migration_is_undone() {
     operated.wait("nothing is left", || rest(&operated).is_empty());
     assert_eq!(operated.landing.names(SECRETS), ["vcenter"]);
     assert_eq!(operated.landing.stage.source_state(), before);
+}
+
+#[test]
+fn a_warm_vm_in_a_file_system_moves_over_when_kubectl_asks_for_it() {
+    let operated = Operated::new(164, |folder| {
+        let web = vm("web01", &[&disk_file(folder, "a", 8 * MIB)]);
+        vec![with(web, json!({"power": "on"}))]
+    });
+    let Some(mut operated) = operated else { return };
+    let a = operated.landing.cluster.volume("v-a", Volume::Folder, 128 * MIB).unwrap();
+    operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
+    // The plan file of `drover migrate`, but for the address at which pods find the source.
+    let tomorrow = Command::new("date").args(["-u", "-d", "1 day", "+%FT%TZ"]).output().unwrap();
+    let tomorrow = String::from_utf8(tomorrow.stdout).unwrap();
+    let port = operated.landing.stage.sim.port;
+    let (hosts, own) =
+        (format!("    from: hosts\n    port: {port}\n"), format!("endpoint: 127.0.0.1:{port}"));
+    let warm = format!("mode: warm\nwarm: {{interval: 1s, cutover: \"{}\"}}", tomorrow.trim());
+    let there = format!("endpoint: {}", operated.address);
+    let edits = [
+        ("mode: cold", warm.as_str()),
+        (hosts.as_str(), "    from: provider\n"),
+        ("  image_pull", "  volume_mode: filesystem\n  image_pull"),
+        (own.as_str(), there.as_str()),
+    ];
+    let apply = |edits: &[(&str, &str)]| {
+        let plan = operated.landing.plan("warm", edits);
+        operated.landing.stage.run(&["plan", "apply", &plan, "--kube", "--provider", "other"])
+    };
+    let applied = apply(&edits);
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    let refused = apply(&edits[..3]);
+    assert!(refused.code == Some(3) && refused.err.contains("the Provider other is of"), "{refused:?}");
+    operated.moves("web01", 0);
+    assert_eq!(operated.landing.stage.sim.vm("web01").unwrap()["power"], "poweredOn");
+    let mut watching = operated.kubectl(&["status", "--plan", "warm", "--watch", "--json"]);
+    let watching = watching.stdout(Stdio::piped()).spawn().unwrap();
+    operated.says(&["cutover", "--plan", "warm"]);
+    operated.wait("it arrives", || operated.phase("web01") == "Done");
+    assert_holds(&a.join("disk.img"), &operated.landing.stage.path("a"));
+    assert_eq!(operated.landing.stage.sim.vm("web01").unwrap()["power"], "poweredOff");
+    // It ends by itself.
+    let seen = watching.wait_with_output().unwrap();
+    let last = String::from_utf8_lossy(&seen.stdout).lines().last().unwrap_or_default().to_string();
+    let last: Value = serde_json::from_str(&last).unwrap();
+    assert_eq!((seen.status.code(), &last["phase"], &last["vm"]), (Some(0), &json!("Done"), &json!("web01")));
 }
 
 #[test]
@@ -385,89 +283,6 @@ fn a_drain_and_an_api_server_that_is_away_lose_nothing() {
     operated.cordon("node-1", false);
     operated.moves("web01", seen);
     operated.wait("it arrives", || operated.phase("web01") == "Done");
-    assert_holds(&a, &operated.landing.stage.path("a"));
-    assert_eq!(operated.migration("web01").unwrap()["status"]["roots"][0]["verified"], true);
-}
-
-/// Moments of faults: others in each run, told, and the same with `DROVER_SEED`.
-struct Moments(u64);
-
-impl Moments {
-    fn new() -> Moments {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let seed =
-            std::env::var("DROVER_SEED").ok().map_or(since.as_millis() as u64, |it| it.parse().unwrap());
-        println!("DROVER_SEED={seed}");
-        Moments(seed | 1)
-    }
-
-    fn pass(&mut self, milliseconds_max: u64) {
-        // xorshift64
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        std::thread::sleep(Duration::from_millis(self.0 % milliseconds_max));
-    }
-}
-
-#[test]
-fn a_worker_that_is_cut_off_has_no_successor_beside_it() {
-    let rounds = std::env::var("DROVER_PARTITIONS").map_or(2, |it| it.parse().unwrap());
-    let operated =
-        Operated::new(161, |folder| vec![vm("web01", &[&disk_file(folder, "a", (rounds + 1) * 32 * MIB)])]);
-    let Some(mut operated) = operated else { return };
-    operated.landing.cluster.second_node().unwrap();
-    // What writes the volume is on the first node, the worker on the second.
-    let a = operated.landing.cluster.volume("v-a", Volume::Block, (rounds + 1) * 32 * MIB).unwrap();
-    operated.landing.cluster.volume("s-a", Volume::Shared, 64 * MIB).unwrap();
-    let cordon = |is_cordoned: bool| operated.cordon("node-1", is_cordoned);
-    let mut moments = Moments::new();
-    cordon(true);
-    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1MiB"));
-    for round in 0..rounds {
-        operated.wait("a worker on the second node", || operated.node("web01") == "node-2");
-        cordon(false);
-        let seen = operated.done_bytes("web01");
-        operated.moves("web01", seen);
-        let pod = operated.worker("web01").unwrap();
-        let epoch = |operated: &Operated| operated.migration("web01").unwrap()["status"]["epoch"].clone();
-        let before = epoch(&operated);
-        operated.landing.cluster.cut(true).unwrap();
-        moments.pass(15_000);
-        operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=1"));
-        moments.pass(20_000);
-        operated.assert_alone();
-        assert_eq!(epoch(&operated), before, "nobody knows that the first one ended: {}", operated.told());
-        if round % 2 == 1 {
-            // By force, which the Job's finalizer outlives: only without that one its name is gone, and a successor comes on the first
-            // node while the other still runs.
-            operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=0"));
-            moments.pass(5_000);
-            operated.assert_alone();
-            assert_eq!(epoch(&operated), before, "{}", operated.told());
-            let freed = json!({"metadata": {"finalizers": null}});
-            operated.landing.cluster.merge(&format!("{PODS}/{pod}"), &freed).unwrap();
-            operated.wait("a successor", || operated.node("web01") == "node-1");
-            moments.pass(20_000);
-            operated.landing.cluster.cut(false).unwrap();
-            let seen = operated.done_bytes("web01");
-            operated.moves("web01", seen);
-            // Back, for the next round.
-            cordon(true);
-            let pod = operated.worker("web01").unwrap();
-            operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=1"));
-        } else {
-            cordon(true);
-            operated.landing.cluster.cut(false).unwrap();
-            operated.wait("a successor", || epoch(&operated) != before);
-        }
-    }
-    cordon(false);
-    while operated.phase("web01") != "Done" {
-        let seen = operated.done_bytes("web01");
-        let is_farther = || operated.phase("web01") == "Done" || operated.done_bytes("web01") > seen;
-        operated.wait("the copy goes on", is_farther);
-    }
     assert_holds(&a, &operated.landing.stage.path("a"));
     assert_eq!(operated.migration("web01").unwrap()["status"]["roots"][0]["verified"], true);
 }
@@ -579,14 +394,9 @@ fn a_worker_whose_lock_is_removed_stops_and_leaves_the_vm_to_whom_it_is() {
     assert_eq!(lock["spec"]["migration"]["uid"], it["metadata"]["uid"]);
 }
 
-/// Kills the process of a pod's worker, so that it says no more.
+/// Kills it, so that it says no more.
 fn kill(pod: &Value) {
-    let wanted = format!("--pod\0{}\0", pod["metadata"]["uid"].as_str().unwrap());
-    let is_it = |process: &String| {
-        std::fs::read_to_string(format!("/proc/{process}/cmdline")).is_ok_and(|line| line.contains(&wanted))
-    };
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let process = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).find(is_it).unwrap();
+    let process = process_of(pod).unwrap();
     assert!(std::process::Command::new("kill").args(["-KILL", &process]).status().unwrap().success());
 }
 
@@ -675,15 +485,54 @@ fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
         "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": CLASS,
                  "resources": {"requests": {"storage": "1Mi"}}}});
     cluster.make(CLAIMS, &claim).unwrap();
-    let edited = json!({"spec": {"plan": {"target": {"namespace": null}}}});
+    let edited = json!({"spec": {"plan": {"target": {"namespace": null, "storage_class": "fast"}}}});
     cluster.merge(&format!("{OWN}/plans/bad"), &edited).unwrap();
     operated.wait("the login is told", || condition(&plan(), "Resolved")["reason"] == "SourceAccess");
     let provider = cluster.get(&format!("{OWN}/providers/vcenter")).unwrap().unwrap();
     assert_eq!(condition(&provider, "Ready")["status"], "False", "{provider:#}");
     cluster.merge(&format!("{SECRETS}/vcenter"), &json!({"stringData": {"password": PASSWORD}})).unwrap();
-    operated
-        .wait("the taken name is told", || operated.condition("web01", "Arrived")["reason"] == "NameTaken");
+    let told = |reason: &str| {
+        operated.wait(reason, || operated.condition("web01", "Arrived")["reason"] == reason);
+        let it = operated.migration("web01").unwrap();
+        assert_ne!(it["status"]["begun"], true, "{reason}: {:#}", it["status"]);
+        condition(&it, "Arrived")["message"].to_string()
+    };
+    // A worker may just be at it.
+    let retry = || {
+        let output = operated.kubectl(&["retry", "web01"]).output().unwrap();
+        assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
+    };
+    let message = told("StorageClassMissing");
+    assert!(message.contains("no storage class fast"), "{message}");
+    assert!(operated.says(&["status"]).contains("no storage class fast"));
+    let edited = json!({"spec": {"plan": {"target": {"storage_class": CLASS}}}});
+    cluster.merge(&format!("{OWN}/plans/bad"), &edited).unwrap();
+    told("NameTaken");
     assert_eq!(operated.phase("web01"), "Retrying");
+
+    // The workers' rights, and a quota that others have used up meanwhile.
+    let role = "/apis/rbac.authorization.k8s.io/v1/namespaces/vms/roles/drover-worker";
+    let all = cluster.get(role).unwrap().unwrap()["rules"].clone();
+    let mut fewer = all.as_array().unwrap().clone();
+    fewer.retain(|rule| rule["resources"][0] != "virtualmachines");
+    assert_eq!(fewer.len() + 1, all.as_array().unwrap().len());
+    cluster.merge(role, &json!({"rules": fewer})).unwrap();
+    retry();
+    let message = told("RightsMissing");
+    assert!(message.contains("create virtualmachines"), "{message}");
+    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"},
+        "spec": {"hard": {"persistentvolumeclaims": "1"}}});
+    let quotas = "/api/v1/namespaces/vms/resourcequotas";
+    cluster.make(quotas, &quota).unwrap();
+    cluster.remove(&format!("{CLAIMS}/web01-0")).unwrap();
+    operated.wait("the quota counts its state", || {
+        let quota = cluster.get(&format!("{quotas}/small")).unwrap().unwrap();
+        quota["status"]["used"]["persistentvolumeclaims"] == "1"
+    });
+    cluster.merge(role, &json!({"rules": all})).unwrap();
+    retry();
+    let message = told("QuotaExceeded");
+    assert!(message.contains("quota small has 0 of persistentvolumeclaims left"), "{message}");
 
     // Locks are not served any more, as when deploy/crds.yaml is older than the operator.
     let migration = operated.migration("web01").unwrap();
@@ -700,7 +549,7 @@ fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
     let message = operated.condition("web01", "Arrived")["message"].to_string();
     assert!(message.contains("deploy/crds.yaml"), "{message}");
     chart::install_resources(cluster, NAMESPACE).unwrap();
-    cluster.remove(&format!("{CLAIMS}/web01-0")).unwrap();
+    cluster.remove(&format!("{quotas}/small")).unwrap();
     operated.wait("it arrives", || operated.phase("web01") == "Done");
     assert_holds(&a, &operated.landing.stage.path("a"));
 }

@@ -9,6 +9,7 @@
 //! decide     one Migration, what is there of its Job, claim and pods -> its status, and what is to be done next
 //! lock       which Migration has a VM, of all namespaces
 //! fence      what a worker writes to its Migration, held against its epoch and its pod
+//! apply      a plan file -> a Plan
 //! admission  which of those that wait may go: the one scheduler, with names for its jobs
 //! jobs       the Jobs that are there
 //! objects    Jobs, claims and events
@@ -18,6 +19,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admission;
+pub mod apply;
 pub mod begun;
 pub mod decide;
 pub mod fence;

@@ -352,7 +352,7 @@ impl ProviderSpec {
 }
 
 /// Keys of a plan file that a Plan of the cluster says otherwise, or not at all.
-const NOT_IN_A_PLAN: [(&str, &str); 4] = [
+pub(crate) const NOT_IN_A_PLAN: [(&str, &str); 4] = [
     ("version", "it is always 1"),
     ("name", "a Plan is called by its metadata.name"),
     ("waves", "waves are not carried out by the operator yet"),
@@ -389,16 +389,11 @@ pub fn plan_text(
     let data = match plan.remove("source") {
         None => Value::Null,
         Some(mut source) => {
-            let data = source.get_mut("data").map(Value::take).unwrap_or_default();
+            let data = data_of(&mut source).map_err(|key| {
+                format!("spec.plan.source.data.{key}: the operator takes from, port, network, path and nfc")
+            })?;
             if source.as_object().is_none_or(|source| source.keys().any(|key| key != "data")) {
                 return Err("spec.plan.source: only `data` may be in it; the rest is the Provider's".into());
-            }
-            // Others name files, programs and logins, which are the worker's.
-            let is_known = |key: &String| ["from", "port", "network", "path", "nfc"].contains(&key.as_str());
-            if let Some(key) = data.as_object().and_then(|data| data.keys().find(|key| !is_known(key))) {
-                return Err(format!(
-                    "spec.plan.source.data.{key}: the operator takes from, port, network, path and nfc"
-                ));
             }
             data
         }
@@ -428,6 +423,17 @@ pub fn plan_text(
     plan.insert("name".into(), json!(name));
     plan.insert("source".into(), provider.source(user, folder, &data));
     Ok(escaped(&Value::Object(plan).to_string()))
+}
+
+/// Takes `data` out of a plan's source, if the operator takes all its keys; else gives one that it does not.
+pub(crate) fn data_of(source: &mut Value) -> Result<Value, String> {
+    let data = source.get_mut("data").map(Value::take).unwrap_or_default();
+    // Others name files, programs and logins, which are the worker's.
+    let is_known = |key: &&String| ["from", "port", "network", "path", "nfc"].contains(&key.as_str());
+    match data.as_object().and_then(|data| data.keys().find(|key| !is_known(key))) {
+        Some(key) => Err(key.clone()),
+        None => Ok(data),
+    }
 }
 
 /// YAML takes some characters of JSON's strings only where they are escaped.

@@ -55,6 +55,15 @@ Examples:
 
 Next: drover migrate web.yaml";
 
+pub const PLAN_APPLY: &str = "\
+The plan's target says which cluster and namespace, unless options do.
+
+Examples:
+  drover plan apply web.yaml --kube
+  drover plan apply web.yaml --kube --provider vcenter --context prod
+
+Next: kubectl drover status --plan web --watch";
+
 pub const PLAN_WAVES: &str = "\
 Each wave gets the window of a day of its own, after the wave before it. Warm VMs are copied ahead, so that only their
 cutovers take time of the window.
@@ -171,3 +180,50 @@ Examples:
   drover serve-disk web01.raw
   drover serve-disk web01.raw --socket /tmp/web01.sock --once
   drover serve-disk /dev/vg/web01 --writable --listen 127.0.0.1:10809";
+
+pub const KUBECTL: &str = "\
+kubectl runs it as `kubectl drover` where this program is also called kubectl-drover.
+
+Examples:
+  kubectl drover status -n vms
+  drover kubectl status -n vms --watch";
+
+pub const KUBECTL_STATUS: &str = "\
+Exit code 10 with --watch: VMs failed.
+
+Examples:
+  kubectl drover status -n vms
+  kubectl drover status --plan web --watch
+  kubectl drover status web01 --json | jq .migrations[0].percent
+
+Next: kubectl drover logs web01";
+
+pub const KUBECTL_LOGS: &str = "\
+Examples:
+  kubectl drover logs web01
+  kubectl drover logs web01 --follow --tail 20
+
+Next: kubectl drover retry web01";
+
+pub const KUBECTL_CUTOVER: &str = "\
+Examples:
+  kubectl drover cutover web01
+  kubectl drover cutover --plan web
+
+Next: kubectl drover status web01 --watch";
+
+pub const KUBECTL_CANCEL: &str = "\
+VMs that have arrived stay. Everything else that was begun is undone by a worker.
+
+Examples:
+  kubectl drover cancel web01
+  kubectl drover cancel --plan web
+
+Next: kubectl drover status --watch";
+
+pub const KUBECTL_RETRY: &str = "\
+Examples:
+  kubectl drover retry web01
+  kubectl drover retry --plan web
+
+Next: kubectl drover status --watch";

@@ -8,17 +8,18 @@ use super::Cli;
 const REST: &str = "Advanced";
 
 /// The groups of `drover --help` and of the reference, and the commands of each in the order in which they are used.
-pub const GROUPS: [(&str, &[&str]); 6] = [
+pub const GROUPS: [(&str, &[&str]); 7] = [
     ("Plan a move", &["inventory", "assess", "plan", "forecast"]),
     (
         "Migrate VMs",
         &[
             "rehearse", "migrate", "status", "cutover", "proceed", "resume", "cancel", "clean", "report",
-            "import", "serve", "operator",
+            "import", "serve",
         ],
     ),
     ("Single disks", &["copy", "hash", "verify", "serve-disk", "nbd"]),
     ("Running guests", &["live"]),
+    ("Kubernetes", &["operator", "kubectl"]),
     ("Sites", &["agent", "link", "relay", "tune"]),
     (REST, &["nfc", "vddk", "simulate", "bench", "lab", "completions", "man"]),
 ];

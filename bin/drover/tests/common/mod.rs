@@ -15,6 +15,7 @@ pub mod line;
 pub mod loops;
 pub mod moves;
 pub mod nbdkit;
+pub mod operated;
 pub mod pair;
 pub mod process;
 #[path = "../../../../crates/link/tests/tcp/proxy.rs"]

@@ -1,0 +1,367 @@
+//! What Plans and Migrations say, as far as it is shown; and which of them are meant.
+
+use drover_operator::lock::MOVED_ELSEWHERE;
+use drover_view::{Align, Table};
+use serde::Serialize;
+use serde_json::Value;
+
+/// Words of VMs that are shown below the table.
+const SAID_MAX: usize = 20;
+
+/// A Plan.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PlanRow {
+    pub name: String,
+    pub provider: String,
+    pub migrations: u64,
+    pub done: u64,
+    pub failed: u64,
+    /// The reason of its condition `Resolved`.
+    pub resolved: String,
+    pub message: String,
+    /// VMs that do not move by it, and why.
+    pub refused: Vec<Refused>,
+    pub cancel: bool,
+    /// Whether it is laid over its source as it is now, or needs not be.
+    #[serde(skip)]
+    pub is_settled: bool,
+}
+
+/// A VM that a Plan does not move.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Refused {
+    pub vm: String,
+    pub reason: String,
+}
+
+/// A Migration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Row {
+    pub name: String,
+    #[serde(skip)]
+    pub uid: String,
+    pub vm: String,
+    pub target_name: String,
+    pub plan: String,
+    pub phase: String,
+    pub percent: u64,
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+    pub reason: String,
+    pub message: String,
+    pub guest_off: bool,
+    pub outages: u64,
+    pub warm: bool,
+    pub arrived: bool,
+    /// Absent as long as nothing was to be cleaned up.
+    pub cleaned_up: Option<bool>,
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_string()
+}
+
+fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|it| it["type"] == kind)
+}
+
+impl PlanRow {
+    pub fn of(object: &Value) -> PlanRow {
+        let status = &object["status"];
+        let number = |key: &str| status[key].as_u64().unwrap_or_default();
+        let resolved = condition(object, "Resolved");
+        let refused = status["refused"].as_array().into_iter().flatten();
+        let cancel = object["spec"]["cancel"] == true;
+        PlanRow {
+            name: text(&object["metadata"]["name"]),
+            provider: text(&object["spec"]["provider"]),
+            migrations: number("migrations"),
+            done: number("done"),
+            failed: number("failed"),
+            resolved: resolved.map_or("Waits".into(), |it| text(&it["reason"])),
+            message: resolved.map_or(String::new(), |it| text(&it["message"])),
+            refused: refused.map(|it| Refused { vm: text(&it["vm"]), reason: text(&it["reason"]) }).collect(),
+            cancel,
+            is_settled: cancel || status["resolvedGeneration"] == object["metadata"]["generation"],
+        }
+    }
+}
+
+impl Row {
+    pub fn of(object: &Value) -> Row {
+        let (spec, status) = (&object["spec"], &object["status"]);
+        let arrived = condition(object, "Arrived");
+        let number = |value: &Value| value.as_u64().unwrap_or_default();
+        // What has arrived waits for its clean-up alone.
+        let said = match condition(object, "CleanedUp") {
+            Some(cleaned) if cleaned["status"] == "False" => Some(cleaned),
+            _ => arrived,
+        };
+        let modes = [&spec["plan"]["vms"][0]["mode"], &spec["plan"]["mode"]];
+        Row {
+            name: text(&object["metadata"]["name"]),
+            uid: text(&object["metadata"]["uid"]),
+            vm: text(&spec["vm"]["name"]),
+            target_name: text(&spec["targetName"]),
+            plan: text(&spec["planRef"]["name"]),
+            phase: status["phase"].as_str().unwrap_or("Pending").to_string(),
+            percent: number(&status["progress"]["percent"]),
+            done_bytes: number(&status["progress"]["doneBytes"]),
+            total_bytes: number(&status["progress"]["totalBytes"]),
+            reason: said.map_or(String::new(), |it| text(&it["reason"])),
+            message: said.map_or(String::new(), |it| text(&it["message"])),
+            guest_off: status["guestOff"] == true,
+            outages: number(&status["outages"]),
+            warm: modes.into_iter().find_map(Value::as_str) == Some("warm"),
+            arrived: arrived.is_some_and(|it| it["status"] == "True"),
+            cleaned_up: condition(object, "CleanedUp").map(|it| it["status"] == "True"),
+        }
+    }
+
+    /// Whether nothing more comes of it by itself.
+    pub fn is_at_rest(&self) -> bool {
+        match self.phase.as_str() {
+            "Done" | "Cancelled" => true,
+            // A worker may yet switch its guest on.
+            "Failed" => !self.guest_off,
+            _ => self.reason == MOVED_ELSEWHERE,
+        }
+    }
+
+    /// Why its cutover cannot be asked for.
+    pub fn no_cutover(&self) -> Option<String> {
+        match self.phase.as_str() {
+            "Done" | "Cancelled" | "Cancelling" | "Failed" => {
+                Some(format!("{} is {}", self.vm, self.phase.to_lowercase()))
+            }
+            _ if !self.warm => Some(format!("{} does not move warm", self.vm)),
+            _ => None,
+        }
+    }
+
+    /// Why there is nothing to be undone.
+    pub fn no_cancel(&self) -> Option<String> {
+        self.arrived.then(|| format!("{} has arrived, and stays", self.vm))
+    }
+
+    /// Why there is nothing to be tried again.
+    pub fn no_retry(&self) -> Option<String> {
+        match self.phase.as_str() {
+            "Done" if self.cleaned_up == Some(false) => None,
+            "Failed" | "Retrying" | "Pending" | "Cancelling" => None,
+            "Done" => Some(format!("{} has arrived, and its source is cleaned up", self.vm)),
+            "Cancelled" => Some(format!(
+                "{} is cancelled: remove its Migration {} to have its Plan make it anew",
+                self.vm, self.name
+            )),
+            _ => Some(format!("{} is on its way: {}", self.vm, self.phase.to_lowercase())),
+        }
+    }
+
+    /// What is new of it, in a line.
+    pub fn line(&self) -> String {
+        let reason = if self.reason == self.phase { "" } else { &self.reason };
+        format!("{}  {} {} %  {reason}", self.vm, self.phase, self.percent).trim_end().to_string()
+    }
+
+    /// Whether its words are to be read.
+    fn is_said(&self) -> bool {
+        let is_ordinary =
+            matches!(self.reason.as_str(), "" | "Moving" | "Starting" | "WaitsForSlot" | "Arrived")
+                || self.phase == "Cancelled";
+        !is_ordinary && !self.message.is_empty()
+    }
+}
+
+/// Those that names mean, of a Plan if one is named; all of that without names.
+///
+/// # Errors
+/// In words for people: a name that none has, or several.
+pub fn chosen<'a>(rows: &'a [Row], names: &[String], plan: Option<&str>) -> Result<Vec<&'a Row>, String> {
+    let of_plan = |row: &&Row| plan.is_none_or(|plan| row.plan == plan);
+    if names.is_empty() {
+        return Ok(rows.iter().filter(of_plan).collect());
+    }
+    let place = plan.map(|plan| format!(" of the Plan {plan}")).unwrap_or_default();
+    let mut all: Vec<&Row> = Vec::new();
+    for name in names {
+        let own = |row: &&Row| row.name == *name;
+        let is_it = |row: &&Row| own(row) || row.vm == *name || row.target_name == *name;
+        let mut found: Vec<&Row> = rows.iter().filter(of_plan).filter(is_it).collect();
+        if found.iter().any(own) {
+            found.retain(own);
+        }
+        match found.as_slice() {
+            [] => return Err(format!("there is no Migration{place} of a VM called {name}")),
+            [one] if all.iter().any(|it| it.name == one.name) => {}
+            [one] => all.push(*one),
+            more => {
+                let names: Vec<&str> = more.iter().map(|row| row.name.as_str()).collect();
+                return Err(format!("{name} is the name of several: {}", names.join(", ")));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// For people.
+pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row]) -> String {
+    if plans.is_empty() && rows.is_empty() {
+        return format!("no Plans and no Migrations in the namespace {namespace}\n");
+    }
+    let mut parts = Vec::new();
+    if !plans.is_empty() {
+        let mut table = Table::new(&[
+            ("PLAN", Align::Left),
+            ("VMS", Align::Right),
+            ("DONE", Align::Right),
+            ("FAILED", Align::Right),
+            ("RESOLVED", Align::Left),
+        ])
+        .fitted();
+        for plan in plans {
+            let [all, done, failed] = [plan.migrations, plan.done, plan.failed].map(|it| it.to_string());
+            let resolved = if plan.cancel { "Cancelled" } else { &plan.resolved };
+            table.row([plan.name.as_str(), &all, &done, &failed, resolved]);
+        }
+        parts.push(table.to_string());
+    }
+    if !rows.is_empty() {
+        let mut table = Table::new(&[
+            ("VM", Align::Left),
+            ("PLAN", Align::Left),
+            ("PHASE", Align::Left),
+            ("%", Align::Right),
+            ("REASON", Align::Left),
+        ])
+        .fitted();
+        for row in rows {
+            let percent = row.percent.to_string();
+            table.row([&row.vm, &row.plan, &row.phase, &percent, &row.reason].map(String::as_str));
+        }
+        parts.push(table.to_string());
+    }
+    let of_plans = plans.iter().flat_map(|plan| {
+        let own = (!plan.is_settled && !plan.message.is_empty())
+            .then(|| format!("Plan {}: {}", plan.name, plan.message));
+        let refused = plan.refused.iter();
+        let refused = refused.map(|it| format!("{} is refused by Plan {}: {}", it.vm, plan.name, it.reason));
+        own.into_iter().chain(refused).collect::<Vec<_>>()
+    });
+    let of_rows = rows.iter().filter(|row| row.is_said()).map(|row| {
+        let off = if row.guest_off { " (its guest is off)" } else { "" };
+        format!("{}{off}: {}", row.vm, row.message)
+    });
+    let said: Vec<String> = of_plans.chain(of_rows).collect();
+    let mut words: String =
+        said.iter().take(SAID_MAX).map(|line| format!("{}\n", drover_view::clean(line))).collect();
+    if said.len() > SAID_MAX {
+        words += &format!("and {} more: see --json\n", said.len() - SAID_MAX);
+    }
+    parts.extend(Some(words).filter(|words| !words.is_empty()));
+    parts.join("\n")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn migration(number: u8, vm: &str, phase: &str, arrived: Value) -> Row {
+        Row::of(&json!({
+            "metadata": {"name": format!("vm-{number}"), "uid": format!("u{number}")},
+            "spec": {"vm": {"name": vm}, "targetName": format!("{vm}-new"), "planRef": {"name": format!("p{}", number % 2)},
+                     "plan": {"mode": "warm", "vms": [{"id": "vm-1"}]}},
+            "status": {"phase": phase, "progress": {"percent": 7, "doneBytes": 7, "totalBytes": 100}, "conditions": [arrived]},
+        }))
+    }
+
+    fn told(reason: &str) -> Value {
+        json!({"type": "Arrived", "status": "False", "reason": reason, "message": format!("{reason} in words")})
+    }
+
+    #[test]
+    fn vms_are_meant_by_any_of_their_names_and_never_by_two() {
+        let rows = [
+            migration(1, "web01", "Running", told("Moving")),
+            migration(2, "web01", "Queued", told("WaitsForSlot")),
+            migration(3, "db01", "Failed", told("TooManyOutages")),
+        ];
+        let names = |asked: &[&str], plan: Option<&str>| {
+            let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
+            chosen(&rows, &asked, plan).map(|all| all.iter().map(|it| it.name.clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&[], None).unwrap().len(), 3);
+        assert_eq!(names(&[], Some("p1")).unwrap(), ["vm-1", "vm-3"]);
+        assert_eq!(names(&["db01", "vm-2", "db01-new"], None).unwrap(), ["vm-3", "vm-2"]);
+        assert_eq!(names(&["web01"], Some("p0")).unwrap(), ["vm-2"]);
+        assert!(names(&["web01"], None).unwrap_err().contains("several: vm-1, vm-2"));
+        let why = names(&["web02"], Some("p0")).unwrap_err();
+        assert_eq!(why, "there is no Migration of the Plan p0 of a VM called web02");
+    }
+
+    #[test]
+    fn what_can_be_asked_of_a_vm_depends_on_where_it_is() {
+        let of = |phase: &str| {
+            let mut row = migration(1, "a", phase, told("x"));
+            row.arrived = phase == "Done";
+            [row.no_cutover(), row.no_cancel(), row.no_retry()].map(|why| why.is_none())
+        };
+        assert_eq!(of("Running"), [true, true, false]);
+        assert_eq!(of("Retrying"), [true, true, true]);
+        assert_eq!(of("Failed"), [false, true, true]);
+        assert_eq!(of("Cancelled"), [false, true, false]);
+        assert_eq!(of("Done"), [false, false, false]);
+        let mut left = migration(1, "a", "Done", told("x"));
+        left.cleaned_up = Some(false);
+        assert!(left.no_retry().is_none());
+        let mut cold = migration(1, "a", "Running", told("x"));
+        cold.warm = false;
+        assert!(cold.no_cutover().unwrap().contains("does not move warm"));
+    }
+
+    #[test]
+    fn a_vms_own_mode_counts_before_its_plans() {
+        let of = |plan: Value| Row::of(&json!({"spec": {"plan": plan}})).warm;
+        assert!(of(json!({"mode": "warm"})) && of(json!({"mode": "cold", "vms": [{"mode": "warm"}]})));
+        assert!(!of(json!({"mode": "warm", "vms": [{"mode": "cold"}]})) && !of(json!({})));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_whole() {
+        let rows = [
+            migration(1, "web01", "Running", told("Moving")),
+            migration(3, "db01", "Failed", told("TooManyOutages")),
+        ];
+        let plan = PlanRow::of(&json!({
+            "metadata": {"name": "web", "generation": 2}, "spec": {"provider": "vc"},
+            "status": {"migrations": 2, "done": 0, "failed": 1, "resolvedGeneration": 1, "refused": [{"vm": "x", "reason": "taken"}],
+                "conditions": [{"type": "Resolved", "status": "False", "reason": "PlanHasErrors", "message": "no such VM"}]},
+        }));
+        let text = shown("vms", &[plan], &rows.iter().collect::<Vec<_>>());
+        for part in [
+            "PLAN  VMS  DONE  FAILED  RESOLVED",
+            "web     2     0       1  PlanHasErrors",
+            "web01  p1    Running  7  Moving",
+            "Plan web: no such VM",
+            "x is refused by Plan web: taken",
+            "db01: TooManyOutages in words",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        assert!(!text.contains("Moving in words"), "{text}");
+        assert!(shown("vms", &[], &[]).contains("no Plans"));
+    }
+
+    #[test]
+    fn one_whose_guest_is_off_is_not_at_rest() {
+        let mut row = migration(1, "a", "Failed", told("x"));
+        assert!(row.is_at_rest());
+        row.guest_off = true;
+        assert!(!row.is_at_rest());
+        assert!(migration(1, "a", "Pending", told(MOVED_ELSEWHERE)).is_at_rest());
+        assert!(!migration(1, "a", "Pending", told("PlanNotResolved")).is_at_rest());
+    }
+}

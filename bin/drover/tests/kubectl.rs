@@ -1,0 +1,230 @@
+//! `kubectl drover` beside an API server that is played: what it asks for, and what it makes of the answers.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const OWN: &str = "/apis/drover.dev/v1alpha1/namespaces/vms";
+
+/// A request: its method, its path with the query, its body.
+type Asked = (String, String, Value);
+
+/// An API server that answers by path, and keeps what it was asked.
+struct Server {
+    folder: TempDir,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl Server {
+    fn new(answers: Vec<(String, u16, String)>) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
+        let kept = asked.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (stream, answers, asked) = (stream.unwrap(), answers.clone(), asked.clone());
+                std::thread::spawn(move || serve(stream, &answers, &asked));
+            }
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let config = format!(
+            "apiVersion: v1\nkind: Config\nclusters: [{{name: a, cluster: {{server: 'http://{address}'}}}}]\nusers: [{{name: a, user: {{}}}}]\n\
+             contexts: [{{name: a, context: {{cluster: a, user: a, namespace: vms}}}}]\ncurrent-context: a\n"
+        );
+        std::fs::write(folder.path().join("config"), config).unwrap();
+        Server { folder, asked: kept }
+    }
+
+    /// With these Plans and Migrations.
+    fn with(plans: Vec<Value>, migrations: Vec<Value>) -> Server {
+        let list = |items: Vec<Value>| {
+            json!({"kind": "List", "metadata": {"resourceVersion": "7"}, "items": items}).to_string()
+        };
+        let mut answers: Vec<(String, u16, String)> = migrations
+            .iter()
+            .map(|it| format!("{OWN}/migrations/{}", it["metadata"]["name"].as_str().unwrap()))
+            .chain([format!("{OWN}/plans/web")])
+            .map(|path| (path, 200, "{}".to_string()))
+            .collect();
+        answers.push((format!("{OWN}/plans"), 200, list(plans)));
+        answers.push((format!("{OWN}/migrations"), 200, list(migrations)));
+        let pods = "/api/v1/namespaces/vms/pods";
+        let pod = |name: &str, made: &str| json!({"metadata": {"name": name, "creationTimestamp": made}});
+        let all = vec![pod("old", "2026-01-01T00:00:00Z"), pod("new", "2026-01-02T00:00:00Z")];
+        answers.push((pods.into(), 200, list(all)));
+        answers.push((format!("{pods}/new/log"), 200, "one\r\ntwo\x1b[2J\nlast".into()));
+        Server::new(answers)
+    }
+
+    /// The program by the name that kubectl looks for.
+    fn run(&self, args: &[&str]) -> Output {
+        let plugin: PathBuf = self.folder.path().join("kubectl-drover");
+        if !plugin.exists() {
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_drover"), &plugin).unwrap();
+        }
+        let mut command = Command::new(plugin);
+        command.args(args).env("KUBECONFIG", self.folder.path().join("config"));
+        command.output().unwrap()
+    }
+
+    fn says(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    #[track_caller]
+    fn refuses(&self, args: &[&str], code: i32, words: &str) {
+        let output = self.run(args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(code) && said.contains(words), "{args:?}: {words}: {output:?}");
+    }
+
+    /// What was changed since the last call.
+    fn changes(&self) -> Vec<(String, Value)> {
+        let asked = std::mem::take(&mut *self.asked.lock().unwrap());
+        let changes = asked.into_iter().filter(|(method, ..)| method == "PATCH");
+        changes.map(|(_, path, body)| (path.split('?').next().unwrap().to_string(), body)).collect()
+    }
+}
+
+fn serve(mut stream: TcpStream, answers: &[(String, u16, String)], asked: &Mutex<Vec<Asked>>) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    loop {
+        let (mut first, mut length) = (String::new(), 0);
+        if reader.read_line(&mut first).unwrap_or_default() == 0 {
+            return;
+        }
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            if let Some(bytes) = line.to_lowercase().strip_prefix("content-length:") {
+                length = bytes.trim().parse().unwrap();
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        let words: Vec<&str> = first.split(' ').collect();
+        let body = serde_json::from_slice(&body).unwrap_or_default();
+        asked.lock().unwrap().push((words[0].to_string(), words[1].to_string(), body));
+        let path = words[1].split('?').next().unwrap();
+        let found = answers.iter().find(|(of, ..)| of == path);
+        let (code, text) = match found {
+            // Streams of changes bring none.
+            _ if words[1].contains("watch=1") => (200, String::new()),
+            Some((_, code, text)) => (*code, text.clone()),
+            None => (404, "404 page not found\n".to_string()),
+        };
+        let head = format!("HTTP/1.1 {code} x\r\ncontent-length: {}\r\n\r\n", text.len());
+        if stream.write_all((head + &text).as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+fn plan() -> Value {
+    json!({"metadata": {"name": "web", "generation": 1}, "spec": {"provider": "vcenter"},
+        "status": {"resolvedGeneration": 1, "migrations": 2, "conditions": [{"type": "Resolved", "status": "True", "reason": "Resolved"}]}})
+}
+
+fn migration(number: u8, vm: &str, phase: &str, reason: &str) -> Value {
+    json!({"metadata": {"name": format!("vm-{number}"), "uid": format!("u{number}")},
+        "spec": {"vm": {"name": vm}, "targetName": vm, "planRef": {"name": "web"}, "plan": {"mode": "warm"}},
+        "status": {"phase": phase, "progress": {"percent": 40}, "conditions": [
+            {"type": "Arrived", "status": if phase == "Done" { "True" } else { "False" }, "reason": reason, "message": format!("{vm} in words")}]}})
+}
+
+#[test]
+fn plans_and_vms_are_shown() {
+    let server = Server::with(
+        vec![plan()],
+        vec![migration(1, "web01", "Running", "Moving"), migration(2, "db01", "Failed", "TooManyOutages")],
+    );
+    let text = server.says(&["status"]);
+    for part in ["web01  web   Running  40  Moving", "db01: db01 in words", "Resolved"] {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+    let told: Value = serde_json::from_str(&server.says(&["status", "db01", "--json"])).unwrap();
+    assert_eq!((&told["namespace"], told["migrations"].as_array().unwrap().len()), (&json!("vms"), 1));
+    assert_eq!(
+        (&told["migrations"][0]["phase"], &told["migrations"][0]["warm"]),
+        (&json!("Failed"), &json!(true))
+    );
+    server.refuses(&["status", "web02"], 3, "no Migration of a VM called web02 in the namespace vms");
+    server.refuses(&["status", "--plan", "other"], 3, "there is no Plan other");
+    server.refuses(&["status", "-n", "elsewhere"], 7, "install the operator");
+}
+
+#[test]
+fn the_last_workers_log_is_printed() {
+    let server = Server::with(vec![], vec![migration(1, "web01", "Running", "Moving")]);
+    // What others wrote drives no terminal.
+    let lines = server.says(&["logs", "web01", "--tail", "3"]);
+    assert_eq!(lines, "one\ntwo\u{fffd}[2J\nlast\n");
+    let asked = server.asked.lock().unwrap();
+    let path = &asked.last().unwrap().1;
+    assert_eq!(path, "/api/v1/namespaces/vms/pods/new/log?container=worker&follow=false&tailLines=3");
+}
+
+#[test]
+fn what_is_asked_of_vms_goes_to_their_migrations() {
+    let all = vec![
+        migration(1, "web01", "Running", "Moving"),
+        migration(2, "db01", "Failed", "TooManyOutages"),
+        migration(3, "old01", "Done", "Arrived"),
+    ];
+    let server = Server::with(vec![plan()], all);
+    server.says(&["cutover", "web01"]);
+    let changes = server.changes();
+    let [(path, body)] = changes.as_slice() else { panic!("{changes:?}") };
+    assert_eq!(
+        (path.as_str(), &body["metadata"]["uid"]),
+        (format!("{OWN}/migrations/vm-1").as_str(), &json!("u1"))
+    );
+    assert!(body["metadata"]["annotations"]["drover.dev/cutover"].is_string(), "{body}");
+
+    server.says(&["retry", "--plan", "web"]);
+    let changes = server.changes();
+    assert!(
+        changes.len() == 1 && changes[0].0.ends_with("/vm-2"),
+        "only what may be tried again: {changes:?}"
+    );
+    assert!(changes[0].1["metadata"]["annotations"]["drover.dev/retry"].is_string());
+
+    server.says(&["cancel", "db01", "web01"]);
+    let paths: Vec<String> = server.changes().into_iter().map(|(path, _)| path).collect();
+    assert_eq!(paths, [format!("{OWN}/migrations/vm-2"), format!("{OWN}/migrations/vm-1")]);
+    server.says(&["cancel", "--plan", "web"]);
+    assert_eq!(server.changes(), [(format!("{OWN}/plans/web"), json!({"spec": {"cancel": true}}))]);
+
+    // Of what cannot be asked of one that is named, nothing is asked of the others either.
+    server.refuses(&["cancel", "web01", "old01"], 3, "old01 has arrived, and stays");
+    server.refuses(&["cutover", "db01"], 3, "db01 is failed");
+    server.refuses(&["retry", "web01"], 3, "web01 is on its way");
+    server.refuses(&["cancel"], 2, "required");
+    assert!(server.changes().is_empty());
+}
+
+#[test]
+fn a_watch_ends_when_all_have_come_to_rest() {
+    let server = Server::with(vec![plan()], vec![migration(1, "web01", "Done", "Arrived")]);
+    assert!(server.says(&["status", "--watch"]).contains("web01  Done 40 %  Arrived"));
+    let server = Server::with(vec![plan()], vec![migration(1, "web01", "Failed", "TooManyOutages")]);
+    let output = server.run(&["status", "--watch", "--json"]);
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &told["phase"]), (Some(10), &json!("Failed")));
+    let refused = json!({"kind": "Status", "code": 401, "message": "Unauthorized"}).to_string();
+    let both = ["plans", "migrations"].map(|plural| (format!("{OWN}/{plural}"), 401, refused.clone()));
+    let server = Server::new(both.into());
+    server.refuses(&["status", "--watch"], 4, "who asks is not known");
+}
