@@ -240,6 +240,10 @@ func (s *Sim) fillStorage(m *machine) {
 	var committed, provisioned int64
 	for _, device := range object.VirtualDeviceList(m.vm.Config.Hardware.Device).SelectByType((*types.VirtualDisk)(nil)) {
 		known := m.disks.Find(device.GetVirtualDevice().Key)
+		// Hot-added, it is another VM's.
+		if known == nil {
+			continue
+		}
 		committed += known.AllocatedBytes()
 		provisioned += known.Capacity
 	}
