@@ -230,7 +230,7 @@ fn plans_take_archives_descriptors_and_folders() {
     for source in ["web.ova", "web/web.ovf", "web"] {
         let plan = bench.plan(source, "");
         let checked = bench.fine(&["plan", "check", &plan]);
-        assert!(checked.out.contains("1 VMs with 1 disks of 5 MiB"), "{}", checked.out);
+        assert!(checked.out.contains("1 VM with 1 disk of 5 MiB"), "{}", checked.out);
         bench.fine(&["migrate", &plan]);
         assert!(same_bytes(&bench.image(), &disk), "{source}");
         assert_eq!(bench.report("web")["vms"][0]["disks"][0]["equal"], true);

@@ -88,8 +88,9 @@ impl Facts {
         let fast =
             self.run(self.rate.likely + self.rate.spread, self.dirty.likely - self.dirty.spread, promise);
         let spread = |likely: f64, one: f64, other: f64| (one - likely).abs().max((other - likely).abs());
-        let downtime_spread =
-            spread(likely.downtime_s, slow.downtime_s, fast.downtime_s).hypot(self.overhead.spread);
+        // Not `hypot`, which wants a C library that is newer than RHEL 9's.
+        let of_sending = spread(likely.downtime_s, slow.downtime_s, fast.downtime_s);
+        let downtime_spread = (of_sending.powi(2) + self.overhead.spread.powi(2)).sqrt();
         Forecast {
             total: Estimate {
                 likely: likely.total_s,

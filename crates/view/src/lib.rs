@@ -71,6 +71,6 @@ pub use stage::terminal_columns;
 pub use status::{plans_text, runs, status_text, waits_text};
 pub use summary::vm_state;
 pub use table::{Align, Table, set_columns};
-pub use text::{clean, plain, plain_json};
+pub use text::{clean, count, plain, plain_json};
 pub use warm::warm_status_text;
 pub use waves::waves_text;

@@ -123,7 +123,7 @@ pub(crate) fn percent(share: f64) -> u32 {
 }
 
 /// `1 disk`, `2 disks`, `2 passes`.
-pub(crate) fn count(number: usize, thing: &str) -> String {
+pub fn count(number: usize, thing: &str) -> String {
     let ending = match number {
         1 => "",
         _ if thing.ends_with('s') => "es",

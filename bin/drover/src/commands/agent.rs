@@ -201,7 +201,8 @@ fn places(args: &AgentRunArgs) -> Result<Places, Failure> {
     let mut pools: BTreeMap<String, PathBuf> = BTreeMap::new();
     for Named { name, value } in &args.pool {
         if !Path::new(value).is_dir() {
-            return Err(usage(format!("pool {name}: {value} is no folder")));
+            let wrong = usage(format!("pool {name}: {value} is no folder"));
+            return Err(wrong.advise("make the folder first; a pool is never made by an agent"));
         }
         pools.insert(name.clone(), PathBuf::from(value));
     }

@@ -25,7 +25,7 @@ pub fn run(args: &AssessArgs) -> Result<Exit, Failure> {
         || drover_view::assess_html(&assessment),
     )?;
     if args.form.is_text() {
-        say_what_is_next(&args.provider.provider);
+        say_what_is_next(&args.provider);
     }
     Ok(exit)
 }

@@ -21,19 +21,27 @@ pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
         crate::out::json(format_args!("{:#}", drover_view::inventory_json(&inventory, &concerns)));
     } else {
         crate::out::print(&drover_view::inventory_text(&inventory, &concerns, args.details));
-        say_what_is_next(&args.provider.provider);
+        say_what_is_next(&args.provider);
     }
     Ok(Exit::Success)
 }
 
 /// The command that comes after a look at a provider, to people.
-pub fn say_what_is_next(provider: &str) {
+pub fn say_what_is_next(args: &ProviderArgs) {
+    let (provider, secret) = (args.provider.as_str(), &args.secret);
     let path = Path::new(provider);
+    // As this command was believed, so is the next.
+    let trust = match (&secret.thumbprint, &secret.ca_file) {
+        (Some(thumbprint), _) => format!(" --thumbprint {thumbprint}"),
+        (_, Some(file)) => format!(" --ca-file {}", file.display()),
+        _ if secret.insecure => " --insecure".into(),
+        _ => String::new(),
+    };
     let is_plan = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
     match (is_plan, appliance::path_of(provider)) {
         (true, _) => crate::out::say(format_args!("next: drover plan check {provider}")),
         (_, Some(_)) => crate::out::say(format_args!("next: drover import {provider}")),
-        _ => crate::out::say(format_args!("next: drover plan new {provider} -o plan.yaml")),
+        _ => crate::out::say(format_args!("next: drover plan new {provider}{trust} -o plan.yaml")),
     }
 }
 

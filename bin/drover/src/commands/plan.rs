@@ -12,7 +12,7 @@ use drover_plan::{
 };
 use drover_types::inventory::Inventory;
 use drover_types::{Bytes, Opening};
-use drover_view::clean;
+use drover_view::{clean, count};
 
 use crate::appliance;
 use crate::cli::{PlanCheckArgs, PlanNewArgs};
@@ -353,7 +353,8 @@ fn nfc_sums(hosts: &[HostNfc], inventory: &Inventory) -> String {
 fn summary(resolution: &Resolution) -> String {
     let disks: usize = resolution.vms.iter().map(|vm| vm.disks.len()).sum();
     let bytes = resolution.vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.capacity_bytes()));
-    format!("{} VMs with {disks} disks of {} in all\n", resolution.vms.len(), Bytes(bytes))
+    let (vms, disks) = (count(resolution.vms.len(), "VM"), count(disks, "disk"));
+    format!("{vms} with {disks} of {} in all\n", Bytes(bytes))
 }
 
 /// `drover plan new`.

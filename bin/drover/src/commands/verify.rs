@@ -150,11 +150,11 @@ impl Job<'_> {
 
     fn tell_about(&self, about: &About) {
         self.run.say(&format!(
-            "report by {} of {}, {}, made {} s after 1970",
+            "report by {} of {}, {}, made {}",
             about.program,
             about.name,
             Bytes(about.size),
-            about.made_at
+            drover_view::local_time(i64::try_from(about.made_at.saturating_mul(1000)).unwrap_or(i64::MAX))
         ));
     }
 
