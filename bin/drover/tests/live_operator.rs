@@ -252,11 +252,12 @@ fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
 
 #[test]
 fn a_drain_and_an_api_server_that_is_away_lose_nothing() {
-    let operated = Operated::new(160, |folder| vec![vm("web01", &[&disk_file(folder, "a", 64 * MIB)])]);
+    let operated = Operated::new(160, |folder| vec![vm("web01", &[&disk_file(folder, "a", 96 * MIB)])]);
     let Some(mut operated) = operated else { return };
-    let a = operated.landing.cluster.volume("v-a", Volume::Block, 64 * MIB).unwrap();
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, 96 * MIB).unwrap();
     operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
-    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "2MiB"));
+    // A worker copies on while the API server is away, and there has to be something left for the one after the drain.
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1536KiB"));
     operated.moves("web01", 0);
     let cluster = &operated.landing.cluster;
     cluster.without_api(Duration::from_secs(30)).unwrap();
