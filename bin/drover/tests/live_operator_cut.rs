@@ -35,6 +35,17 @@ impl Moments {
     }
 }
 
+/// The rest is copied, and the volume holds what the disk does.
+fn arrives_whole(operated: &Operated, volume: &Path) {
+    while operated.phase("web01") != "Done" {
+        let seen = operated.done_bytes("web01");
+        let is_farther = || operated.phase("web01") == "Done" || operated.done_bytes("web01") > seen;
+        operated.wait("the copy goes on", is_farther);
+    }
+    assert_holds(volume, &operated.landing.stage.path("a"));
+    assert_eq!(operated.migration("web01").unwrap()["status"]["roots"][0]["verified"], true);
+}
+
 #[test]
 fn a_worker_that_is_cut_off_has_no_successor_beside_it() {
     let rounds = std::env::var("DROVER_PARTITION_ROUNDS").map_or(2, |it| it.parse().unwrap());
@@ -88,13 +99,7 @@ fn a_worker_that_is_cut_off_has_no_successor_beside_it() {
         }
     }
     cordon(false);
-    while operated.phase("web01") != "Done" {
-        let seen = operated.done_bytes("web01");
-        let is_farther = || operated.phase("web01") == "Done" || operated.done_bytes("web01") > seen;
-        operated.wait("the copy goes on", is_farther);
-    }
-    assert_holds(&a, &operated.landing.stage.path("a"));
-    assert_eq!(operated.migration("web01").unwrap()["status"]["roots"][0]["verified"], true);
+    arrives_whole(&operated, &a);
 }
 
 /// What a successor has copied for certain lies so far behind what it tells: more than is on its way in the second between two flushes.
@@ -252,13 +257,7 @@ fn a_worker_that_is_cut_off_changes_no_byte_beside_its_successor() {
         operated.remove(&format!("{PODS}/{pod}?gracePeriodSeconds=1"));
     }
     cordon(false);
-    while operated.phase("web01") != "Done" {
-        let seen = operated.done_bytes("web01");
-        let is_farther = || operated.phase("web01") == "Done" || operated.done_bytes("web01") > seen;
-        operated.wait("the copy goes on", is_farther);
-    }
-    assert_holds(&a, &operated.landing.stage.path("a"));
-    assert_eq!(operated.migration("web01").unwrap()["status"]["roots"][0]["verified"], true);
+    arrives_whole(&operated, &a);
     println!(
         "{rounds} partitions: {beside} with a successor beside the first worker, which in {ran_on} ran on when the line came back"
     );

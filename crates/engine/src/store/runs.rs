@@ -101,21 +101,21 @@ impl Store {
 
     /// Adds to the latest run of a plan what was foreseen for it.
     pub fn set_foreseen(&self, plan: &str, foreseen: &Foreseen) -> Outcome<()> {
-        let foreseen = serde_json::to_string(foreseen).unwrap_or_default();
-        self.change(Durable::WithTheNext, |db| {
-            let sql = "UPDATE run SET facts = json_set(facts, '$.foreseen', json(?2))
-                       WHERE id = (SELECT max(id) FROM run WHERE plan = ?1)";
-            db.execute(sql, params![plan, foreseen]).map(drop)
-        })
+        self.add_fact(plan, "$.foreseen", foreseen)
     }
 
     /// Adds to the latest run of a plan what is foreseen for it now.
     pub fn set_foreseen_now(&self, plan: &str, now: &ForeseenNow) -> Outcome<()> {
-        let now = serde_json::to_string(now).unwrap_or_default();
+        self.add_fact(plan, "$.foreseen_now", now)
+    }
+
+    /// Adds a fact to the latest run of a plan.
+    fn add_fact(&self, plan: &str, path: &str, fact: &impl Serialize) -> Outcome<()> {
+        let fact = serde_json::to_string(fact).unwrap_or_default();
         self.change(Durable::WithTheNext, |db| {
-            let sql = "UPDATE run SET facts = json_set(facts, '$.foreseen_now', json(?2))
+            let sql = "UPDATE run SET facts = json_set(facts, ?2, json(?3))
                        WHERE id = (SELECT max(id) FROM run WHERE plan = ?1)";
-            db.execute(sql, params![plan, now]).map(drop)
+            db.execute(sql, params![plan, path, fact]).map(drop)
         })
     }
 
