@@ -1,17 +1,22 @@
 //! What stands in the way of a plan that goes to another site, as far as its agent can be asked before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use drover_agent::machine::Defined;
+use drover_agent::host::{Device, HOST};
+use drover_agent::machine::{CHECK, Defined, Told};
 use drover_agent::opening::{Announced, Pool};
 use drover_disk::{DiskErrorKind, in_threads};
-use drover_plan::{PlannedDisk, PlannedVm, Problem, Resolution, Space, space_needed};
+use drover_plan::{
+    Accelerator, NetworkTarget, PlannedDisk, PlannedVm, Problem, Resolution, Space, Target, space_needed,
+};
 use drover_types::Bytes;
+use drover_types::inventory::Firmware;
 
 use crate::exit::Failure;
+use crate::lacks::ANOTHER_BRIDGE;
 use crate::machine::site_name;
 use crate::plan_file::PlanFile;
 use crate::target::There;
@@ -53,7 +58,11 @@ pub fn ask(file: &PlanFile, resolution: &Resolution, there: Result<&There, Failu
     problems.extend(start_problem(resolution, there, &info));
     problems.extend(pool_problems(resolution, there, &info));
     if problems.is_empty() {
-        let taken = place_problems(resolution, there, &mut problems);
+        let checks = info.takes.iter().any(|it| it == CHECK);
+        if !checks {
+            problems.extend(of_old_agent(&resolution.vms, &file.plan.target, there, &info));
+        }
+        let taken = place_problems(resolution, (there, checks), &mut problems);
         problems.extend(space_problems(file, resolution, &info, &taken));
     }
     Found { problems, info: Some(info) }
@@ -122,50 +131,140 @@ fn pool_problems(resolution: &Resolution, there: &There, info: &Announced) -> Ve
         .collect()
 }
 
-/// Names that are taken. Gives what images of this plan take already, by pool.
+/// What an agent that knows no checks of machines is asked for by other means, and what it is not asked for.
+fn of_old_agent(vms: &[PlannedVm], target: &Target, there: &There, info: &Announced) -> Vec<Problem> {
+    let bridges: BTreeSet<&str> = bridges(vms).collect();
+    let knows_devices = info.takes.iter().any(|it| it == HOST);
+    let mut problems = Vec::new();
+    if knows_devices && !bridges.is_empty() {
+        let names: Vec<String> = bridges.iter().map(|name| (*name).to_string()).collect();
+        match there.host(&names, &[]) {
+            Ok(has) => problems.extend(names.iter().zip(has.devices).filter_map(|(name, found)| {
+                let what = match found {
+                    Device::Bridge => return None,
+                    Device::Other => format!("network device {name} is no bridge"),
+                    Device::Missing => format!("there is no bridge {name}"),
+                };
+                let text = format!("host of {}: {what}", there.name());
+                Some(Problem::error("networks", text).advise(ANOTHER_BRIDGE))
+            })),
+            Err(refusal) => {
+                let text = format!("agent of {}: {refusal}", there.name());
+                problems.push(Problem::error("target.via", text).advise("look at the agent's log"));
+            }
+        }
+    }
+    let asks_for_bridges = !knows_devices && !bridges.is_empty();
+    problems.extend(not_asked(vms, target, asks_for_bridges).map(|what| {
+        let text = format!(
+            "not asked whether the host of {} has {what}: its agent (drover {}) is too old to tell",
+            there.name(),
+            info.version
+        );
+        Problem::warning("target.via", text).advise("update drover there, or look there yourself")
+    }));
+    problems
+}
+
+/// Bridges that VMs are to be plugged into.
+fn bridges(vms: &[PlannedVm]) -> impl Iterator<Item = &str> {
+    vms.iter().flat_map(|vm| &vm.nics).filter_map(|nic| match &nic.target {
+        NetworkTarget::Bridge(name) => Some(name.as_str()),
+        NetworkTarget::User
+        | NetworkTarget::None
+        | NetworkTarget::Libvirt(_)
+        | NetworkTarget::Kubevirt(_) => None,
+    })
+}
+
+/// What VMs need of a host that knows no checks of machines; nothing if they need nothing that it cannot be asked for.
+fn not_asked(vms: &[PlannedVm], target: &Target, bridges: bool) -> Option<String> {
+    let is_started = vms.iter().any(|vm| vm.start);
+    let is_uefi = vms.iter().any(|vm| vm.start && vm.vm.firmware == Some(Firmware::Uefi));
+    let all = [
+        (bridges, "bridges"),
+        (is_uefi, "UEFI firmware"),
+        (is_started, "QEMU"),
+        (is_started && target.accelerator == Accelerator::Kvm, "KVM"),
+    ];
+    let needed: Vec<&str> = all.into_iter().filter(|(needed, _)| *needed).map(|(_, what)| what).collect();
+    (!needed.is_empty()).then(|| needed.join(", "))
+}
+
+/// What was found of all VMs.
+#[derive(Default)]
+struct OfAll {
+    problems: Vec<Problem>,
+    /// What hosts lack, with what to try, and for which VMs.
+    lacks: BTreeMap<(String, String), Vec<String>>,
+    /// Bytes that images of this plan take already, by pool.
+    taken: BTreeMap<String, u64>,
+}
+
+/// Names that are taken, and what the host lacks. Gives what images of this plan take already, by pool.
 fn place_problems(
     resolution: &Resolution,
-    there: &There,
+    (there, checks): (&There, bool),
     problems: &mut Vec<Problem>,
 ) -> BTreeMap<String, u64> {
-    let found = Mutex::new((Vec::new(), BTreeMap::<String, u64>::new()));
+    let found = Mutex::new(OfAll::default());
     let next = AtomicUsize::new(0);
     in_threads(ASKED_AT_ONCE.min(resolution.vms.len()), |_| {
         while let Some(vm) = resolution.vms.get(next.fetch_add(1, SeqCst)) {
-            let (told, taken) = of_vm(vm, there);
+            let told = if checks { there.check(vm) } else { there.glance(vm) };
+            let disks: Vec<_> =
+                vm.disks.iter().map(|disk| (pool_of(&disk.path), of_disk(vm, disk, there))).collect();
             let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            found.0.extend(told);
-            for (pool, bytes) in taken {
-                *found.1.entry(pool).or_default() += bytes;
+            found.add_machine(vm, told.map_err(|refusal| refusal.to_string()), there.name());
+            for (pool, disk) in disks {
+                match disk {
+                    Ok(bytes) => *found.taken.entry(pool).or_default() += bytes,
+                    Err(problem) => found.problems.push(*problem),
+                }
             }
         }
     });
-    let (mut told, taken) = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut told = found.problems;
     told.sort_by(|a, b| a.message.cmp(&b.message));
     problems.extend(told);
-    taken
+    problems.extend(found.lacks.into_iter().map(|(lack, vms)| lack_problem(there.name(), lack, vms)));
+    found.taken
 }
 
-fn of_vm(vm: &PlannedVm, there: &There) -> (Vec<Problem>, Vec<(String, u64)>) {
-    let (mut problems, mut taken) = (Vec::new(), Vec::new());
-    let failed = |why: String| Problem::error("vms", format!("{}: {why}", vm.target_name));
-    match there.glance(vm) {
-        Ok(told) if told.defined == Defined::Others => {
-            let folder = site_name(&vm.folder);
-            let why = format!("{}/{folder} holds a machine that this plan did not make", there.name());
-            problems.push(failed(why).advise("give it another `target_name` or folder, or remove that one"));
+impl OfAll {
+    fn add_machine(&mut self, vm: &PlannedVm, told: Result<Told, String>, site: &str) {
+        let failed = |why: String| Problem::error("vms", format!("{}: {why}", vm.target_name));
+        match told {
+            Ok(told) if told.defined == Defined::Others => {
+                let why =
+                    format!("{site}/{} holds a machine that this plan did not make", site_name(&vm.folder));
+                let problem =
+                    failed(why).advise("give it another `target_name` or folder, or remove that one");
+                self.problems.push(problem);
+            }
+            Ok(told) => {
+                for lack in told.lacks {
+                    self.lacks.entry((lack.what, lack.advice)).or_default().push(vm.target_name.clone());
+                }
+            }
+            Err(why) => self.problems.push(failed(why)),
         }
-        Ok(_) => {}
-        Err(refusal) => problems.push(failed(refusal.to_string())),
     }
-    for disk in &vm.disks {
-        match of_disk(vm, disk, there) {
-            Ok(bytes) => taken.push((pool_of(&disk.path), bytes)),
-            Err(problem) => problems.push(*problem),
-        }
-    }
-    (problems, taken)
 }
+
+/// One problem for all VMs that meet it.
+fn lack_problem(site: &str, (what, advice): (String, String), mut vms: Vec<String>) -> Problem {
+    vms.sort();
+    let more = vms.len().saturating_sub(NAMED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    vms.truncate(NAMED_MAX);
+    let text = format!("host of {site}: {what} (for {}{more})", vms.join(", "));
+    Problem::error("target.via", text).advise(advice)
+}
+
+/// VMs that are named of those that meet one obstacle.
+const NAMED_MAX: usize = 3;
 
 /// What an image of this plan takes already.
 fn of_disk(vm: &PlannedVm, disk: &PlannedDisk, there: &There) -> Result<u64, Box<Problem>> {
@@ -236,8 +335,57 @@ fn space_problem(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use drover_plan::Plan;
+    use drover_types::inventory::{Vm, VmDisk};
+    use serde_json::json;
+
     use super::*;
+
+    fn planned(start: bool, firmware: Option<Firmware>, bridge: Option<&str>) -> PlannedVm {
+        let disk = json!({"disk": VmDisk::default(), "index": 0, "path": "/a", "base": "/", "bus": "virtio"});
+        let target = bridge.map_or(json!("user"), |name| json!({"bridge": name}));
+        let nic = json!({"index": 0, "network": "n", "connected": true, "mac": "00:50:56:aa:00:01", "model": "virtio", "target": target});
+        serde_json::from_value(json!({
+            "vm": Vm { firmware, ..Vm::default() }, "target_name": "a", "folder": "/a", "format": "raw",
+            "disk_bus": "virtio", "disks": [disk], "nics": [nic], "power_off": "refuse",
+            "shutdown_timeout": {"secs": 1, "nanos": 0}, "verify": "full", "start": start, "convert": "never",
+            "route": "provider", "priority": 0, "concerns": [], "line": 1,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn of_an_agent_that_is_too_old_it_is_told_what_was_not_asked() {
+        let target = |accelerator: &str| {
+            let text = format!(
+                "version: 1\nname: a\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P}}\ntarget: \
+                 {{type: qemu, via: b, folder: vms, accelerator: {accelerator}}}\nvms: [{{name: a}}]\n"
+            );
+            Plan::parse(&text).unwrap().target
+        };
+        let told =
+            |vm: PlannedVm, accelerator: &str, bridges| not_asked(&[vm], &target(accelerator), bridges);
+        assert_eq!(told(planned(false, Some(Firmware::Uefi), None), "kvm", false), None, "it needs nothing");
+        let started = || planned(true, Some(Firmware::Uefi), Some("br0"));
+        assert_eq!(told(started(), "kvm", true).unwrap(), "bridges, UEFI firmware, QEMU, KVM");
+        assert_eq!(told(planned(true, None, None), "auto", false).unwrap(), "QEMU");
+        assert_eq!(bridges(&[started(), planned(true, None, None)]).collect::<Vec<_>>(), ["br0"]);
+    }
+
+    #[test]
+    fn one_lack_of_many_machines_is_one_problem() {
+        let lack = ("there is no bridge br0".to_string(), "make it".to_string());
+        let told = |vms: &[&str]| {
+            lack_problem("b", lack.clone(), vms.iter().map(ToString::to_string).collect()).message
+        };
+        assert_eq!(told(&["b", "a"]), "host of b: there is no bridge br0 (for a, b)");
+        assert_eq!(
+            told(&["d", "c", "b", "a", "e"]),
+            "host of b: there is no bridge br0 (for a, b, c and 2 more)"
+        );
+    }
 
     #[test]
     fn a_pool_is_judged_by_what_is_still_to_come() {

@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use drover_agent::machine::{Lack, Machine};
 use drover_agent::{Home, Hypervisor, Refusal};
 use drover_disk::DiskErrorKind;
 use drover_qemu::{ImageFormat, MachineSpec, QemuError, QemuErrorKind, RunOptions, Validation, VmFolder};
 
+use crate::lacks::lacks;
 use crate::machine::spec_of;
 
 /// How long a guest that must go may take before its plug is pulled.
@@ -26,6 +28,11 @@ fn spec(home: &Home<'_>) -> Result<MachineSpec, QemuError> {
 impl Hypervisor for Qemu {
     fn check(&self, home: &Home<'_>) -> Result<(), Refusal> {
         spec(home).and_then(|spec| spec.check()).map_err(refusal)
+    }
+
+    fn lacks(&self, machine: &Machine) -> Vec<Lack> {
+        // Which files of UEFI are taken is this host's own affair.
+        lacks(machine, None)
     }
 
     fn define(&self, home: &Home<'_>) -> Result<(String, Option<String>), Refusal> {
@@ -105,8 +112,6 @@ fn refusal(error: QemuError) -> Refusal {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::path::PathBuf;
-
-    use drover_agent::machine::Machine;
 
     use super::*;
 

@@ -6,7 +6,6 @@
 mod conformance;
 mod conversion;
 mod here;
-mod host;
 mod kubevirt;
 mod libvirt;
 mod ours;

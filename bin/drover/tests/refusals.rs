@@ -53,10 +53,14 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
     };
     let unplugged =
         std::fs::read_to_string(only("good")).unwrap().replace("\"*\": user", "\"*\": no-such-br");
+    let unplugged = unplugged.replace("name: bad", "name: unplugged");
     std::fs::write(stage.path("unplugged.yaml"), unplugged).unwrap();
-    let check = stage.run(&["plan", "check", stage.path("unplugged.yaml").to_str().unwrap()]);
+    let path = stage.path("unplugged.yaml").display().to_string();
+    let check = stage.run(&["plan", "check", &path]);
     assert_eq!(check.code, Some(7), "{}", check.err);
-    assert!(check.err.contains("good: there is no bridge no-such-br on this host"), "{}", check.err);
+    assert!(check.err.contains("good: there is no bridge no-such-br"), "{}", check.err);
+    refused(&stage, &path, 7, &["there is no bridge no-such-br"]);
+    assert_eq!(stage.run(&["cancel", "unplugged"]).code, Some(0));
     refused(&stage, &only("goood"), 3, &["there is no VM called 'goood'", "did you mean 'good'?"]);
     refused(&stage, &only("twin"), 3, &["2 VMs are called 'twin'", "folder 'prod'", "folder 'test'"]);
     refused(&stage, &only("bare"), 3, &["bare has no disk to move"]);

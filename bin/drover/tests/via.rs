@@ -23,6 +23,8 @@ struct Far {
     agent: Option<Child>,
     address: String,
     options: Vec<&'static str>,
+    /// Where the agent finds programs, if not where all do.
+    programs: Option<PathBuf>,
 }
 
 impl Far {
@@ -31,7 +33,7 @@ impl Far {
         std::fs::create_dir(stage.path("pool")).unwrap();
         let there = Drover::new(env!("CARGO_BIN_EXE_drover"), stage.path("there"));
         let (address, options) = (own_address(), options.to_vec());
-        let mut far = Far { stage, there, agent: None, address, options };
+        let mut far = Far { stage, there, agent: None, address, options, programs: None };
         far.start_agent();
         far.pair();
         Some(far)
@@ -41,7 +43,11 @@ impl Far {
     fn start_agent(&mut self) {
         let pool = format!("vms={}", self.stage.path("pool").display());
         let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool];
-        let (child, address) = start_agent(self.there.command(&[&args[..], &self.options].concat()));
+        let mut command = self.there.command(&[&args[..], &self.options].concat());
+        if let Some(folder) = &self.programs {
+            command.env("PATH", folder);
+        }
+        let (child, address) = start_agent(command);
         self.address = address;
         self.agent = Some(child);
     }
@@ -252,6 +258,36 @@ fn every_obstacle_is_named_before_anything_is_touched() {
     assert_eq!(far.stage.source_state(), before);
     assert_eq!(std::fs::read_to_string(far.image("two")).unwrap(), "somebody's");
     assert_eq!(std::fs::read_dir(far.in_pool("")).unwrap().count(), 2, "nothing was made");
+}
+
+#[test]
+fn what_the_host_there_lacks_is_told_once_for_all_vms_and_nothing_is_made() {
+    let Some(mut far) = Far::new(71, &["--allow-start"], |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        ["one", "two", "three", "four"].map(|name| vm(name, &[&a])).to_vec()
+    }) else {
+        return;
+    };
+    let before = far.stage.source_state();
+    far.kill_agent();
+    far.programs = Some(far.stage.path("none"));
+    far.start_agent();
+    let start = ("convert: never", "convert: never\nstart: true");
+    let plan = far.plan("bare", &[("\"*\": user", "\"*\": no-such-br"), start]);
+    for command in [&["plan", "check", &plan][..], &["migrate", &plan]] {
+        let output = far.stage.run(command);
+        assert_eq!(output.code, Some(3), "{}{}", output.out, output.err);
+        for words in [
+            "host of site-b: there is no bridge no-such-br (for four, one, three and 1 more)",
+            "host of site-b: qemu-system-x86_64 is not installed, and the plan starts the guest (for four,",
+        ] {
+            assert_eq!(output.err.matches(words).count(), 1, "{command:?}: {words} in {}", output.err);
+        }
+    }
+    let unstarted = far.stage.run(&["plan", "check", &far.plan("unstarted", &[])]);
+    succeeds(&unstarted);
+    assert_eq!(far.stage.source_state(), before);
+    assert_eq!(std::fs::read_dir(far.in_pool("")).unwrap().count(), 0, "nothing was made");
 }
 
 #[test]

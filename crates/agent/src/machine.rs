@@ -6,6 +6,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::printable;
+
+/// What an agent that can be asked for it says that it takes: [`What::Check`].
+pub const CHECK: &str = "check";
+
 /// Something that is to be done about a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
@@ -25,7 +30,10 @@ pub struct Order {
 pub enum What {
     /// Nothing: how it stands. No start that was ordered before happens after this, unless its number is 0.
     Look,
-    /// Its folders are made, and it is checked that it can be built.
+    /// Nothing: whether it could be prepared, and started where it is to be. Makes nothing, stands in no order's way, and its
+    /// number does not count. Only of an agent that says that it takes [`CHECK`].
+    Check(Machine),
+    /// Its folders are made, once all that could refuse it was looked at.
     Prepare(Machine),
     /// Its definition is written beside its disks.
     Define(Machine),
@@ -195,7 +203,37 @@ pub struct Told {
     /// The number of the last order about it, whoever gave it.
     #[serde(default)]
     pub number: u64,
+    /// Of a check: what the host lacks for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<Lack>,
 }
+
+impl Told {
+    /// What an agent said, as it may be shown to people.
+    pub(crate) fn checked(self) -> Told {
+        let lack = |it: Lack| Lack { what: printable(it.what), advice: printable(it.advice) };
+        let lacks = self.lacks.into_iter().take(LACKS_MAX).map(lack).collect();
+        Told { words: printable(self.words), start_with: self.start_with.map(printable), lacks, ..self }
+    }
+}
+
+/// Something that a machine needs of a host and that is not there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lack {
+    /// What it is.
+    pub what: String,
+    /// What to try.
+    pub advice: String,
+}
+
+impl std::fmt::Display for Lack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.what, self.advice)
+    }
+}
+
+/// Things that are shown of what a host lacks for one machine.
+const LACKS_MAX: usize = 16;
 
 /// Whose definition there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -201,7 +201,7 @@ impl Site {
         let body = encode(order)?;
         let opened = self.open(&Opening::Machine)?;
         opened.sender.send(&[], &body).inspect_err(|_| self.lost(opened.session))?;
-        self.answer(&opened)
+        self.answer::<Told>(&opened).map(Told::checked)
     }
 
     /// Whether there is a connection to the agent at the moment.

@@ -1,6 +1,7 @@
 //! QEMU and libvirt on this machine.
 
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +16,10 @@ use drover_qemu::{MachineSpec, RunOptions, Validation, VmFolder};
 use crate::endpoint::{TargetEnd, raw_end, target_failure};
 use crate::exit::{Exit, Failure};
 use crate::image::qemu_error;
+use crate::lacks::lacks;
 use crate::machine::{boot_bus_of, machine_of, spec_of};
 use crate::qcow2;
 use crate::target::conversion;
-use crate::target::host;
 use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
 use crate::target::{ANOTHER_PLANS, all_removed, io_error};
 
@@ -89,21 +90,12 @@ impl Here {
 
     /// All that can refuse a VM later, looked at while it still runs. Touches nothing.
     pub fn look_ahead(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        for folder in Here::folders(vm) {
-            // A part of the path may be a file.
-            match std::fs::metadata(folder) {
-                Ok(meta) if !meta.is_dir() => {
-                    let what = format!("{} is no folder", folder.display());
-                    return Err(ProviderError::new(Cause::Target, what).advise(ANOTHER_PLACE));
-                }
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(io_error("looking at", folder, error));
-                }
-                _ => {}
-            }
-        }
+        Here::folders(vm).try_for_each(check_folder)?;
         vm.disks.iter().try_for_each(|disk| self.check_ours(disk, vm).map(drop))?;
-        host::check(vm, &self.target)?;
+        let machine = machine_of(vm, &self.target, &self.origin);
+        if let Some(lack) = lacks(&machine, self.target.uefi.as_ref()).into_iter().next() {
+            return Err(ProviderError::new(Cause::Target, lack.what).advise(lack.advice));
+        }
         let spec = self.spec(vm)?;
         spec.check().map_err(qemu_error)?;
         conversion::check(vm, boot_bus_of(&spec))
@@ -146,15 +138,18 @@ impl TargetProvider for Here {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         // A rehearsal that was cut off with its guard may still hold the images.
         drover_qemu::forget_rehearsal(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
-        for folder in Here::folders(vm) {
-            std::fs::create_dir_all(folder).map_err(|error| io_error("making", folder, error))?;
-            drover_disk::is_writable_dir(folder).map_err(|error| {
-                ProviderError::new(Cause::Target, format!("folder {} cannot be written", folder.display()))
-                    .because(error)
-                    .advise("choose a folder that this user may write to")
-            })?;
+        // Before a folder is made: one that is refused leaves none.
+        self.look_ahead(vm)?;
+        let mut made = Vec::new();
+        let done = Here::folders(vm).try_for_each(|folder| {
+            make_folder(folder, &mut made)?;
+            check_writable(folder)
+        });
+        if done.is_err() {
+            // One in which somebody put something meanwhile stays.
+            made.iter().rev().for_each(|folder| drop(std::fs::remove_dir(folder)));
         }
-        self.look_ahead(vm)
+        done
     }
 
     fn open_disk(
@@ -293,6 +288,50 @@ impl TargetProvider for Here {
         }
         all_removed(&left)
     }
+}
+
+/// Refuses a folder that cannot be had, or not be written. It may not be there yet.
+fn check_folder(folder: &Path) -> Result<(), ProviderError> {
+    for place in folder.ancestors() {
+        // The folder of a relative path.
+        let place = if place.as_os_str().is_empty() { Path::new(".") } else { place };
+        match std::fs::metadata(place) {
+            Ok(meta) if meta.is_dir() => return check_writable(place),
+            Ok(_) => {
+                let what = format!("{} is no folder", place.display());
+                return Err(ProviderError::new(Cause::Target, what).advise(ANOTHER_PLACE));
+            }
+            // Below a file there is nothing, which is found next.
+            Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {}
+            Err(error) => return Err(io_error("looking at", place, error)),
+        }
+    }
+    Ok(())
+}
+
+fn check_writable(folder: &Path) -> Result<(), ProviderError> {
+    drover_disk::is_writable_dir(folder).map_err(|error| {
+        ProviderError::new(Cause::Target, format!("folder {} cannot be written", folder.display()))
+            .because(error)
+            .advise("choose a folder that this user may write to")
+    })
+}
+
+/// Makes a folder with all above it; adds those that it made.
+fn make_folder(folder: &Path, made: &mut Vec<PathBuf>) -> Result<(), ProviderError> {
+    match std::fs::create_dir(folder) {
+        Ok(()) => made.push(folder.to_path_buf()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => match folder.parent() {
+            Some(above) if !above.as_os_str().is_empty() => {
+                make_folder(above, made)?;
+                return make_folder(folder, made);
+            }
+            _ => return Err(io_error("making", folder, error)),
+        },
+        Err(error) => return Err(io_error("making", folder, error)),
+    }
+    Ok(())
 }
 
 fn opened(target: TargetEnd) -> OpenedTarget {

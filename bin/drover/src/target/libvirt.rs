@@ -295,11 +295,13 @@ impl Domains {
 impl TargetProvider for Domains {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.check_there(vm)?;
+        // Before a folder is made: one that is refused leaves none.
+        self.look_ahead(vm)?;
         std::fs::create_dir_all(&vm.folder).map_err(|error| io_error("making", &vm.folder, error))?;
         if let Some(there) = self.site(vm)? {
             there.make_room_for_journals(vm)?;
         }
-        self.look_ahead(vm)
+        Ok(())
     }
 
     fn open_disk(

@@ -117,6 +117,11 @@ impl There {
         self.site.order(&self.order_of(vm, What::Look, 0))
     }
 
+    /// What preparing a machine would come to, and how it stands; makes nothing.
+    pub fn check(&self, vm: &PlannedVm) -> Result<Told, Refusal> {
+        self.site.order(&self.order_of(vm, What::Check(self.machine(vm)), 0))
+    }
+
     fn recorded(&self, disk: &PlannedDisk, vm: &PlannedVm, stat: &Stat) -> Option<Box<Replay>> {
         match self.earlier(disk, vm, stat) {
             Earlier::Half(found) => self.why_anothers(disk, vm, &found).is_none().then_some(found),

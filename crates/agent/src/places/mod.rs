@@ -33,7 +33,7 @@ use crate::opening::{Access, Announced, DISK_VERSION, Opened, Pool, Stat, Writer
 use crate::serve::{Held, KnownBlocks, Store};
 
 pub use hot_added::{BY_ID, HOT_ADDED, HotAdded};
-pub use name::PlaceName;
+pub use name::{PlaceName, Room};
 
 pub use known::ENTRIES_MAX;
 use known::{ImageBlocks, PoolIndex};
@@ -106,31 +106,72 @@ impl Places {
         }
     }
 
-    /// The folder of a name, in a pool or further down; made if that is wanted.
+    /// The folder of a name, in a pool or further down, which may not be there yet. Makes nothing.
     ///
     /// # Errors
-    /// When there is no such pool or folder, or a part of it is no folder.
-    pub fn folder(&self, text: &str, make: bool) -> Result<PathBuf, Refusal> {
+    /// When there is no such pool, or a part of it that is there is no folder.
+    pub fn room(&self, text: &str) -> Result<Room, Refusal> {
         match PlaceName::parse(text)? {
-            PlaceName::File { pool, path } => name::resolve_folder(self.pool(pool)?, path, make),
-            PlaceName::Named(pool) => std::fs::canonicalize(self.pool(pool)?)
-                .map_err(|error| Refusal::new(DiskErrorKind::of(&error), format!("pool {pool}: {error}"))),
+            PlaceName::File { pool, path } => Room::find(self.pool(pool)?, path),
+            PlaceName::Named(pool) => Room::of_pool(self.pool(pool)?),
         }
     }
 
-    /// The path of an image in a pool, which may not be there yet; its folders are made if that is wanted.
+    /// The same where the folder is there.
+    ///
+    /// # Errors
+    /// As [`Places::room`]; `Gone` where it is not there.
+    pub fn folder(&self, text: &str) -> Result<PathBuf, Refusal> {
+        let room = self.room(text)?;
+        match room.is_there() {
+            true => Ok(room.path),
+            false => Err(nothing(format!("there is no folder {}", room.path.display()))),
+        }
+    }
+
+    /// Makes folders that are not there, and looks whether all can be written; where one cannot be had, none is left that
+    /// it made.
+    ///
+    /// # Errors
+    /// When one cannot be made or written.
+    pub fn make(&self, rooms: &[Room]) -> Result<(), Refusal> {
+        let mut made = Vec::new();
+        let done = rooms.iter().try_for_each(|room| {
+            room.make(&mut made)?;
+            check_writable(&room.path)
+        });
+        if done.is_err() {
+            // One in which somebody put something meanwhile stays.
+            made.iter().rev().for_each(|folder| drop(std::fs::remove_dir(folder)));
+        }
+        done
+    }
+
+    /// The path of an image in a pool, which may not be there yet.
+    ///
+    /// # Errors
+    /// When it is in no pool, nothing can be there, or its folder is not there.
+    pub fn image(&self, text: &str) -> Result<PathBuf, Refusal> {
+        match self.place(text)? {
+            Place::File(path) => Ok(path),
+            Place::Device(_) | Place::Export(_) | Place::HotAdded(..) => Err(no_file(text)),
+        }
+    }
+
+    /// The same before its folder is made; gives that, too. Makes nothing.
     ///
     /// # Errors
     /// When it is in no pool, or nothing can be there.
-    pub fn image(&self, text: &str, make: bool) -> Result<PathBuf, Refusal> {
-        if make && let Some((folder, _)) = text.rsplit_once('/') {
-            self.folder(folder, true)?;
-        }
-        match self.place(text)? {
-            Place::File(path) => Ok(path),
-            Place::Device(_) | Place::Export(_) | Place::HotAdded(..) => {
-                Err(Refusal::new(DiskErrorKind::Unsupported, format!("'{text}' is no file in a pool")))
-            }
+    pub fn image_to_come(&self, text: &str) -> Result<(PathBuf, Room), Refusal> {
+        let PlaceName::File { pool, path } = PlaceName::parse(text)? else { return Err(no_file(text)) };
+        let pool = self.pool(pool)?;
+        let (room, name) = match path.rsplit_once('/') {
+            Some((folder, name)) => (Room::find(pool, folder)?, name),
+            None => (Room::of_pool(pool)?, path),
+        };
+        match room.is_there() {
+            true => Ok((name::resolve(pool, path)?, room)),
+            false => Ok((room.path.join(name), room)),
         }
     }
 
@@ -140,7 +181,7 @@ impl Places {
     /// # Errors
     /// When somebody writes it, or it cannot be removed.
     pub fn remove_image(&self, text: &str, tag: &str) -> Result<(), Refusal> {
-        let path = match self.image(text, false) {
+        let path = match self.image(text) {
             Err(refusal) if refusal.kind == DiskErrorKind::Gone => return Ok(()),
             path => path?,
         };
@@ -324,6 +365,18 @@ fn told(disk: &dyn Disk, tag: String, generation: String) -> Opened {
         takes: [codec_names(), vec!["hash".to_string()]].concat(),
         notes: Vec::new(),
     }
+}
+
+/// Refuses a folder that cannot be written.
+pub(crate) fn check_writable(folder: &Path) -> Result<(), Refusal> {
+    drover_disk::is_writable_dir(folder).map_err(|error| {
+        let why = format!("folder {} cannot be written: {}", folder.display(), error.source);
+        Refusal::new(DiskErrorKind::Denied, why)
+    })
+}
+
+fn no_file(text: &str) -> Refusal {
+    Refusal::new(DiskErrorKind::Unsupported, format!("'{text}' is no file in a pool"))
 }
 
 fn nothing(why: String) -> Refusal {

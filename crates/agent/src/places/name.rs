@@ -64,44 +64,81 @@ fn is_sound(part: &str) -> bool {
     !part.is_empty() && part.len() <= PART_BYTES_MAX && !part.starts_with('.') && !part.contains(odd)
 }
 
-/// The folder of that path in a pool; made with all above it, below the pool's own, if that is wanted. No part of it
-/// may be a symbolic link.
-pub(super) fn resolve_folder(pool: &Path, path: &str, make: bool) -> Result<PathBuf, Refusal> {
-    let unusable = |at: &Path, error: &io::Error| {
-        Refusal::new(DiskErrorKind::of(error), format!("{}: {error}", at.display()))
-    };
-    let mut at = std::fs::canonicalize(pool).map_err(|error| unusable(pool, &error))?;
-    for part in path.split('/') {
-        at.push(part);
-        if make {
-            match std::fs::create_dir(&at) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(unusable(&at, &error));
-                }
-                _ => {}
-            }
-        }
-        match std::fs::symlink_metadata(&at) {
-            Ok(meta) if meta.is_dir() => {}
-            Ok(_) => {
-                return Err(Refusal::new(DiskErrorKind::Denied, format!("{} is no folder", at.display())));
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(nothing(format!("there is no folder {}", at.display())));
-            }
-            Err(error) => return Err(unusable(&at, &error)),
-        }
+/// A folder in a pool, and how much of its path is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// The folder.
+    pub path: PathBuf,
+    /// The last part of its path that is there: itself, or what it would be made in.
+    pub there: PathBuf,
+}
+
+impl Room {
+    /// A pool's own folder, without links.
+    pub(super) fn of_pool(pool: &Path) -> Result<Room, Refusal> {
+        std::fs::canonicalize(pool).map(Room::there).map_err(|error| unusable(pool, &error))
     }
-    Ok(at)
+
+    /// The folder of that path in a pool. No part of it that is there may be a symbolic link.
+    pub(super) fn find(pool: &Path, path: &str) -> Result<Room, Refusal> {
+        let mut room = Room::of_pool(pool)?;
+        for part in path.split('/') {
+            let is_missing = !room.is_there();
+            room.path.push(part);
+            if is_missing {
+                continue;
+            }
+            match std::fs::symlink_metadata(&room.path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                checked => {
+                    check_folder(&room.path, checked)?;
+                    room.there.clone_from(&room.path);
+                }
+            }
+        }
+        Ok(room)
+    }
+
+    /// One that is there.
+    pub(crate) fn there(path: PathBuf) -> Room {
+        Room { there: path.clone(), path }
+    }
+
+    /// Whether the folder is there.
+    pub(crate) fn is_there(&self) -> bool {
+        self.path == self.there
+    }
+
+    /// Makes the folder, with what is missing above it; adds what it made, which somebody else may have made meanwhile.
+    pub(super) fn make(&self, made: &mut Vec<PathBuf>) -> Result<(), Refusal> {
+        let missing = self.path.ancestors().take_while(|it| *it != self.there);
+        for folder in missing.collect::<Vec<_>>().into_iter().rev() {
+            match std::fs::create_dir(folder) {
+                Ok(()) => made.push(folder.to_path_buf()),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(unusable(folder, &error)),
+            }
+            check_folder(folder, std::fs::symlink_metadata(folder))?;
+        }
+        Ok(())
+    }
+}
+
+fn check_folder(at: &Path, found: io::Result<std::fs::Metadata>) -> Result<(), Refusal> {
+    match found {
+        Ok(meta) if meta.is_dir() => Ok(()),
+        Ok(_) => Err(Refusal::new(DiskErrorKind::Denied, format!("{} is no folder", at.display()))),
+        Err(error) => Err(unusable(at, &error)),
+    }
+}
+
+fn unusable(at: &Path, error: &io::Error) -> Refusal {
+    Refusal::new(DiskErrorKind::of(error), format!("{}: {error}", at.display()))
 }
 
 /// The file of that path in a pool. No part of the path below the pool's folder may be a symbolic link. Who else may
 /// write to the pool's folder is trusted not to change that meanwhile.
 pub(super) fn resolve(pool: &Path, path: &str) -> Result<PathBuf, Refusal> {
-    let unusable = |at: &Path, error: &io::Error| {
-        let kind = DiskErrorKind::of(error);
-        Refusal::new(kind, format!("{}: {error}", at.display()))
-    };
     let mut at = std::fs::canonicalize(pool).map_err(|error| unusable(pool, &error))?;
     let mut parts = path.split('/').peekable();
     while let Some(part) = parts.next() {
@@ -175,6 +212,26 @@ mod tests {
         let real = std::fs::canonicalize(&pool).unwrap();
         assert_eq!(resolve(&pool, "new.raw"), Ok(real.join("new.raw")));
         assert_eq!(resolve(&pool, "sub/new.raw"), Ok(real.join("sub/new.raw")));
+    }
+
+    #[test]
+    fn a_folder_is_made_below_what_is_there_and_no_link_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let pool = std::fs::canonicalize(folder.path()).unwrap();
+        std::fs::create_dir(pool.join("sub")).unwrap();
+        std::fs::write(pool.join("file"), "x").unwrap();
+        std::os::unix::fs::symlink(folder.path(), pool.join("link")).unwrap();
+        for path in ["file", "file/a", "link", "link/a"] {
+            assert!(Room::find(&pool, path).is_err(), "{path}");
+        }
+        let room = Room::find(&pool, "sub/a/b").unwrap();
+        assert_eq!(room, Room { path: pool.join("sub/a/b"), there: pool.join("sub") });
+        let mut made = Vec::new();
+        room.make(&mut made).unwrap();
+        assert_eq!(made, [pool.join("sub/a"), pool.join("sub/a/b")]);
+        assert!(Room::find(&pool, "sub/a/b").unwrap().is_there());
+        room.make(&mut made).unwrap();
+        assert_eq!(made.len(), 2, "what was there was not made");
     }
 
     /// The folder that is named may itself be a link: the administrator wrote it.

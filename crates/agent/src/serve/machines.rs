@@ -10,8 +10,8 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::orders::{Orders, START_WITHIN, held};
 use super::refused;
 use crate::error::Refusal;
-use crate::machine::{Defined, Image, Machine, Order, Told, What};
-use crate::places::Places;
+use crate::machine::{CHECK, Defined, Image, Lack, Machine, Order, Told, What};
+use crate::places::{Places, Room, check_writable};
 
 /// The file in a machine's folder that says whose it is.
 const OWNER_FILE: &str = "machine.drover-owner";
@@ -26,6 +26,9 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// With the first thing that is wrong.
     fn check(&self, home: &Home<'_>) -> Result<(), Refusal>;
+
+    /// What this host lacks of what a machine is plugged into and started by.
+    fn lacks(&self, machine: &Machine) -> Vec<Lack>;
 
     /// Writes its definition to its folder; gives a line about it and a command that starts it.
     ///
@@ -88,7 +91,7 @@ impl Machines {
     /// What peers may do with machines.
     pub(super) fn takes(&self) -> Vec<String> {
         let start = self.may_start.then_some("start");
-        std::iter::once("machine").chain(start).map(str::to_string).collect()
+        ["machine", CHECK].into_iter().chain(start).map(str::to_string).collect()
     }
 
     /// Carries out an order of the peer with this key.
@@ -99,14 +102,19 @@ impl Machines {
                 "the owner's name is too long, or has odd characters",
             ));
         }
-        let makes = matches!(order.what, What::Prepare(_));
-        let folder = match self.places.folder(&order.folder, makes) {
-            // Nothing is there: as good as removed.
-            Err(refusal) if refusal.kind == DiskErrorKind::Gone && leaves_nothing(&order.what) => None,
-            folder => Some(folder?),
+        let own = |room| Own { machines: self, room, owner: format!("{peer} {}", order.owner) };
+        let room = match &order.what {
+            What::Check(machine) => return own(self.places.room(&order.folder)?).check(machine),
+            What::Prepare(_) => self.places.room(&order.folder)?,
+            what => match self.places.folder(&order.folder) {
+                // Nothing is there: as good as removed.
+                Err(refusal) if refusal.kind == DiskErrorKind::Gone && leaves_nothing(what) => {
+                    return self.without_folder(order);
+                }
+                folder => Room::there(folder?),
+            },
         };
-        let Some(folder) = folder else { return self.without_folder(order) };
-        let last = self.orders.of(&folder)?;
+        let last = self.orders.of(&room.path)?;
         // Held to the end: one order about a machine at a time.
         let mut last = held(&last);
         match &order.what {
@@ -115,7 +123,7 @@ impl Machines {
             What::Look if order.number == 0 => {}
             _ => last.take(order.number)?,
         }
-        let own = Own { machines: self, folder, owner: format!("{peer} {}", order.owner) };
+        let own = own(room);
         let (words, start_with) = own.carry_out(&order.what)?;
         if order.what == What::Ready {
             last.make_ready();
@@ -143,34 +151,64 @@ fn leaves_nothing(what: &What) -> bool {
 /// A machine as its owner sees it.
 struct Own<'a> {
     machines: &'a Machines,
-    folder: PathBuf,
+    room: Room,
     owner: String,
 }
 
+/// What preparing a machine comes to.
+struct Ahead {
+    /// Its folders.
+    rooms: Vec<Room>,
+    /// What its host lacks for it.
+    lacks: Vec<Lack>,
+}
+
 impl Own<'_> {
+    /// All that could refuse the machine, looked at before anything is made for it.
+    fn look_ahead(&self, machine: &Machine) -> Result<Ahead, Refusal> {
+        self.check_ours()?;
+        let (places, hypervisor) = (&self.machines.places, &self.machines.hypervisor);
+        let images = machine.disks.iter().map(|disk| places.image_to_come(&disk.disk));
+        let (images, mut rooms): (Vec<PathBuf>, Vec<Room>) =
+            images.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        rooms.push(self.room.clone());
+        rooms.iter().try_for_each(|room| check_writable(&room.there))?;
+        hypervisor.check(&Home { folder: self.room.path.clone(), images, machine })?;
+        Ok(Ahead { rooms, lacks: hypervisor.lacks(machine) })
+    }
+
+    /// Tells what preparing the machine would come to, and how it stands.
+    fn check(&self, machine: &Machine) -> Result<Told, Refusal> {
+        let told = if self.room.is_there() { self.look()? } else { Told::default() };
+        if told.defined == Defined::Others {
+            return Ok(told);
+        }
+        Ok(Told { lacks: self.look_ahead(machine)?.lacks, ..told })
+    }
+
     fn carry_out(&self, what: &What) -> Result<(String, Option<String>), Refusal> {
         let hypervisor = &self.machines.hypervisor;
         let nothing = || Ok((String::new(), None));
         match what {
-            What::Look => nothing(),
+            What::Look | What::Check(_) => nothing(),
             What::Prepare(machine) => {
-                self.check_ours()?;
-                let home = self.home(machine, true)?;
-                home.images.iter().try_for_each(|image| check_writable(image.parent().unwrap_or(image)))?;
-                check_writable(&home.folder)?;
-                hypervisor.check(&home)?;
+                let Ahead { rooms, lacks } = self.look_ahead(machine)?;
+                if let Some(lack) = lacks.first() {
+                    return Err(refused(DiskErrorKind::Unsupported, lack.to_string()));
+                }
+                self.machines.places.make(&rooms)?;
                 nothing()
             }
             What::Define(machine) => {
                 self.check_ours()?;
-                let home = self.home(machine, false)?;
+                let home = self.home(machine)?;
                 hypervisor.check(&home)?;
                 self.claim()?;
                 hypervisor.define(&home)
             }
             What::Undefine => {
                 if self.defined()? == Defined::Ours || self.is_claimed()? {
-                    hypervisor.undefine(&self.folder)?;
+                    hypervisor.undefine(self.folder())?;
                     self.give_up()?;
                 }
                 nothing()
@@ -181,38 +219,42 @@ impl Own<'_> {
             }
             What::Start { machine, .. } => {
                 self.check_may_start()?;
-                Ok((hypervisor.start(&self.home(machine, false)?)?, None))
+                Ok((hypervisor.start(&self.home(machine)?)?, None))
             }
             What::Stop => {
-                if !hypervisor.runs(&self.folder)? {
+                if !hypervisor.runs(self.folder())? {
                     return nothing();
                 }
                 self.check_may_start()?;
-                hypervisor.stop(&self.folder)?;
+                hypervisor.stop(self.folder())?;
                 nothing()
             }
             What::Clear { images } => {
                 self.check_off()?;
                 self.machines.remove(images)?;
-                self.machines.places.remove_empty(&self.folder);
+                self.machines.places.remove_empty(self.folder());
                 nothing()
             }
         }
     }
 
     fn look(&self) -> Result<Told, Refusal> {
-        let runs = self.machines.hypervisor.runs(&self.folder)?;
+        let runs = self.machines.hypervisor.runs(self.folder())?;
         Ok(Told { runs, defined: self.defined()?, ..Told::default() })
     }
 
-    fn home<'a>(&self, machine: &'a Machine, make: bool) -> Result<Home<'a>, Refusal> {
+    fn home<'a>(&self, machine: &'a Machine) -> Result<Home<'a>, Refusal> {
         let images: Result<Vec<PathBuf>, Refusal> =
-            machine.disks.iter().map(|disk| self.machines.places.image(&disk.disk, make)).collect();
-        Ok(Home { folder: self.folder.clone(), images: images?, machine })
+            machine.disks.iter().map(|disk| self.machines.places.image(&disk.disk)).collect();
+        Ok(Home { folder: self.folder().to_path_buf(), images: images?, machine })
+    }
+
+    fn folder(&self) -> &Path {
+        &self.room.path
     }
 
     fn owner_file(&self) -> PathBuf {
-        self.folder.join(OWNER_FILE)
+        self.folder().join(OWNER_FILE)
     }
 
     /// Whose the folder is, if it is somebody's.
@@ -231,7 +273,7 @@ impl Own<'_> {
     }
 
     fn defined(&self) -> Result<Defined, Refusal> {
-        Ok(match (self.machines.hypervisor.is_defined(&self.folder), self.found_owner()?) {
+        Ok(match (self.machines.hypervisor.is_defined(self.folder()), self.found_owner()?) {
             (false, None) => Defined::No,
             (false, Some(owner)) if owner == self.owner => Defined::No,
             (true, Some(owner)) if owner == self.owner => Defined::Ours,
@@ -244,7 +286,7 @@ impl Own<'_> {
         if self.defined()? != Defined::Others {
             return Ok(());
         }
-        let why = format!("{} holds a machine that this plan did not make", self.folder.display());
+        let why = format!("{} holds a machine that this plan did not make", self.folder().display());
         Err(refused(DiskErrorKind::Denied, why))
     }
 
@@ -261,7 +303,7 @@ impl Own<'_> {
     }
 
     fn check_off(&self) -> Result<(), Refusal> {
-        match self.machines.hypervisor.runs(&self.folder)? {
+        match self.machines.hypervisor.runs(self.folder())? {
             true => Err(refused(DiskErrorKind::Denied, "the machine runs: its images stay")),
             false => Ok(()),
         }
@@ -272,7 +314,7 @@ impl Own<'_> {
         if self.is_claimed()? {
             return Ok(());
         }
-        let (path, new) = (self.owner_file(), self.folder.join(format!(".{OWNER_FILE}.new")));
+        let (path, new) = (self.owner_file(), self.folder().join(format!(".{OWNER_FILE}.new")));
         let is_torn = path.exists() && self.found_owner()?.is_none();
         let write = || {
             let mut file = std::fs::File::create(&new)?;
@@ -280,7 +322,7 @@ impl Own<'_> {
             file.sync_all()?;
             let flags = if is_torn { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
             renameat_with(CWD, &new, CWD, &path, flags)?;
-            std::fs::File::open(&self.folder)?.sync_all()
+            std::fs::File::open(self.folder())?.sync_all()
         };
         write().map_err(|error: std::io::Error| {
             // It may not have come to be.
@@ -302,11 +344,4 @@ impl Own<'_> {
         let why = format!("{doing} {}: {error}", self.owner_file().display());
         refused(DiskErrorKind::of(error), why)
     }
-}
-
-fn check_writable(folder: &Path) -> Result<(), Refusal> {
-    drover_disk::is_writable_dir(folder).map_err(|error| {
-        let why = format!("folder {} cannot be written: {}", folder.display(), error.source);
-        refused(DiskErrorKind::Denied, why)
-    })
 }

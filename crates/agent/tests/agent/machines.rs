@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use drover_agent::machine::{
-    Accelerator, Attach, Bus, Defined, Firmware, Image, Machine, MachineDisk, MachineNic, Model, Order, Told,
-    What,
+    Accelerator, Attach, Bus, Defined, Firmware, Image, Lack, Machine, MachineDisk, MachineNic, Model, Order,
+    Told, What,
 };
 use drover_agent::opening::How;
 use drover_agent::{Agent, Home, Hypervisor, Machines, Places, Refusal, Site, Store};
@@ -23,6 +23,13 @@ impl Hypervisor for Files {
             0 => Err(Refusal::new(DiskErrorKind::Misuse, "it has no CPU")),
             _ => Ok(()),
         }
+    }
+
+    /// No host has a bridge of this name.
+    fn lacks(&self, machine: &Machine) -> Vec<Lack> {
+        let is_lacking = |nic: &&MachineNic| nic.attach == Attach::Bridge("none".to_string());
+        let lack = |_| Lack { what: "there is no bridge none".to_string(), advice: "make it".to_string() };
+        machine.nics.iter().filter(is_lacking).map(lack).collect()
     }
 
     fn define(&self, home: &Home<'_>) -> Result<(String, Option<String>), Refusal> {
@@ -145,7 +152,7 @@ impl Scene {
 #[test]
 fn a_machine_is_made_started_stopped_and_removed_without_a_trace() {
     let scene = Scene::new(true);
-    assert_eq!(scene.site.info().unwrap().takes, ["machine", "start", "measure", "host"]);
+    assert_eq!(scene.site.info().unwrap().takes, ["machine", "check", "start", "measure", "host"]);
     assert_eq!(scene.order(What::Look).unwrap(), Told::default(), "nothing is there yet");
     scene.defined();
     let image = std::fs::canonicalize(scene.path("web01")).unwrap().join("web01-0.raw");
@@ -157,6 +164,75 @@ fn a_machine_is_made_started_stopped_and_removed_without_a_trace() {
     assert_eq!(scene.order(What::Undefine).unwrap().defined, Defined::No);
     scene.order(What::Clear { images: Vec::new() }).unwrap();
     assert!(!scene.path("web01").exists() && scene.path("").exists());
+}
+
+/// Machines that cannot be prepared, each with a word of the refusal.
+fn unfit(scene: &Scene) -> Vec<(Machine, &'static str)> {
+    std::fs::write(scene.path("file"), "x").unwrap();
+    std::os::unix::fs::symlink(scene.folder.path(), scene.path("link")).unwrap();
+    let with_disk = |disk: &str| {
+        let mut machine = machine();
+        machine.disks.push(MachineDisk { disk: disk.to_string(), bus: Bus::Virtio, capacity_bytes: 1 << 20 });
+        machine
+    };
+    let mut none = machine();
+    none.cpus = 0;
+    vec![
+        (with_disk("nvme/web01/data.raw"), "no pool"),
+        (with_disk("vms/file/data.raw"), "is no folder"),
+        (with_disk("vms/link/data.raw"), "is no folder"),
+        (with_disk("vms/link"), "is no regular file"),
+        (with_disk("vms/web01/../data.raw"), "is no name"),
+        (none, "it has no CPU"),
+    ]
+}
+
+fn in_pool(scene: &Scene) -> Vec<std::ffi::OsString> {
+    let mut names: Vec<_> =
+        std::fs::read_dir(scene.path("")).unwrap().map(|it| it.unwrap().file_name()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_machine_that_cannot_be_prepared_leaves_no_folder() {
+    let scene = Scene::new(false);
+    let unfit = unfit(&scene);
+    let mut unplugged = machine();
+    unplugged.nics[0].attach = Attach::Bridge("none".to_string());
+    for (machine, word) in unfit.into_iter().chain([(unplugged, "there is no bridge none (make it)")]) {
+        let refused = scene.order(What::Prepare(machine)).unwrap_err();
+        assert!(refused.why.contains(word), "{word}: {refused}");
+        assert_eq!(in_pool(&scene), ["file", "link"], "{word}");
+    }
+    scene.order(What::Prepare(machine())).unwrap();
+    assert_eq!(in_pool(&scene), ["file", "link", "web01"]);
+}
+
+#[test]
+fn a_check_tells_what_preparing_would_come_to_and_stands_in_nobodys_way() {
+    let scene = Scene::new(true);
+    let check = |machine| scene.order_at(0, "plan p", What::Check(machine));
+    let unfit = unfit(&scene);
+    for (machine, word) in unfit {
+        let refused = check(machine).unwrap_err();
+        assert!(refused.why.contains(word), "{word}: {refused}");
+    }
+    let mut unplugged = machine();
+    unplugged.nics =
+        vec![MachineNic { attach: Attach::Bridge("none".into()), ..machine().nics.remove(0) }; 2];
+    let lacks = check(unplugged).unwrap().lacks;
+    assert!(lacks.len() == 2 && lacks[0].to_string() == "there is no bridge none (make it)", "{lacks:?}");
+    assert_eq!(check(machine()).unwrap(), Told::default());
+    assert_eq!(in_pool(&scene), ["file", "link"], "a check makes nothing");
+    scene.defined();
+    let ready = scene.ready();
+    let number = scene.next();
+    let told = check(machine()).unwrap();
+    assert!(!told.runs && told.defined == Defined::Ours && told.lacks.is_empty(), "{told:?}");
+    assert!(scene.start(number, ready).unwrap().runs);
+    let other = scene.order_at(0, "plan q", What::Check(machine())).unwrap();
+    assert_eq!((other.defined, other.runs), (Defined::Others, true));
 }
 
 #[test]
@@ -180,7 +256,7 @@ fn a_start_that_comes_late_comes_to_nothing() {
 #[test]
 fn without_leave_nothing_is_started_or_stopped() {
     let scene = Scene::new(false);
-    assert_eq!(scene.site.info().unwrap().takes, ["machine", "measure", "host"]);
+    assert_eq!(scene.site.info().unwrap().takes, ["machine", "check", "measure", "host"]);
     scene.defined();
     let refused = scene.order(What::Ready).unwrap_err();
     assert!(refused.why.contains("--allow-start"), "{refused}");

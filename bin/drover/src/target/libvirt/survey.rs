@@ -18,7 +18,7 @@ use drover_types::Bytes;
 use drover_types::inventory::Firmware;
 
 use super::Domains;
-use crate::target::host::ANOTHER_BRIDGE;
+use crate::lacks::ANOTHER_BRIDGE;
 use crate::target::there::There;
 
 /// The host of a daemon: the one whose disks, devices and files count.
