@@ -289,6 +289,10 @@ fn assert_stopped_in_mid_copy(world: &World) {
     let size: u64 = world.sources.values().map(drover_disk::Disk::size).sum();
     let sum: u64 = recorded.values().sum();
     assert!(0 < sum && sum < size, "{sum} of {size} bytes were recorded");
+    let disks = world.store.disks(PLAN).unwrap();
+    let told: u64 = disks.iter().filter_map(|disk| disk.read_bytes).sum();
+    assert!(sum <= told && told <= read.values().sum(), "{told} bytes read are told of: {disks:?}");
+    assert!(disks.iter().all(|disk| disk.root.is_none()), "none is whole: {disks:?}");
     world.sources.values().for_each(drover_disk::MemDisk::clear_faults);
     world.run(&NoObserver);
     world.assert_arrived("resumed");

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use drover_disk::{Disk, DiskOp};
-use drover_mover::{CopyJob, CopyReport, MoveError, Progress, StopSignal, copy_telling};
+use drover_mover::{CopyJob, CopyReport, MoveError, Progress, Snapshot, StopSignal, copy_telling};
 use drover_plan::{PlannedDisk, PlannedVm};
 use drover_types::BLOCK_BYTES;
 
@@ -120,6 +120,9 @@ impl Journey<'_> {
         let link = target.link.map(|link| LinkBytes { zero: live.snapshot().zero, ..link.bytes() });
         // Also of a copy that did not end well: it went over the line.
         self.keep_link(disk, link)?;
+        if result.is_err() {
+            self.keep_begun(disk, &live.snapshot())?;
+        }
         let report = result.map_err(|source| self.copy_error(disk, source, job.target.as_ref()))?;
         // The source's disk is closed before its slot goes to another.
         drop(job);
@@ -165,6 +168,22 @@ impl Journey<'_> {
             self.note(format!("{}: {note}", disk.disk.label));
         }
         Ok(())
+    }
+
+    /// What a first copy did that did not come to its end: a report tells it.
+    fn keep_begun(&self, disk: &PlannedDisk, did: &Snapshot) -> Outcome<()> {
+        let row = self.stored_disk(disk)?.unwrap_or_else(|| self.disk_row(disk));
+        if row.root.is_some() {
+            return Ok(());
+        }
+        let row = DiskRow {
+            read_bytes: Some(did.read),
+            written_bytes: Some(did.written),
+            resumed_bytes: Some(did.resumed),
+            retries: Some(did.retries),
+            ..row
+        };
+        Ok(self.context.store.put_disk(self.context.plan, &row)?)
     }
 
     /// Adds what went over the link to what went before.
