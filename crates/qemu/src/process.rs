@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::error::QemuError;
+use crate::error::{QemuError, QemuErrorKind};
 use crate::folder::VmFolder;
 use crate::qmp::connect_unix;
 
@@ -40,8 +40,16 @@ fn has_monitor(folder: &VmFolder) -> Result<bool, QemuError> {
 /// The process that was started with this folder's pid file. The number in that file is not trusted: it may
 /// be stale and belong to someone else by now.
 pub(crate) fn find_pid(folder: &VmFolder) -> Result<Option<u32>, QemuError> {
-    let processes =
-        fs::read_dir("/proc").map_err(|error| QemuError::io("look for running machines in /proc", error))?;
+    find_pid_in(Path::new("/proc"), folder)
+}
+
+fn find_pid_in(proc: &Path, folder: &VmFolder) -> Result<Option<u32>, QemuError> {
+    let what = || format!("look for running machines in {}", proc.display());
+    // A chroot without it has an empty folder there, where every machine would seem to have ended.
+    fs::metadata(proc.join("self/cmdline")).map_err(|error| {
+        QemuError::new(QemuErrorKind::Failed, what()).because(format!("{error}; is it mounted?"))
+    })?;
+    let processes = fs::read_dir(proc).map_err(|error| QemuError::io(what(), error))?;
     let numbers = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     Ok(numbers.filter(|pid| names_pid_file(*pid, &folder.pid_file())).max())
 }
@@ -72,4 +80,18 @@ pub(crate) fn wait_gone(pid: u32, time_max: Duration) -> bool {
         std::thread::sleep(Duration::from_millis(20));
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_proc_a_machine_is_not_taken_for_one_that_ended() {
+        let empty = tempfile::tempdir().unwrap();
+        let folder = VmFolder::new(empty.path());
+        let error = find_pid_in(empty.path(), &folder).unwrap_err().chain();
+        assert!(error.contains("is it mounted?"), "{error}");
+        assert_eq!(find_pid_in(Path::new("/proc"), &folder).unwrap(), None);
+    }
 }

@@ -13,7 +13,7 @@ use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head
 use crate::axis::TimeAxis;
 use crate::clock::{local, zone_name};
 use crate::live::{LiveForecast, LiveLook, LiveOutcome, LiveReal, LiveReport, LiveSample};
-use crate::text::{UNKNOWN, duration};
+use crate::text::{UNKNOWN, count, duration};
 
 /// Where nobody told.
 const UNTOLD: &str = "not told";
@@ -384,7 +384,7 @@ fn write_decisions(page: &mut String, report: &LiveReport) -> fmt::Result {
 
 fn chosen_words(look: &LiveLook) -> String {
     let Some(channels) = look.channels else { return "no way that is allowed keeps the promise".into() };
-    let mut words = format!("{channels} connections");
+    let mut words = count(channels.into(), "connection");
     if let Some(deed) = &look.at_once {
         words.push_str(&format!("; at once: {deed}"));
     }
