@@ -10,7 +10,7 @@ use drover_agent::machine::{CHECK, Defined, Told};
 use drover_agent::opening::{Announced, Pool};
 use drover_disk::{DiskErrorKind, in_threads};
 use drover_plan::{
-    Accelerator, NetworkTarget, PlannedDisk, PlannedVm, Problem, Resolution, Space, Target, space_needed,
+    Accelerator, At, NetworkTarget, PlannedDisk, PlannedVm, Problem, Resolution, Space, Target, space_needed,
 };
 use drover_types::Bytes;
 use drover_types::inventory::Firmware;
@@ -57,6 +57,7 @@ pub fn ask(file: &PlanFile, resolution: &Resolution, there: Result<&There, Failu
     }
     problems.extend(start_problem(resolution, there, &info));
     problems.extend(pool_problems(resolution, there, &info));
+    problems.extend(conversion_problems(resolution, there, &info));
     if problems.is_empty() {
         let checks = info.takes.iter().any(|it| it == CHECK);
         if !checks {
@@ -104,6 +105,15 @@ fn start_problem(resolution: &Resolution, there: &There, info: &Announced) -> Op
     Some(Problem::error("start", text).advise(
         "write `start: false` (drover then tells the command that starts each), or run the agent with --allow-start",
     ))
+}
+
+fn conversion_problems(resolution: &Resolution, there: &There, info: &Announced) -> Vec<Problem> {
+    let problem = |vm: &PlannedVm| {
+        let error = there.check_conversion(vm, &info.takes).err()?;
+        let problem = Problem::error("convert", error.what).at(At { line: vm.line, column: 1 });
+        Some(error.advice.into_iter().fold(problem, Problem::advise))
+    };
+    resolution.vms.iter().filter_map(problem).collect()
 }
 
 fn pool_of(folder: &Path) -> String {

@@ -3,13 +3,19 @@
 use std::path::Path;
 use std::time::Duration;
 
-use drover_agent::machine::{Lack, Machine};
+use drover_agent::machine::{
+    CONVERT, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Conversion, Guest, Lack, Machine,
+};
 use drover_agent::{Home, Hypervisor, Refusal};
 use drover_disk::DiskErrorKind;
-use drover_qemu::{ImageFormat, MachineSpec, QemuError, QemuErrorKind, RunOptions, Validation, VmFolder};
+use drover_qemu::{
+    ConvertOptions, ConvertOutcome, DiskBus, ImageFormat, MachineSpec, QemuError, QemuErrorKind, RunOptions,
+    Validation, VmFolder,
+};
 
 use crate::lacks::lacks;
 use crate::machine::spec_of;
+use crate::target::conversion;
 
 /// How long a guest that must go may take before its plug is pulled.
 const STOP_TIME: Duration = Duration::from_secs(5);
@@ -93,6 +99,44 @@ impl Hypervisor for Qemu {
             Some(running) => running.stop(STOP_TIME).map_err(refusal),
             None => Ok(()),
         }
+    }
+
+    fn converts(&self) -> Vec<&'static str> {
+        let can = |is_windows, bus| drover_qemu::check_conversion(is_windows, bus).is_ok();
+        let kinds = [
+            (CONVERT, can(false, DiskBus::Virtio)),
+            (CONVERT_WINDOWS, can(true, DiskBus::Virtio)),
+            (CONVERT_WINDOWS_SCSI, can(true, DiskBus::Scsi)),
+            (CONVERT_WRITE, drover_qemu::can_customize().is_ok()),
+        ];
+        kinds.into_iter().filter(|(_, can)| *can).map(|(word, _)| word).collect()
+    }
+
+    fn convert(
+        &self,
+        home: &Home<'_>,
+        guest: &Guest,
+        is_unwanted: &dyn Fn() -> bool,
+    ) -> Result<Conversion, Refusal> {
+        let spec = spec(home).map_err(refusal)?;
+        let guest = conversion::of_peer(guest).map_err(|why| Refusal::new(DiskErrorKind::Misuse, why))?;
+        let done = drover_qemu::convert(&spec, &guest, &ConvertOptions::default(), is_unwanted);
+        match done.map_err(refusal)? {
+            ConvertOutcome::Converted { log, warnings, kept } => {
+                let log = log.display().to_string();
+                Ok(Conversion { before: false, log, warnings, kept })
+            }
+            ConvertOutcome::ConvertedBefore => Ok(Conversion { before: true, ..Conversion::default() }),
+            ConvertOutcome::NotAvailable(why) => Err(Refusal::new(DiskErrorKind::Unsupported, why)),
+        }
+    }
+
+    fn is_converted(&self, folder: &Path) -> bool {
+        drover_qemu::is_converted(&VmFolder::new(folder))
+    }
+
+    fn forget_conversion(&self, folder: &Path) -> Result<(), Refusal> {
+        drover_qemu::forget_conversion(&VmFolder::new(folder)).map_err(refusal)
     }
 }
 

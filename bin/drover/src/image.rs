@@ -33,6 +33,7 @@ pub fn qemu_error(error: QemuError) -> ProviderError {
     let cause = match error.kind {
         QemuErrorKind::OutOfSpace => Cause::TargetFull,
         QemuErrorKind::Denied => Cause::Access,
+        QemuErrorKind::Stopped => Cause::Cancelled,
         _ => Cause::Target,
     };
     let mut wrapped = ProviderError::new(cause, error.to_string());

@@ -169,7 +169,8 @@ pub fn inspect_images<'a>(
     Ok(inspect_disks(&disks, &StopSignal::default()))
 }
 
-fn inspect_disks(disks: &[Arc<dyn Disk>], stop: &StopSignal) -> Inside {
+/// Looks into disks, until it is to stop.
+pub fn inspect_disks(disks: &[Arc<dyn Disk>], stop: &StopSignal) -> Inside {
     let budget = Arc::new(Budget {
         bytes: AtomicU64::new(LOOK_BYTES_MAX),
         until: Instant::now() + LOOK_TIME_MAX,

@@ -4,7 +4,7 @@
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod conformance;
-mod conversion;
+pub mod conversion;
 mod here;
 mod kubevirt;
 mod libvirt;
@@ -24,6 +24,7 @@ use drover_types::inventory::About;
 
 use crate::exit::Failure;
 use crate::plan_file::PlanFile;
+use conversion::OnThisMachine;
 use here::Here;
 use kubevirt::Claims;
 use libvirt::Domains;
@@ -93,7 +94,7 @@ impl PlanTarget {
             state: state.map(Path::to_path_buf),
             stop: stop.clone(),
         };
-        let here = Arc::new(Here::new(&about.plan, &about.target, &about.origin));
+        let here = Arc::new(Here::new(&about));
         let sites = Arc::new(Sites::new(&about));
         let domains = Arc::new(Domains::new(here.clone(), sites.clone(), &about));
         let claims = about.target.kubevirt().map(|kubevirt| Arc::new(Claims::new(&about, kubevirt)));
@@ -150,11 +151,8 @@ impl PlanTarget {
     }
 
     /// Converts the guest of a machine, as a run would.
-    pub fn convert_on(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        match vm.convert {
-            drover_plan::Convert::Never => Ok(Converted::Skipped("the plan says so".into())),
-            drover_plan::Convert::Auto | drover_plan::Convert::Always => conversion::convert(spec, vm),
-        }
+    pub fn convert_on(&self, spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+        conversion::convert(&OnThisMachine { spec, vm, stop: &self.about.stop }, vm)
     }
 
     /// Why the host of a VM, one of several, was away when it was asked.

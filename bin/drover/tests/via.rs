@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use common::debian::{debian, marked, put_marking_converter};
 use common::process::{freeze, recorded_in, thaw, wait_until};
 use common::sites::{own_address, start_agent};
 use common::{MIB, Stage, disk_file, same_bytes, vm, with};
@@ -23,8 +24,8 @@ struct Far {
     agent: Option<Child>,
     address: String,
     options: Vec<&'static str>,
-    /// Where the agent finds programs, if not where all do.
-    programs: Option<PathBuf>,
+    /// Where the agent looks for programs; absent: where this test does.
+    path: Option<String>,
 }
 
 impl Far {
@@ -33,7 +34,7 @@ impl Far {
         std::fs::create_dir(stage.path("pool")).unwrap();
         let there = Drover::new(env!("CARGO_BIN_EXE_drover"), stage.path("there"));
         let (address, options) = (own_address(), options.to_vec());
-        let mut far = Far { stage, there, agent: None, address, options, programs: None };
+        let mut far = Far { stage, there, agent: None, address, options, path: None };
         far.start_agent();
         far.pair();
         Some(far)
@@ -44,9 +45,7 @@ impl Far {
         let pool = format!("vms={}", self.stage.path("pool").display());
         let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool];
         let mut command = self.there.command(&[&args[..], &self.options].concat());
-        if let Some(folder) = &self.programs {
-            command.env("PATH", folder);
-        }
+        command.envs(self.path.iter().map(|path| ("PATH", path)));
         let (child, address) = start_agent(command);
         self.address = address;
         self.agent = Some(child);
@@ -241,7 +240,11 @@ fn every_obstacle_is_named_before_anything_is_touched() {
     );
     check(&[("folder: vms", "folder: nvme/prod")], 3, &["no pool 'nvme'", "it has: vms"]);
     check(&[("convert: never", "convert: never\nstart: true")], 3, &["starts no machines", "--allow-start"]);
-    check(&[("convert: never", "convert: always")], 3, &["would have to be converted"]);
+    check(
+        &[("convert: never", "convert: always")],
+        3,
+        &["needs conversion: the agent of site-b converts no guests"],
+    );
     check(&[("overcommit: true", "overcommit: true\n  format: qcow2")], 3, &["writes raw images"]);
     let unknown = far.stage.run(&["plan", "check", &far.plan("unknown", &[("via: site-b", "via: site-c")])]);
     assert!(
@@ -270,7 +273,7 @@ fn what_the_host_there_lacks_is_told_once_for_all_vms_and_nothing_is_made() {
     };
     let before = far.stage.source_state();
     far.kill_agent();
-    far.programs = Some(far.stage.path("none"));
+    far.path = Some(far.stage.path("none").display().to_string());
     far.start_agent();
     let start = ("convert: never", "convert: never\nstart: true");
     let plan = far.plan("bare", &[("\"*\": user", "\"*\": no-such-br"), start]);
@@ -544,4 +547,113 @@ fn a_link_that_stands_still_for_a_while_holds_the_plan_up_and_no_more() {
     thaw(agent);
     assert!(started.0.wait().unwrap().success(), "{:#}", far.stage.report("far"));
     assert!(same_bytes(&far.image("one"), &far.stage.path("a")));
+}
+
+/// A Debian that knows only VMware's controllers, and an agent whose host has a converter.
+struct Converting {
+    far: Far,
+    tools: PathBuf,
+}
+
+impl Converting {
+    fn new(number: u8) -> Option<Converting> {
+        let far = Far::new(number, &["--allow-start"], |folder| {
+            vec![with(vm("one", &[&debian(folder, "one", &[])]), json!({"nics": []}))]
+        })?;
+        let tools = far.stage.path("tools");
+        Some(Converting { far, tools })
+    }
+
+    /// The agent's host gets a converter that does this at its end.
+    fn put(&mut self, then: &str) {
+        put_marking_converter(&self.tools, then);
+        self.far.kill_agent();
+        self.far.path = Some(format!("{}:{}", self.tools.display(), std::env::var("PATH").unwrap()));
+        self.far.start_agent();
+    }
+
+    fn plan(&self, name: &str, convert: &str) -> String {
+        self.far.plan(name, &[("convert: never", convert)])
+    }
+
+    fn runs(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.tools.join("runs")).unwrap_or_default();
+        text.lines().map(String::from).collect()
+    }
+
+    fn source(&self) -> Vec<u8> {
+        std::fs::read(self.far.stage.path("one")).unwrap()
+    }
+
+    fn image(&self) -> Vec<u8> {
+        std::fs::read(self.far.image("one")).unwrap()
+    }
+}
+
+#[test]
+fn a_guest_is_converted_at_the_other_site_once() {
+    let Some(mut scene) = Converting::new(180) else { return };
+    let always = scene.plan("always", "convert: always");
+    let refused = scene.far.stage.run(&["plan", "check", &always]);
+    assert_eq!(refused.code, Some(3), "{}", refused.err);
+    assert!(
+        refused.err.contains("one needs conversion: the agent of site-b converts no guests"),
+        "{}",
+        refused.err
+    );
+    let refused = scene.far.stage.run(&["migrate", &always]);
+    assert_eq!(refused.code, Some(3), "{}", refused.err);
+    assert!(!scene.far.in_pool("one").exists(), "nothing is made");
+
+    scene.put("");
+    succeeds(&scene.far.stage.run(&["plan", "check", &always]));
+    assert!(scene.runs().is_empty(), "a check converts nothing");
+    let plan = scene.plan("auto", "convert: auto");
+    succeeds(&scene.far.stage.run(&["migrate", &plan]));
+    assert!(scene.image() == marked(scene.source()), "the converter wrote to the copy, and to nothing else");
+    let report = scene.far.stage.report(&plan).to_string();
+    assert!(report.contains("converted; log in site-b:/"), "{report}");
+    succeeds(&scene.far.stage.run(&["migrate", &plan]));
+    assert_eq!(scene.runs().len(), 1);
+}
+
+#[test]
+fn a_conversion_at_the_other_site_ends_with_its_run_and_is_done_by_the_next() {
+    let Some(mut scene) = Converting::new(181) else { return };
+    scene.put(": >begun\nsleep 600");
+    let begun = scene.tools.join("begun");
+    let plan = scene.plan("cut", "convert: auto");
+    let source = scene.source();
+    let ended = |scene: &Converting, runs: usize| {
+        let runs = scene.runs()[..runs].to_vec();
+        let is_there = |process: &String| Path::new("/proc").join(process).exists();
+        wait_until("the converter ends", PATIENCE, || !runs.iter().any(is_there));
+        assert!(scene.image() == source, "the image is not converted in part");
+    };
+    let converting = || {
+        wait_until("the conversion", PATIENCE, || begun.exists());
+        std::fs::remove_file(&begun).unwrap();
+    };
+    // Killed: the agent ends what nobody waits for when the next one comes.
+    let mut running = scene.far.start(&["migrate", &plan]);
+    converting();
+    running.kill();
+    let mut running = scene.far.start(&["resume", "cut"]);
+    converting();
+    ended(&scene, 1);
+    // Stopped in order.
+    let pid = Pid::from_raw(i32::try_from(running.0.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    assert_eq!(running.0.wait().unwrap().code(), Some(130), "interrupted");
+    ended(&scene, 2);
+    // The agent is killed, and its converter with it; another goes on.
+    let mut running = scene.far.start(&["resume", "cut"]);
+    converting();
+    scene.far.kill_agent();
+    ended(&scene, 3);
+    scene.put("");
+    let status = running.0.wait().unwrap();
+    assert!(status.success(), "{status}");
+    assert!(scene.image() == marked(scene.source()));
+    assert_eq!(scene.runs().len(), 4);
 }

@@ -4,6 +4,8 @@
 //! not). Machines are told by what they have, never by a definition or a command line: what the agent writes and runs
 //! is its own, of disks in its own pools.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::printable;
@@ -48,6 +50,15 @@ pub enum What {
         /// Number of the `ready`.
         after: u64,
     },
+    /// Its guest is converted, once: the images are complete, and nobody uses them. Ends with the channel of the order.
+    Convert {
+        /// What it has.
+        machine: Machine,
+        /// What its guest is.
+        guest: Guest,
+    },
+    /// What tells of a conversion is removed: its images are about to hold what the source has.
+    ForgetConversion,
     /// It is stopped, if it is the owner's. One that does not run is fine.
     Stop,
     /// Images are removed that still are what they were, and folders that are empty then.
@@ -185,6 +196,81 @@ pub enum Model {
     Vmxnet3,
 }
 
+/// What an agent whose host has a converter says that it takes.
+pub const CONVERT: &str = "convert";
+/// The same for Windows.
+pub const CONVERT_WINDOWS: &str = "convert-windows";
+/// The same for Windows that is to start from virtio-scsi.
+pub const CONVERT_WINDOWS_SCSI: &str = "convert-windows-scsi";
+/// Its converter writes files into guests: names of interfaces are kept, and addresses given.
+pub const CONVERT_WRITE: &str = "convert-write";
+
+/// A guest to be converted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guest {
+    /// Whether it is Windows.
+    pub is_windows: bool,
+    /// Bus of each disk at the source, in the order of the machine's disks.
+    pub buses: Vec<GuestBus>,
+    /// Network interfaces of a Linux that keep their names: MAC address and name.
+    #[serde(default)]
+    pub names: Vec<(String, String)>,
+    /// Those that keep them if its network settings name them.
+    #[serde(default)]
+    pub names_maybe: Vec<(String, String)>,
+    /// Fixed addresses of Windows.
+    #[serde(default)]
+    pub addresses: Vec<GuestAddress>,
+}
+
+/// Bus of a disk at its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestBus {
+    /// Any SCSI controller.
+    Scsi,
+    /// AHCI.
+    Sata,
+    /// IDE.
+    Ide,
+    /// NVMe.
+    Nvme,
+}
+
+/// A fixed address of an interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestAddress {
+    /// MAC address of its card.
+    pub mac: String,
+    /// The address.
+    pub address: IpAddr,
+    /// Bits of its network.
+    pub prefix: u8,
+    /// Gateway.
+    #[serde(default)]
+    pub gateway: Option<IpAddr>,
+    /// Name servers.
+    #[serde(default)]
+    pub dns: Vec<IpAddr>,
+}
+
+/// How a conversion ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conversion {
+    /// It was converted before.
+    #[serde(default)]
+    pub before: bool,
+    /// The file with the converter's words, on the agent's host.
+    #[serde(default)]
+    pub log: String,
+    /// What it warned of.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+    /// Network interfaces that keep their names.
+    #[serde(default)]
+    pub kept: Vec<String>,
+}
+
 /// How an order was carried out, and how the machine stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
@@ -200,6 +286,12 @@ pub struct Told {
     /// A command that starts it on its host.
     #[serde(default)]
     pub start_with: Option<String>,
+    /// How the conversion ended that was ordered.
+    #[serde(default)]
+    pub conversion: Option<Conversion>,
+    /// Whether its images hold, or may hold in part, a converted guest.
+    #[serde(default)]
+    pub converted: bool,
     /// The number of the last order about it, whoever gave it.
     #[serde(default)]
     pub number: u64,

@@ -18,6 +18,8 @@ use crate::opening::{Announced, Answer, Call, Opening, Stat};
 
 /// What a channel begins with is short.
 const NAMES_AT_ONCE: usize = 8;
+/// How often whoever waits for an order looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Makes sessions to one agent.
 pub trait Dial: Send + Sync {
@@ -202,6 +204,41 @@ impl Site {
         let opened = self.open(&Opening::Machine)?;
         opened.sender.send(&[], &body).inspect_err(|_| self.lost(opened.session))?;
         self.answer::<Told>(&opened).map(Told::checked)
+    }
+
+    /// The same for an order that takes long: it is given up when `is_unwanted`, which its agent then finds out.
+    ///
+    /// # Errors
+    /// As [`Site::order`]; transient, too, when it was given up.
+    pub fn order_while(
+        &self,
+        order: &MachineOrder,
+        is_unwanted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Told, Refusal> {
+        let body = encode(order)?;
+        let opened = self.open(&Opening::Machine)?;
+        opened.sender.send(&[], &body).inspect_err(|_| self.lost(opened.session))?;
+        let is_answered = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let watch = || {
+                while !is_answered.load(Ordering::Relaxed) {
+                    if is_unwanted() {
+                        return opened.sender.reset();
+                    }
+                    std::thread::sleep(LOOK);
+                }
+            };
+            let watcher = std::thread::Builder::new().name("agent-order".into()).spawn_scoped(scope, watch);
+            let told = match watcher {
+                // The channel stays open both ways: its end tells the agent that nobody waits.
+                Ok(_) => self.answer_on(&opened),
+                Err(error) => {
+                    Err(Refusal::new(DiskErrorKind::Transient, format!("starting a thread: {error}")))
+                }
+            };
+            is_answered.store(true, Ordering::Relaxed);
+            told
+        })
     }
 
     /// Whether there is a connection to the agent at the moment.

@@ -63,8 +63,8 @@ pub struct ConcernContext {
     pub data_from: Option<DataFrom>,
     /// Whether the guest is converted.
     pub convert: Option<Convert>,
-    /// Whether it goes to another site.
-    pub is_far: bool,
+    /// Whether guests are not converted where it goes.
+    pub stays_as_it_is: bool,
     /// Bus of the disks.
     pub disk_bus: Option<DiskBusChoice>,
     /// How it moves while it runs, if it does.
@@ -90,7 +90,11 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("suspended", Weight::Blocks, "the VM is suspended"),
     ("power-unknown", Weight::Blocks, "the source does not tell whether the VM runs"),
     ("identity-unknown", Weight::Blocks, "the source does not tell the VM's instance UUID"),
-    ("convert-far", Weight::Blocks, "the guest has to be converted, and it goes to another site"),
+    (
+        "convert-far",
+        Weight::Blocks,
+        "the guest has to be converted, which is not done where it goes (KubeVirt, libvirt of another site)",
+    ),
     ("running", Weight::Warning, "the VM runs"),
     ("tools-not-running", Weight::Warning, "the guest cannot be asked to shut down"),
     ("passthrough", Weight::Warning, "a device of the host is passed through"),
@@ -416,11 +420,11 @@ impl Found<'_> {
             Some(Convert::Never) => false,
             Some(Convert::Auto) | None => is_windows && !keeps_bus,
         };
-        if context.is_far && is_converted {
+        if context.stays_as_it_is && is_converted {
             self.add(
                 "convert-far",
                 None,
-                "would have to be converted, which drover does not do at another site",
+                "would have to be converted, which drover does not do where it goes",
                 "convert it there by other means and write `convert: never`, or move it to this machine first; Windows also \
                  boots with `disk_bus: sata`",
             );
@@ -522,7 +526,7 @@ mod tests {
         };
         let change_far = |id: &str, change: &dyn Fn(&mut Vm, &mut Inventory)| {
             let (mut vm, mut inventory) = plain();
-            let context = ConcernContext { is_far: true, ..ConcernContext::default() };
+            let context = ConcernContext { stays_as_it_is: true, ..ConcernContext::default() };
             let is_told = |vm: &Vm, inventory: &Inventory, context: &ConcernContext| {
                 concerns(vm, inventory, context).iter().any(|concern| concern.id == id)
             };

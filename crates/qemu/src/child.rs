@@ -105,12 +105,20 @@ pub(crate) fn start_error(package: &'static str, program: &str, error: io::Error
 
 /// Waits for a child's end, at most so long.
 pub(crate) fn wait(child: &mut Child, time_max: Duration) -> io::Result<Option<std::process::ExitStatus>> {
+    wait_while(child, time_max, &|| false)
+}
+
+fn wait_while(
+    child: &mut Child,
+    time_max: Duration,
+    is_unwanted: &dyn Fn() -> bool,
+) -> io::Result<Option<std::process::ExitStatus>> {
     let until = Instant::now() + time_max;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        if Instant::now() >= until {
+        if Instant::now() >= until || is_unwanted() {
             return Ok(None);
         }
         thread::sleep(POLL);
@@ -157,6 +165,15 @@ impl Guarded {
     /// Waits for the child's end by itself.
     pub(crate) fn wait(&mut self, time_max: Duration) -> io::Result<Option<std::process::ExitStatus>> {
         wait(&mut self.shell, time_max)
+    }
+
+    /// The same while it is wanted.
+    pub(crate) fn wait_while(
+        &mut self,
+        time_max: Duration,
+        is_unwanted: &dyn Fn() -> bool,
+    ) -> io::Result<Option<std::process::ExitStatus>> {
+        wait_while(&mut self.shell, time_max, is_unwanted)
     }
 
     /// Ends the child and waits until it is gone.

@@ -76,13 +76,16 @@ pub enum ConvertOutcome {
 /// Afterwards the images are not the source's any more, so compare them before. Done again, it goes on where
 /// it was cut short, and never converts twice.
 ///
+/// The converter is ended when `is_unwanted`; what it has done by then counts for nothing.
+///
 /// # Errors
-/// If the converter fails or has no drivers for the guest (the images are as they were), or an overlay cannot be made or
-/// merged.
+/// If the converter fails, is ended, or has no drivers for the guest (the images are as they were), or an overlay cannot be
+/// made or merged.
 pub fn convert(
     spec: &MachineSpec,
     guest: &SourceGuest,
     options: &ConvertOptions,
+    is_unwanted: &dyn Fn() -> bool,
 ) -> Result<ConvertOutcome, QemuError> {
     let conversion = Conversion { spec, guest, folder: folder_of(&spec.folder) };
     match conversion.state()? {
@@ -95,7 +98,7 @@ pub fn convert(
             let Some(tool) = Tool::find(options.program.as_deref()) else {
                 return Ok(ConvertOutcome::NotAvailable(NO_CONVERTER.into()));
             };
-            conversion.run(&tool, options.time_max)?;
+            conversion.run(&tool, options.time_max, is_unwanted)?;
         }
     }
     conversion.commit()?;
@@ -104,11 +107,37 @@ pub fn convert(
 }
 
 /// Whether a conversion of a machine's images was begun and cannot be taken back: they may hold the converted guest.
-pub fn is_converted(spec: &MachineSpec) -> bool {
-    let guest = SourceGuest::default();
-    let conversion = Conversion { spec, guest: &guest, folder: folder_of(&spec.folder) };
-    // A state that cannot be read is told by the conversion itself.
-    !matches!(conversion.state(), Ok(State::Untouched))
+pub fn is_converted(folder: &VmFolder) -> bool {
+    match read_state(&folder_of(folder)) {
+        Ok(text) => text.is_some_and(|text| {
+            let images = text.split_once('\n').map_or("", |(_, images)| images);
+            images.lines().all(is_still_there)
+        }),
+        // A state that cannot be read is told by the conversion itself.
+        Err(_) => true,
+    }
+}
+
+/// Whether the file of a line of [`Conversion::images`] is the one that it was written about.
+fn is_still_there(line: &str) -> bool {
+    let path = line.splitn(4, ' ').nth(3).unwrap_or_default();
+    line_of(Path::new(path)).is_ok_and(|now| now.trim_end() == line)
+}
+
+fn read_state(folder: &Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(folder.join("state")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => text.map(Some),
+    }
+}
+
+/// A line that tells an image from a later one of its name. Inodes are used again, hence the time of birth, where the file
+/// system has it.
+fn line_of(path: &Path) -> io::Result<String> {
+    let metadata = fs::metadata(path)?;
+    let birth = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let nanoseconds = birth.unwrap_or_default().as_nanos();
+    Ok(format!("{} {} {nanoseconds} {}\n", metadata.dev(), metadata.ino(), path.display()))
 }
 
 /// Whether this machine has a converter.
@@ -179,6 +208,12 @@ enum State {
     Committed,
 }
 
+/// How long a converter may go on.
+struct Until<'a> {
+    time_max: Duration,
+    is_unwanted: &'a dyn Fn() -> bool,
+}
+
 struct Conversion<'a> {
     spec: &'a MachineSpec,
     guest: &'a SourceGuest,
@@ -186,8 +221,9 @@ struct Conversion<'a> {
 }
 
 impl Conversion<'_> {
-    fn run(&self, tool: &Tool, time_max: Duration) -> Result<(), QemuError> {
-        let done = self.try_to(tool, time_max).and_then(|()| self.check_drivers());
+    fn run(&self, tool: &Tool, time_max: Duration, is_unwanted: &dyn Fn() -> bool) -> Result<(), QemuError> {
+        let until = Until { time_max, is_unwanted };
+        let done = self.try_to(tool, &until).and_then(|()| self.check_drivers());
         if done.is_err() {
             self.remove_overlays()?;
             return done;
@@ -260,21 +296,21 @@ impl Conversion<'_> {
 
     /// Runs the converter, a second time in emulation where its machine did not come up on KVM: that `/dev/kvm` opens does not
     /// prove that it works.
-    fn try_to(&self, tool: &Tool, time_max: Duration) -> Result<(), QemuError> {
+    fn try_to(&self, tool: &Tool, until: &Until<'_>) -> Result<(), QemuError> {
         let found = Accelerator::detect();
         let in_emulation = found.accelerator == Accelerator::Tcg;
         self.make_overlays()?;
         let mut log = File::create(self.log()).map_err(|error| self.failure("run", error))?;
         let names = self.tell_names(tool, &mut log).map_err(|error| self.failure("run", error))?;
-        let first = self.run_program(tool, time_max, (in_emulation, names), &log);
+        let first = self.run_program(tool, until, (in_emulation, names), &log);
         let is_settled = in_emulation || found.forced || std::env::var_os(SETTINGS).is_some();
         match first {
             Err(error) if !is_settled && is_of_kvm(&self.words()) => {
                 // It never began: its own machine looks into the overlays.
                 self.make_overlays()?;
                 writeln!(log, "drover: {AGAIN}").map_err(|error| self.failure("run", error))?;
-                self.run_program(tool, time_max, (true, names), &log).map_err(|second| match second.kind {
-                    QemuErrorKind::Timeout => second,
+                self.run_program(tool, until, (true, names), &log).map_err(|second| match second.kind {
+                    QemuErrorKind::Timeout | QemuErrorKind::Stopped => second,
                     _ => error,
                 })
             }
@@ -306,7 +342,7 @@ impl Conversion<'_> {
     fn run_program(
         &self,
         tool: &Tool,
-        time_max: Duration,
+        until: &Until<'_>,
         (in_emulation, with_names): (bool, bool),
         log: &File,
     ) -> Result<(), QemuError> {
@@ -318,16 +354,19 @@ impl Conversion<'_> {
         let guard = private_folder().map_err(io)?;
         let log = log.try_clone().map_err(io)?;
         let mut child = Guarded::spawn(&command, guard.path(), log).map_err(io)?;
-        let status = child.wait(time_max).map_err(io)?;
+        let status = child.wait_while(until.time_max, until.is_unwanted).map_err(io)?;
         child.stop();
         let words = child::tail(self.words().as_bytes());
         let (kind, why) = match status {
             Some(status) if status.success() => return Ok(()),
             Some(status) if words.is_empty() => (QemuErrorKind::Failed, status.to_string()),
             Some(_) => (QemuErrorKind::Failed, self.said().cause.unwrap_or(words)),
+            None if (until.is_unwanted)() => {
+                (QemuErrorKind::Stopped, "it was stopped; the images are as they were copied".to_string())
+            }
             None => (
                 QemuErrorKind::Timeout,
-                format!("not done after {} s; last words: {words}", time_max.as_secs()),
+                format!("not done after {} s; last words: {words}", until.time_max.as_secs()),
             ),
         };
         Err(QemuError::new(kind, self.what()).because(why))
@@ -375,10 +414,8 @@ impl Conversion<'_> {
     /// A state counts only for the very files it was written about: images that were removed and copied
     /// anew under the same names hold an unconverted guest again.
     fn state(&self) -> Result<State, QemuError> {
-        let text = match fs::read_to_string(self.folder.join("state")) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::Untouched),
-            text => text.map_err(|error| self.failure("state", error))?,
-        };
+        let text = read_state(&self.folder).map_err(|error| self.failure("state", error))?;
+        let Some(text) = text else { return Ok(State::Untouched) };
         let (state, images) = text.split_once('\n').unwrap_or((&text, ""));
         match state {
             CONVERTED | COMMITTED if images != self.images()? => Ok(State::Untouched),
@@ -393,16 +430,9 @@ impl Conversion<'_> {
         write_file(&self.folder.join("state"), format!("{state}\n{}", self.images()?).as_bytes(), 0o644)
     }
 
-    /// A line for each image that tells the file from a later one of its name. Inodes are used again, hence
-    /// the time of birth, where the file system has it.
+    /// A line for each image.
     fn images(&self) -> Result<String, QemuError> {
-        let line = |disk: &DiskSpec| {
-            let metadata = fs::metadata(&disk.path)?;
-            let birth = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            let nanoseconds = birth.unwrap_or_default().as_nanos();
-            Ok(format!("{} {} {nanoseconds} {}\n", metadata.dev(), metadata.ino(), disk.path.display()))
-        };
-        let lines = self.spec.disks.iter().map(line).collect::<io::Result<Vec<_>>>();
+        let lines = self.spec.disks.iter().map(|disk| line_of(&disk.path)).collect::<io::Result<Vec<_>>>();
         lines.map(|lines| lines.concat()).map_err(|error| self.failure("look at the images", error))
     }
 
@@ -491,7 +521,7 @@ mod tests {
         }
 
         fn convert(&self) -> Result<ConvertOutcome, QemuError> {
-            convert(&self.spec, &self.guest, &self.options)
+            convert(&self.spec, &self.guest, &self.options, &|| false)
         }
 
         fn conversion(&self) -> Conversion<'_> {
@@ -539,7 +569,7 @@ mod tests {
         let Some(scene) = Scene::new(CONVERTS) else { return };
         let conversion = scene.conversion();
         let tool = Tool::find(scene.options.program.as_deref()).unwrap();
-        conversion.run(&tool, Duration::from_secs(60)).unwrap();
+        conversion.run(&tool, Duration::from_secs(60), &|| false).unwrap();
         assert!(scene.is_as_copied());
         // The first disk was merged, then drover was killed.
         let overlay = &conversion.overlays()[0];
@@ -662,12 +692,27 @@ mod tests {
     }
 
     #[test]
+    fn a_conversion_that_nobody_wants_any_more_is_ended() {
+        let Some(mut scene) = Scene::new(&format!("{CONVERTS}exec sleep 600")) else { return };
+        let has_run = || scene.runs() > 0;
+        let ended = convert(&scene.spec, &scene.guest, &scene.options, &has_run).unwrap_err();
+        assert_eq!(ended.kind, QemuErrorKind::Stopped, "{}", ended.chain());
+        assert!(scene.is_as_copied() && !is_converted(&scene.spec.folder));
+        scene.set_program(CONVERTS);
+        scene.convert().unwrap();
+        assert!(scene.is_converted());
+    }
+
+    #[test]
     fn images_that_were_copied_anew_are_converted_anew() {
         let Some(scene) = Scene::new(CONVERTS) else { return };
+        assert!(!is_converted(&scene.spec.folder));
         scene.convert().unwrap();
+        assert!(is_converted(&scene.spec.folder));
         let first = &scene.spec.disks[0].path;
         fs::remove_file(first).unwrap();
         fs::write(first, vec![1; 1 << 20]).unwrap();
+        assert!(!is_converted(&scene.spec.folder));
         assert!(matches!(scene.convert().unwrap(), ConvertOutcome::Converted { .. }));
         assert!(scene.is_converted());
         assert_eq!(scene.runs(), 2);

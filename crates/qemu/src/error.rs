@@ -37,6 +37,8 @@ pub enum QemuErrorKind {
     WrongFormat,
     /// It did not happen in time.
     Timeout,
+    /// It was ended, as nobody wanted it any more.
+    Stopped,
     /// A program or the system refused for another reason.
     Failed,
 }
@@ -100,7 +102,7 @@ impl QemuError {
             K::Denied => "check owner and permissions of the folder and its files",
             K::WrongFormat => "say the image's true format in the plan",
             K::Exists => "remove it, or choose another folder",
-            K::Invalid | K::NotFound | K::Timeout | K::Failed => return None,
+            K::Invalid | K::NotFound | K::Timeout | K::Stopped | K::Failed => return None,
         };
         Some(text.into())
     }

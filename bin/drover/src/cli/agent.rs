@@ -53,7 +53,7 @@ pub struct AgentRunArgs {
         long, value_name = "FOLDER", num_args = 0..=1, require_equals = true, default_missing_value = drover_agent::BY_ID
     )]
     pub allow_hot_added: Option<PathBuf>,
-    /// Let peers start and stop the machines that they moved here
+    /// Let peers start, stop and convert the machines that they moved here
     #[arg(long)]
     pub allow_start: bool,
     /// Let peers connect from here to this host (a name, an address, a network or *) and port, or to unix sockets:

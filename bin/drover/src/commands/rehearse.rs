@@ -253,7 +253,7 @@ impl Stage<'_> {
 
     /// Converts the guest on the overlays, as the run will.
     fn convert(&self, row: &VmRow, planned: &PlannedVm, prepared: &Prepared) -> Result<(), Failure> {
-        match PlanTarget::convert_on(prepared.spec(), planned)? {
+        match self.target.convert_on(prepared.spec(), planned)? {
             drover_engine::Converted::Done(_) => self.say(row, "converted, on the overlays"),
             drover_engine::Converted::Skipped(why) => self.say(row, &format!("not converted: {why}")),
         }

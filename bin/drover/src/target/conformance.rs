@@ -102,7 +102,7 @@ struct Folder {
 
 impl Subject for Folder {
     fn provider(&self) -> Box<dyn TargetProvider + '_> {
-        Box::new(Here::new(&self.scene.plan.name, &self.scene.plan.target, "a test"))
+        Box::new(Here::new(&self.scene.setting()))
     }
 
     fn planned(&self) -> PlannedVm {
@@ -169,7 +169,7 @@ impl OfLibvirt {
     fn domains(&self) -> Domains {
         let setting = self.scene.setting();
         Domains::dialled_by(
-            Arc::new(Here::new(&setting.plan, &setting.target, &setting.origin)),
+            Arc::new(Here::new(&setting)),
             Arc::new(Sites::new(&setting)),
             &setting,
             self.dial,

@@ -1,8 +1,12 @@
-//! Conversion on this machine: whether a guest needs it, what is missing for it, and how it went.
+//! Conversion of guests: whether one needs it, what is missing for it on this machine or at another site, and how it went.
 
 use std::path::Path;
 
+use drover_agent::machine::{
+    CONVERT, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Guest, GuestAddress, GuestBus,
+};
 use drover_engine::{Cause, Converted, ProviderError, chain};
+use drover_mover::StopSignal;
 use drover_plan::{
     Convert, Fate, FirstBoot, PlannedVm, StaticAddress, Stays, TargetBus, fates, lacking_driver,
     names_of_slots, renamed,
@@ -17,12 +21,18 @@ use crate::image::qemu_error;
 use crate::inspection::inspect_images;
 use crate::machine::{boot_bus_of, is_windows};
 
+/// Whether a VM is to be converted, whatever is found in it.
+pub(super) fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
+    match (vm.convert, drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus)) {
+        (Convert::Never, _) | (Convert::Auto, Need::Advised(_) | Need::NotNeeded(_)) => false,
+        (Convert::Always, _) | (Convert::Auto, Need::Needed(_)) => true,
+    }
+}
+
 /// Refuses a VM that would be moved and then not be converted, or not boot.
 pub(super) fn check(vm: &PlannedVm, boot_bus: DiskBus) -> Result<(), ProviderError> {
-    let need = drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus);
-    match (vm.convert, need) {
-        (Convert::Never, _) | (Convert::Auto, Need::Advised(_) | Need::NotNeeded(_)) => return Ok(()),
-        (Convert::Always, _) | (Convert::Auto, Need::Needed(_)) => {}
+    if !is_due(vm, boot_bus) {
+        return Ok(());
     }
     drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).map_err(|lack| {
         let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
@@ -30,6 +40,49 @@ pub(super) fn check(vm: &PlannedVm, boot_bus: DiskBus) -> Result<(), ProviderErr
     })?;
     check_first_boot(vm)
 }
+
+/// The same of a VM that is converted at a site whose agent says that it takes these.
+pub(super) fn check_at(
+    site: &str,
+    takes: &[String],
+    vm: &PlannedVm,
+    boot_bus: DiskBus,
+) -> Result<(), ProviderError> {
+    if !is_due(vm, boot_bus) {
+        return Ok(());
+    }
+    let refused = |why: String, advice: &str| {
+        let what = format!("{} needs conversion: {why}", vm.vm.name);
+        Err(ProviderError::new(Cause::Plan, what).advise(advice))
+    };
+    let can = |word: &str| takes.iter().any(|it| it == word);
+    let windows = if boot_bus == DiskBus::Scsi { CONVERT_WINDOWS_SCSI } else { CONVERT_WINDOWS };
+    if !can(CONVERT) {
+        return refused(format!("the agent of {site} converts no guests"), FOR_CONVERSION);
+    }
+    if is_windows(&vm.vm) && !can(windows) {
+        return refused(
+            format!("the host of {site} lacks what a converter puts into Windows for this disk bus"),
+            "install virtio-win and rhsrvany there (for `disk_bus: scsi` virt-v2v 2.6, too), or choose `disk_bus: sata`",
+        );
+    }
+    if !vm.first_boot.scripts.is_empty() || vm.first_boot.guest_agent.is_some() {
+        return refused(
+            "its files for the first boot are on this machine, and are not taken to another site".into(),
+            "leave `first_boot.scripts` and `first_boot.guest_agent` out, or run them there by other means",
+        );
+    }
+    if !vm.first_boot.addresses.is_empty() && !can(CONVERT_WRITE) {
+        return refused(
+            format!("the converter of {site} gives no addresses"),
+            "install virt-v2v 2.6 or later there",
+        );
+    }
+    Ok(())
+}
+
+const FOR_CONVERSION: &str = "install virt-v2v there and run its agent with --allow-start (an agent of before this version converts nothing); \
+     or write `convert: never` for a guest that has virtio drivers, or choose `disk_bus: sata`";
 
 fn check_first_boot(vm: &PlannedVm) -> Result<(), ProviderError> {
     let work = first_boot(vm);
@@ -55,10 +108,63 @@ fn first_boot(vm: &PlannedVm) -> drover_qemu::FirstBoot {
     }
 }
 
-/// Converts a guest whose images lie on this machine, if the plan and the guest ask for it.
-pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-    let inside = inside(spec, vm);
-    let Judged { need, boots } = judged(spec, vm, inside.as_ref());
+/// Where a guest is converted.
+pub(super) trait Place {
+    /// The bus of the disk that is booted from.
+    fn boot_bus(&self) -> DiskBus;
+
+    /// Whether its images hold a converted guest, or may hold one in part.
+    fn is_converted(&self) -> Result<bool, ProviderError>;
+
+    /// What is inside its images; absent where nobody can tell.
+    fn look_inside(&self) -> Option<Inside>;
+
+    /// Why names of interfaces cannot be kept.
+    fn can_customize(&self) -> Result<(), String>;
+
+    /// Converts it, once.
+    fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError>;
+}
+
+/// Images on this machine.
+pub(super) struct OnThisMachine<'a> {
+    pub spec: &'a MachineSpec,
+    pub vm: &'a PlannedVm,
+    pub stop: &'a StopSignal,
+}
+
+impl Place for OnThisMachine<'_> {
+    fn boot_bus(&self) -> DiskBus {
+        boot_bus_of(self.spec)
+    }
+
+    fn is_converted(&self) -> Result<bool, ProviderError> {
+        Ok(drover_qemu::is_converted(&self.spec.folder))
+    }
+
+    fn look_inside(&self) -> Option<Inside> {
+        inspect_images(self.vm.disks.iter().map(|disk| disk.path.as_path()), self.vm.format).ok()
+    }
+
+    fn can_customize(&self) -> Result<(), String> {
+        drover_qemu::can_customize()
+    }
+
+    fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError> {
+        let is_unwanted = || self.stop.is_set();
+        drover_qemu::convert(self.spec, guest, &ConvertOptions::default(), &is_unwanted).map_err(qemu_error)
+    }
+}
+
+/// Converts a guest, if the plan and the guest ask for it.
+pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+    if vm.convert == Convert::Never {
+        return Ok(Converted::Skipped("the plan says so".into()));
+    }
+    let is_converted = place.is_converted()?;
+    // What is in converted ones is no more what the source had.
+    let inside = if is_windows(&vm.vm) || is_converted { None } else { place.look_inside() };
+    let Judged { need, boots } = judged(vm, place.boot_bus(), is_converted, inside.as_ref());
     let names = Names::of(vm, inside.as_ref());
     // A guest that boots as it is may lose its network: then that is what it is converted for.
     let lost: Vec<&str> = names.sure.iter().map(|it| it.name.as_str()).collect();
@@ -67,7 +173,7 @@ pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, P
         format!("its network settings are for {}, a name that its card may lose", lost.join(", "));
     let reason = match (need, vm.convert) {
         (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) if is_for_names => {
-            if let Err(cannot) = drover_qemu::can_customize() {
+            if let Err(cannot) = place.can_customize() {
                 return Ok(Converted::Skipped(format!("{why}, BUT {names_lost}, and {cannot}")));
             }
             names_lost.clone()
@@ -75,12 +181,16 @@ pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, P
         (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) => return Ok(Converted::Skipped(why)),
         (Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why), _) => why,
     };
-    match drover_qemu::convert(spec, &source_guest(vm, names), &ConvertOptions::default()) {
+    match place.convert(&source_guest(vm, names)) {
         // Its images are as they were copied, and it may well boot from them.
-        Err(error) if is_for_names && !drover_qemu::is_converted(spec) => {
+        Err(error)
+            if is_for_names
+                && !matches!(error.cause, Cause::Connection | Cause::Cancelled)
+                && !place.is_converted()? =>
+        {
             Ok(Converted::Skipped(format!("{names_lost}, BUT {}", chain(&error))))
         }
-        Err(error) => Err(qemu_error(error)),
+        Err(error) => Err(error),
         Ok(ConvertOutcome::Converted { log, warnings, kept }) => {
             Ok(Converted::Done(told(&log, &warnings, &kept, &vm.first_boot)))
         }
@@ -102,15 +212,6 @@ fn address(it: &StaticAddress) -> String {
     format!("{}:ip:{},{gateway},{}{dns}", it.mac, it.address, it.prefix)
 }
 
-/// What is inside a Linux whose images are as they were copied; absent where nobody can tell.
-fn inside(spec: &MachineSpec, vm: &PlannedVm) -> Option<Inside> {
-    // What is in converted ones is no more what the source had.
-    if is_windows(&vm.vm) || drover_qemu::is_converted(spec) {
-        return None;
-    }
-    inspect_images(vm.disks.iter().map(|disk| disk.path.as_path()), vm.format).ok()
-}
-
 /// What is known of a guest before its conversion.
 struct Judged {
     need: Need,
@@ -119,13 +220,12 @@ struct Judged {
 }
 
 /// Whether a guest needs conversion, by what is in its images where that tells, else by its guest id.
-fn judged(spec: &MachineSpec, vm: &PlannedVm, inside: Option<&Inside>) -> Judged {
-    let bus = boot_bus_of(spec);
+fn judged(vm: &PlannedVm, bus: DiskBus, is_converted: bool, inside: Option<&Inside>) -> Judged {
     let by_id = drover_qemu::needs_conversion(&vm.vm.guest_id, bus);
     if is_windows(&vm.vm) {
         return Judged { need: by_id, boots: Some(bus == DiskBus::Sata) };
     }
-    if drover_qemu::is_converted(spec) {
+    if is_converted {
         return Judged { need: Need::Needed("an earlier run began to convert it".into()), boots: None };
     }
     let by_id = Judged { need: by_id, boots: None };
@@ -213,6 +313,65 @@ fn source_guest(vm: &PlannedVm, names: Names) -> SourceGuest {
     let buses = vm.disks.iter().map(|disk| bus(disk.disk.bus)).collect();
     let Names { sure: names, maybe: names_maybe } = names;
     SourceGuest { is_windows: is_windows(&vm.vm), buses, names, names_maybe, first_boot: first_boot(vm) }
+}
+
+/// The same, told to an agent.
+pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Guest {
+    let bus = |bus: &SourceBus| match bus {
+        SourceBus::Scsi => GuestBus::Scsi,
+        SourceBus::Sata => GuestBus::Sata,
+        SourceBus::Ide => GuestBus::Ide,
+        SourceBus::Nvme => GuestBus::Nvme,
+    };
+    let named = |names: &[NicName]| names.iter().map(|it| (it.mac.clone(), it.name.clone())).collect();
+    let address = |it: &StaticAddress| GuestAddress {
+        mac: it.mac.clone(),
+        address: it.address,
+        prefix: it.prefix,
+        gateway: it.gateway,
+        dns: it.dns.clone(),
+    };
+    Guest {
+        is_windows: guest.is_windows,
+        buses: guest.buses.iter().map(bus).collect(),
+        names: named(&guest.names),
+        names_maybe: named(&guest.names_maybe),
+        addresses: vm.first_boot.addresses.iter().map(address).collect(),
+    }
+}
+
+/// What a peer tells of its guest.
+pub fn of_peer(guest: &Guest) -> Result<SourceGuest, String> {
+    let bus = |bus: &GuestBus| match bus {
+        GuestBus::Scsi => SourceBus::Scsi,
+        GuestBus::Sata => SourceBus::Sata,
+        GuestBus::Ide => SourceBus::Ide,
+        GuestBus::Nvme => SourceBus::Nvme,
+    };
+    let named = |names: &[(String, String)]| -> Result<Vec<NicName>, String> {
+        let nic = |(mac, name): &(String, String)| NicName { mac: mac.clone(), name: name.clone() };
+        let nics: Vec<NicName> = names.iter().map(nic).collect();
+        match nics.iter().find(|nic| !nic.is_sane()) {
+            Some(odd) => {
+                Err(format!("{:?} is no name of an interface, or {:?} no MAC address", odd.name, odd.mac))
+            }
+            None => Ok(nics),
+        }
+    };
+    let addresses = guest.addresses.iter().map(|it| {
+        let GuestAddress { mac, address, prefix, gateway, dns } = it.clone();
+        let sane = NicName { mac: mac.clone(), name: "any".into() }.is_sane();
+        let told = || self::address(&StaticAddress { mac: mac.clone(), address, prefix, gateway, dns });
+        if sane { Ok(told()) } else { Err(format!("{mac:?} is no MAC address")) }
+    });
+    let addresses = addresses.collect::<Result<Vec<String>, String>>()?;
+    Ok(SourceGuest {
+        is_windows: guest.is_windows,
+        buses: guest.buses.iter().map(bus).collect(),
+        names: named(&guest.names)?,
+        names_maybe: named(&guest.names_maybe)?,
+        first_boot: drover_qemu::FirstBoot { addresses, ..drover_qemu::FirstBoot::default() },
+    })
 }
 
 #[cfg(test)]

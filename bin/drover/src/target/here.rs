@@ -8,8 +8,8 @@ use std::time::Duration;
 use drover_agent::Home;
 use drover_disk::{Disk, DiskError, FileDisk, LockedFile};
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
-use drover_mover::journal_path;
-use drover_plan::{Convert, ImageFormat, PlannedDisk, PlannedVm, Target};
+use drover_mover::{StopSignal, journal_path};
+use drover_plan::{ImageFormat, PlannedDisk, PlannedVm, Target};
 use drover_qcow2::Qcow2Disk;
 use drover_qemu::{MachineSpec, RunOptions, Validation, VmFolder};
 
@@ -19,9 +19,9 @@ use crate::image::qemu_error;
 use crate::lacks::lacks;
 use crate::machine::{boot_bus_of, machine_of, spec_of};
 use crate::qcow2;
-use crate::target::conversion;
+use crate::target::conversion::{self, OnThisMachine};
 use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
-use crate::target::{ANOTHER_PLANS, all_removed, io_error};
+use crate::target::{ANOTHER_PLANS, Setting, all_removed, io_error};
 
 /// How long a guest that must go may take before its plug is pulled.
 pub(super) const STOP_TIME: Duration = Duration::from_secs(5);
@@ -32,11 +32,13 @@ pub struct Here {
     target: Target,
     /// Where the VMs come from, in words.
     origin: String,
+    stop: StopSignal,
 }
 
 impl Here {
-    pub fn new(plan: &str, target: &Target, origin: &str) -> Self {
-        Here { plan: plan.to_string(), target: target.clone(), origin: origin.to_string() }
+    pub fn new(about: &Setting) -> Self {
+        let Setting { plan, target, origin, stop, .. } = about.clone();
+        Here { plan, target, origin, stop }
     }
 
     /// The machine of a VM whose images are files of this machine.
@@ -206,10 +208,7 @@ impl TargetProvider for Here {
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        if vm.convert == Convert::Never {
-            return Ok(Converted::Skipped("the plan says so".into()));
-        }
-        conversion::convert(&self.spec(vm)?, vm)
+        conversion::convert(&OnThisMachine { spec: &self.spec(vm)?, vm, stop: &self.stop }, vm)
     }
 
     fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
@@ -238,11 +237,7 @@ impl TargetProvider for Here {
     fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
         let running = drover_qemu::start(&self.spec(vm)?, &RunOptions::default()).map_err(qemu_error)?;
         let notes: String = running.notes.iter().map(|note| format!("; {note}")).collect();
-        Ok(format!(
-            "started: process {}, serial line in {}{notes}",
-            running.pid,
-            running.serial_log().display()
-        ))
+        Ok(format!("process {}, serial line in {}{notes}", running.pid, running.serial_log().display()))
     }
 
     fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {

@@ -435,7 +435,7 @@ impl TargetProvider for Claims {
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        self.hand(vm)?.there.convert(vm)
+        Ok(self.hand(vm)?.there.left_as_it_is(vm))
     }
 
     fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
@@ -509,7 +509,7 @@ impl TargetProvider for Claims {
             let phase =
                 found.as_ref().and_then(|it| it["status"]["phase"].as_str()).unwrap_or("not made yet");
             if phase == "Running" {
-                return Ok(format!("started: {name} runs"));
+                return Ok(format!("{name} runs"));
             }
             if Instant::now() >= until || self.about.stop.is_set() {
                 let status = self.own_machine(vm)?.unwrap_or_default();

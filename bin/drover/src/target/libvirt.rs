@@ -19,8 +19,8 @@ use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
 use drover_mover::journal_path;
 use drover_plan::{
-    Accelerator, Convert, DiskCache, DiskIo, ImageFormat, Libvirt, LibvirtNetwork, LibvirtNetworkKind,
-    NetworkTarget, PlannedDisk, PlannedNic, PlannedVm,
+    Accelerator, DiskCache, DiskIo, ImageFormat, Libvirt, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget,
+    PlannedDisk, PlannedNic, PlannedVm,
 };
 use drover_qemu::daemon::{CpuModel, Daemon, FoundDomain, NewVolume, Owner};
 use drover_qemu::{
@@ -28,7 +28,7 @@ use drover_qemu::{
 };
 use drover_types::inventory::Firmware;
 
-use super::conversion;
+use super::conversion::{self, OnThisMachine};
 use super::here::{self, Here};
 use super::ours::Image;
 use super::there::{self, There};
@@ -356,12 +356,10 @@ impl TargetProvider for Domains {
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
         if let Some(there) = self.site(vm)? {
-            return there.convert(vm);
+            return Ok(there.left_as_it_is(vm));
         }
-        match vm.convert {
-            Convert::Never => Ok(Converted::Skipped("the plan says so".into())),
-            Convert::Auto | Convert::Always => conversion::convert(&self.spec(vm, None)?, vm),
-        }
+        let spec = self.spec(vm, None)?;
+        conversion::convert(&OnThisMachine { spec: &spec, vm, stop: &self.about.stop }, vm)
     }
 
     fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
@@ -422,7 +420,7 @@ impl TargetProvider for Domains {
             );
         };
         if domain.runs {
-            return Ok(format!("started: domain {} runs already", domain.name));
+            return Ok(format!("domain {} runs already", domain.name));
         }
         let path = start_lock(vm);
         let locked = File::options().create(true).truncate(false).write(true).open(&path).and_then(|file| {
@@ -436,7 +434,7 @@ impl TargetProvider for Domains {
             Some(domain) if domain.runs => {
                 let is_kvm = self.is_kvm(&daemon).map_err(qemu_error)?;
                 let how = if is_kvm { "" } else { ", without KVM, and slowly" };
-                Ok(format!("started: domain {} at {}{how}", domain.name, daemon.uri()))
+                Ok(format!("domain {} at {}{how}", domain.name, daemon.uri()))
             }
             _ => {
                 started.map_err(qemu_error)?;

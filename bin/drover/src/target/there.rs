@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::host::HostHas;
-use drover_agent::machine::{Image, Machine, Order, Told, What};
+use drover_agent::machine::{CONVERT_WRITE, Conversion, Image, Machine, Order, Told, What};
 use drover_agent::opening::{Announced, How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_copy::Replay;
@@ -15,12 +15,15 @@ use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetProvider};
 use drover_mover::{Earlier, earlier, look, why_not_of};
 use drover_plan::{Convert, Limits, PlannedDisk, PlannedVm};
-use drover_qemu::Need;
+use drover_qemu::{ConvertOutcome, DiskBus, Need, SourceGuest};
+use drover_types::guest::Inside;
 
+use super::conversion::{self, Place};
 use super::{ANOTHER_PLANS, Setting, all_removed};
 use crate::endpoint::AgentPlace;
 use crate::endpoint::agent::{GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
 use crate::exit::{Exit, Failure, MORE_THREADS};
+use crate::inspection::inspect_disks;
 use crate::machine::{boot_bus, machine_of, site_name};
 use crate::sites::{self, OpenDisks};
 
@@ -166,16 +169,46 @@ impl There {
 
     /// Orders something that may be ordered twice; waits for an agent that is away.
     fn insist(&self, vm: &PlannedVm, what: &What) -> Result<Told, ProviderError> {
-        let until = Instant::now() + ORDER_WITHIN;
+        self.insist_by(vm, what, &|order| self.site.order(order)).map_err(|refusal| self.refused(refusal))
+    }
+
+    fn insist_by(
+        &self,
+        vm: &PlannedVm,
+        what: &What,
+        give: &dyn Fn(&Order) -> Result<Told, Refusal>,
+    ) -> Result<Told, Refusal> {
+        let mut until = Instant::now() + ORDER_WITHIN;
         loop {
             let order = self.order_of(vm, what.clone(), self.next_number(vm));
-            match self.site.order(&order) {
+            let began = Instant::now();
+            let result = give(&order);
+            if began.elapsed() >= ORDER_WITHIN {
+                // The agent was at it: what counts is how long it is away now.
+                until = Instant::now() + ORDER_WITHIN;
+            }
+            match result {
                 Err(refusal) if refusal.kind == DiskErrorKind::Transient && self.may_wait(until) => {
                     std::thread::sleep(ORDER_PAUSE);
                 }
-                result => return result.map_err(|refusal| self.refused(refusal)),
+                result => return result,
             }
         }
+    }
+
+    /// Told where guests are not converted: what goes there is refused if it would have to be ([`conversion_problem`]).
+    pub fn left_as_it_is(&self, vm: &PlannedVm) -> Converted {
+        let machine = self.machine(vm);
+        let why = match (vm.convert, drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus(&machine))) {
+            (Convert::Never, _) => "the plan says so".to_string(),
+            (_, Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why)) => why,
+        };
+        Converted::Skipped(why)
+    }
+
+    /// Refuses a VM that would have to be converted there and cannot be.
+    pub fn check_conversion(&self, vm: &PlannedVm, takes: &[String]) -> Result<(), ProviderError> {
+        conversion::check_at(self.name(), takes, vm, boot_bus(&self.machine(vm)))
     }
 
     fn may_wait(&self, until: Instant) -> bool {
@@ -343,14 +376,72 @@ pub fn conversion_problem(vm: &PlannedVm, machine: &Machine) -> Option<String> {
     }
 }
 
+/// Images at a site, of a machine in a folder there.
+struct AtSite<'a> {
+    there: &'a There,
+    vm: &'a PlannedVm,
+    machine: Machine,
+}
+
+impl Place for AtSite<'_> {
+    fn boot_bus(&self) -> DiskBus {
+        boot_bus(&self.machine)
+    }
+
+    fn is_converted(&self) -> Result<bool, ProviderError> {
+        self.there.insist(self.vm, &What::Look).map(|told| told.converted)
+    }
+
+    fn look_inside(&self) -> Option<Inside> {
+        let disks = self.vm.disks.iter().map(|disk| self.there.open_for_verify(disk, self.vm));
+        let disks = disks.collect::<Result<Vec<_>, _>>().ok()?;
+        Some(inspect_disks(&disks, &self.there.about.stop))
+    }
+
+    fn can_customize(&self) -> Result<(), String> {
+        let info = self.there.info().map_err(|refusal| refusal.to_string())?;
+        match info.takes.iter().any(|it| it == CONVERT_WRITE) {
+            true => Ok(()),
+            false => Err(format!("the agent of {} has no converter that could keep it", self.there.name())),
+        }
+    }
+
+    fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError> {
+        let stop = &self.there.about.stop;
+        let guest = conversion::for_peer(guest, self.vm);
+        let what = What::Convert { machine: self.machine.clone(), guest };
+        let give = |order: &Order| self.there.site.order_while(order, &|| stop.is_set());
+        let told = match self.there.insist_by(self.vm, &what, &give) {
+            Err(_) if stop.is_set() => {
+                let what = format!("conversion of {} at {}: stopped", self.vm.target_name, self.there.name());
+                return Err(ProviderError::new(Cause::Cancelled, what));
+            }
+            Err(refusal) if refusal.kind == DiskErrorKind::Unsupported => {
+                return Ok(ConvertOutcome::NotAvailable(format!(
+                    "the agent of {}: {refusal}",
+                    self.there.name()
+                )));
+            }
+            told => told.map_err(|refusal| self.there.refused(refusal))?,
+        };
+        let Conversion { before, log, warnings, kept } = told.conversion.unwrap_or_default();
+        Ok(match before {
+            true => ConvertOutcome::ConvertedBefore,
+            false => ConvertOutcome::Converted {
+                log: format!("{}:{log}", self.there.name()).into(),
+                warnings,
+                kept,
+            },
+        })
+    }
+}
+
 impl TargetProvider for There {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         let machine = self.machine(vm);
-        if let Some(why) = conversion_problem(vm, &machine) {
-            let what = format!("{} cannot be converted at {}: {why}", vm.target_name, self.name());
-            return Err(ProviderError::new(Cause::Plan, what).advise(
-                "convert it there by other means and write `convert: never`, or move it to this machine first",
-            ));
+        if conversion::is_due(vm, boot_bus(&machine)) {
+            let info = self.info().map_err(|refusal| self.refused(refusal))?;
+            self.check_conversion(vm, &info.takes)?;
         }
         self.make_room_for_journals(vm)?;
         self.insist(vm, &What::Prepare(machine)).map(drop)
@@ -400,12 +491,15 @@ impl TargetProvider for There {
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        let machine = self.machine(vm);
-        let why = match (vm.convert, drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus(&machine))) {
-            (Convert::Never, _) => "the plan says so".to_string(),
-            (_, Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why)) => why,
-        };
-        Ok(Converted::Skipped(why))
+        conversion::convert(&AtSite { there: self, vm, machine: self.machine(vm) }, vm)
+    }
+
+    fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        // An agent of before guests were converted there tells of none, and knows no such order.
+        match self.insist(vm, &What::Look)?.converted {
+            true => self.insist(vm, &What::ForgetConversion).map(drop),
+            false => Ok(()),
+        }
     }
 
     fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {

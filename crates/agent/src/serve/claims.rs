@@ -66,6 +66,9 @@ impl Claims {
     }
 }
 
+/// The epoch of an order that removes or writes an image: it comes after whoever wrote it.
+pub(super) const ORDERED: u64 = u64::MAX;
+
 fn may_follow(claim: &Claim, writer: &Writer) -> Result<(), Refusal> {
     let holder = &claim.writer;
     if holder.run == writer.run {
@@ -73,6 +76,9 @@ fn may_follow(claim: &Claim, writer: &Writer) -> Result<(), Refusal> {
             return Ok(());
         }
         return Err(refused(DiskErrorKind::Denied, "a later attempt of this run has the disk"));
+    }
+    if holder.epoch == ORDERED {
+        return Err(refused(DiskErrorKind::Transient, "an order about this disk is being carried out"));
     }
     if holder.epoch >= writer.epoch {
         let why = format!("epoch {} is over: epoch {} has taken this disk", writer.epoch, holder.epoch);
@@ -114,6 +120,18 @@ mod tests {
         fn end(&self) {
             self.ended.store(true, SeqCst);
         }
+    }
+
+    #[test]
+    fn whoever_comes_while_an_order_is_carried_out_may_come_again() {
+        let claims = Claims::default();
+        let order = claims.take("d", &writer("order", ORDERED, 0), Box::new(Peer::default())).unwrap();
+        for epoch in [7, ORDERED] {
+            let refused = claims.take("d", &writer("b", epoch, 0), Box::new(Peer::default())).err().unwrap();
+            assert_eq!(refused.kind, DiskErrorKind::Transient, "{refused}");
+        }
+        drop(order);
+        assert!(claims.take("d", &writer("b", 7, 0), Box::new(Peer::default())).is_ok());
     }
 
     fn writer(run: &str, epoch: u64, attempt: u32) -> Writer {

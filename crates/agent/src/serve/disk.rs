@@ -112,9 +112,11 @@ fn done(sender: &Sender, id: u64, result: Result<Vec<u8>, Refusal>) -> Result<()
     sender.send(&Head { detail, ..Head::plain(Kind::Done, id, NO_SPAN) }.encode(), &body)
 }
 
-struct PeersRun {
-    session: Session,
-    sender: Sender,
+/// A peer's work, as long as its channel lasts.
+#[derive(Clone)]
+pub(super) struct PeersRun {
+    pub session: Session,
+    pub sender: Sender,
 }
 
 impl Run for PeersRun {

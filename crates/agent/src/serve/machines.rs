@@ -7,10 +7,11 @@ use std::sync::Arc;
 use drover_disk::DiskErrorKind;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::orders::{Orders, START_WITHIN, held};
+use super::disk::PeersRun;
+use super::orders::{Orders, START_WITHIN};
 use super::refused;
 use crate::error::Refusal;
-use crate::machine::{CHECK, Defined, Image, Lack, Machine, Order, Told, What};
+use crate::machine::{CHECK, Conversion, Defined, Guest, Image, Lack, Machine, Order, Told, What};
 use crate::places::{Places, Room, check_writable};
 
 /// The file in a machine's folder that says whose it is.
@@ -62,6 +63,29 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// When it does not end.
     fn stop(&self, folder: &Path) -> Result<(), Refusal>;
+
+    /// What kinds of guests can be converted here: words such as [`crate::machine::CONVERT`].
+    fn converts(&self) -> Vec<&'static str>;
+
+    /// Converts its guest, once; ends when `is_unwanted`.
+    ///
+    /// # Errors
+    /// When it cannot be converted: then its images are as they were, or a conversion that has begun is to be ordered again.
+    fn convert(
+        &self,
+        home: &Home<'_>,
+        guest: &Guest,
+        is_unwanted: &dyn Fn() -> bool,
+    ) -> Result<Conversion, Refusal>;
+
+    /// Whether the images of a folder's machine hold a converted guest, or may hold one in part.
+    fn is_converted(&self, folder: &Path) -> bool;
+
+    /// Removes what tells of a conversion. Nothing to remove is fine.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    fn forget_conversion(&self, folder: &Path) -> Result<(), Refusal>;
 }
 
 /// A machine and where its files are on this host.
@@ -90,12 +114,17 @@ impl Machines {
 
     /// What peers may do with machines.
     pub(super) fn takes(&self) -> Vec<String> {
-        let start = self.may_start.then_some("start");
-        ["machine", CHECK].into_iter().chain(start).map(str::to_string).collect()
+        // A converter runs a machine of its own.
+        let runs = match self.may_start {
+            true => [vec!["start"], self.hypervisor.converts()].concat(),
+            false => Vec::new(),
+        };
+        ["machine", CHECK].into_iter().chain(runs).map(str::to_string).collect()
     }
 
-    /// Carries out an order of the peer with this key.
-    pub(super) fn carry_out(&self, peer: &str, order: &Order) -> Result<Told, Refusal> {
+    /// Carries out an order of the peer with this key. One that takes long ends when its channel does, or when it was left and
+    /// another order comes.
+    pub(super) fn carry_out(&self, peer: &str, order: &Order, run: &PeersRun) -> Result<Told, Refusal> {
         if order.owner.len() > OWNER_BYTES_MAX || order.owner.contains(char::is_control) {
             return Err(refused(
                 DiskErrorKind::Denied,
@@ -114,9 +143,11 @@ impl Machines {
                 folder => Room::there(folder?),
             },
         };
-        let last = self.orders.of(&room.path)?;
+        let orders = self.orders.of(&room.path)?;
+        orders.end_what_was_left();
         // Held to the end: one order about a machine at a time.
-        let mut last = held(&last);
+        let mut last = orders.held();
+        let _at_work = orders.at_work(Box::new(run.clone()));
         match &order.what {
             What::Start { after, .. } => last.take_start(order.number, *after, START_WITHIN)?,
             // Just a look, which stands in nobody's way.
@@ -124,11 +155,12 @@ impl Machines {
             _ => last.take(order.number)?,
         }
         let own = own(room);
-        let (words, start_with) = own.carry_out(&order.what)?;
+        let done = own.carry_out(&order.what, &|| run.sender.is_given_up())?;
         if order.what == What::Ready {
             last.make_ready();
         }
-        Ok(Told { words, start_with, number: last.number(), ..own.look()? })
+        let Told { runs, defined, converted, .. } = own.look()?;
+        Ok(Told { runs, defined, converted, number: last.number(), ..done })
     }
 
     fn without_folder(&self, order: &Order) -> Result<Told, Refusal> {
@@ -145,7 +177,7 @@ impl Machines {
 
 /// Whether an order is fulfilled where the machine has no folder at all.
 fn leaves_nothing(what: &What) -> bool {
-    matches!(what, What::Look | What::Undefine | What::Stop | What::Clear { .. })
+    matches!(what, What::Look | What::Undefine | What::Stop | What::ForgetConversion | What::Clear { .. })
 }
 
 /// A machine as its owner sees it.
@@ -186,9 +218,9 @@ impl Own<'_> {
         Ok(Told { lacks: self.look_ahead(machine)?.lacks, ..told })
     }
 
-    fn carry_out(&self, what: &What) -> Result<(String, Option<String>), Refusal> {
+    fn carry_out(&self, what: &What, is_unwanted: &dyn Fn() -> bool) -> Result<Told, Refusal> {
         let hypervisor = &self.machines.hypervisor;
-        let nothing = || Ok((String::new(), None));
+        let nothing = || Ok(Told::default());
         match what {
             What::Look | What::Check(_) => nothing(),
             What::Prepare(machine) => {
@@ -204,7 +236,21 @@ impl Own<'_> {
                 let home = self.home(machine)?;
                 hypervisor.check(&home)?;
                 self.claim()?;
-                hypervisor.define(&home)
+                let (words, start_with) = hypervisor.define(&home)?;
+                Ok(Told { words, start_with, ..Told::default() })
+            }
+            What::Convert { machine, guest } => {
+                self.check_may_convert()?;
+                self.check_ours()?;
+                self.check_off()?;
+                let conversion = hypervisor.convert(&self.home(machine)?, guest, is_unwanted)?;
+                Ok(Told { conversion: Some(conversion), ..Told::default() })
+            }
+            What::ForgetConversion => {
+                self.check_ours()?;
+                self.check_off()?;
+                hypervisor.forget_conversion(self.folder())?;
+                nothing()
             }
             What::Undefine => {
                 if self.defined()? == Defined::Ours || self.is_claimed()? {
@@ -219,7 +265,8 @@ impl Own<'_> {
             }
             What::Start { machine, .. } => {
                 self.check_may_start()?;
-                Ok((hypervisor.start(&self.home(machine)?)?, None))
+                let words = hypervisor.start(&self.home(machine)?)?;
+                Ok(Told { words, ..Told::default() })
             }
             What::Stop => {
                 if !hypervisor.runs(self.folder())? {
@@ -231,6 +278,9 @@ impl Own<'_> {
             }
             What::Clear { images } => {
                 self.check_off()?;
+                if self.defined()? != Defined::Others {
+                    hypervisor.forget_conversion(self.folder())?;
+                }
                 self.machines.remove(images)?;
                 self.machines.places.remove_empty(self.folder());
                 nothing()
@@ -240,7 +290,8 @@ impl Own<'_> {
 
     fn look(&self) -> Result<Told, Refusal> {
         let runs = self.machines.hypervisor.runs(self.folder())?;
-        Ok(Told { runs, defined: self.defined()?, ..Told::default() })
+        let converted = self.machines.hypervisor.is_converted(self.folder());
+        Ok(Told { runs, converted, defined: self.defined()?, ..Told::default() })
     }
 
     fn home<'a>(&self, machine: &'a Machine) -> Result<Home<'a>, Refusal> {
@@ -287,6 +338,14 @@ impl Own<'_> {
             return Ok(());
         }
         let why = format!("{} holds a machine that this plan did not make", self.folder().display());
+        Err(refused(DiskErrorKind::Denied, why))
+    }
+
+    fn check_may_convert(&self) -> Result<(), Refusal> {
+        if self.machines.may_start {
+            return Ok(());
+        }
+        let why = "this agent converts no guests: it was run without --allow-start";
         Err(refused(DiskErrorKind::Denied, why))
     }
 

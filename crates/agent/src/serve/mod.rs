@@ -42,7 +42,8 @@ use crate::opening::{Announced, Answer, Call, How, Listen, Opening, Writer};
 use crate::site::{decode, encode};
 
 pub use blocks::{Found, KnownBlocks};
-use claims::{Claims, Run, Taken};
+use claims::{Claims, ORDERED, Run, Taken};
+use disk::PeersRun;
 use left::Left;
 pub use machines::{Home, Hypervisor, Machines};
 pub use orders::START_WITHIN;
@@ -239,13 +240,16 @@ impl Agent {
         Announced { takes, ..announced }
     }
 
-    /// Takes the disks whose images are to be removed from runs whose peer is gone. Others are not disturbed.
-    fn take_removed(&self, what: &What) -> Result<Vec<Taken<'_>>, Refusal> {
-        let What::Clear { images } = what else { return Ok(Vec::new()) };
+    /// Takes the disks whose images an order removes or writes from runs whose peer is gone. Others are not disturbed.
+    fn take_written(&self, what: &What) -> Result<Vec<Taken<'_>>, Refusal> {
+        let disks: Vec<&String> = match what {
+            What::Clear { images } => images.iter().map(|image| &image.disk).collect(),
+            What::Convert { machine, .. } => machine.disks.iter().map(|disk| &disk.disk).collect(),
+            _ => return Ok(Vec::new()),
+        };
         let run = crate::random::hex(16);
-        // After whoever wrote it.
-        let writer = Writer { size: 0, how: How::Resume, run, epoch: u64::MAX, attempt: 0 };
-        images.iter().map(|image| self.claims.take(&image.disk, &writer, Box::new(Removal))).collect()
+        let writer = Writer { size: 0, how: How::Resume, run, epoch: ORDERED, attempt: 0 };
+        disks.into_iter().map(|disk| self.claims.take(disk, &writer, Box::new(Own))).collect()
     }
 
     /// One order, one answer.
@@ -256,8 +260,9 @@ impl Agent {
         };
         let order = decode::<Order>(&message.body);
         let told = order.and_then(|order| {
-            let _taken = self.take_removed(&order.what)?;
-            machines.carry_out(&key_of(session), &order)
+            let _taken = self.take_written(&order.what)?;
+            let run = PeersRun { session: session.clone(), sender: sender.clone() };
+            machines.carry_out(&key_of(session), &order, &run)
         });
         // A peer that is gone asks again.
         let _ =
@@ -268,10 +273,10 @@ impl Agent {
 const NO_GUESTS: &str =
     "no guest may come here: drover agent run --allow-connect 'unix:/FOLDER/*' says where one may";
 
-/// Removes images: the peer is not asked for anything, and nothing has to be ended.
-struct Removal;
+/// Removes or writes images by order: the peer is not asked for anything, and nothing has to be ended.
+struct Own;
 
-impl Run for Removal {
+impl Run for Own {
     fn is_there(&self) -> bool {
         true
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
 
+use super::claims::Run;
 use super::refused;
 use crate::error::Refusal;
 
@@ -18,7 +19,18 @@ pub const START_WITHIN: Duration = Duration::from_secs(30);
 const FOLDERS_MAX: usize = 65_536;
 
 #[derive(Default)]
-pub(super) struct Orders(Mutex<HashMap<PathBuf, Arc<Mutex<Last>>>>);
+pub(super) struct Orders(Mutex<HashMap<PathBuf, Arc<OfFolder>>>);
+
+/// Orders about a folder.
+#[derive(Default)]
+pub(super) struct OfFolder {
+    last: Mutex<Last>,
+    /// Whose order is being carried out.
+    current: Mutex<Option<Box<dyn Run>>>,
+}
+
+/// An order is being carried out as long as this lives.
+pub(super) struct AtWork<'a>(&'a OfFolder);
 
 /// The last order about a folder.
 #[derive(Default)]
@@ -29,7 +41,7 @@ pub(super) struct Last {
 
 impl Orders {
     /// What is known of a folder. To be locked for as long as an order is carried out.
-    pub(super) fn of(&self, folder: &Path) -> Result<Arc<Mutex<Last>>, Refusal> {
+    pub(super) fn of(&self, folder: &Path) -> Result<Arc<OfFolder>, Refusal> {
         let mut folders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if folders.len() >= FOLDERS_MAX && !folders.contains_key(folder) {
             let why = format!("orders were given about {FOLDERS_MAX} machines: restart the agent");
@@ -39,9 +51,34 @@ impl Orders {
     }
 }
 
-/// The last order, held while the next is carried out.
-pub(super) fn held(last: &Mutex<Last>) -> MutexGuard<'_, Last> {
-    last.lock().unwrap_or_else(PoisonError::into_inner)
+impl OfFolder {
+    /// The last order, held while the next is carried out.
+    pub(super) fn held(&self) -> MutexGuard<'_, Last> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has an order ended whose peer is gone: whoever comes now would wait for what nobody else waits for.
+    pub(super) fn end_what_was_left(&self) {
+        if let Some(run) = self.current().as_ref().filter(|run| !run.is_there()) {
+            run.end();
+        }
+    }
+
+    /// Tells whose order is being carried out.
+    pub(super) fn at_work(&self, run: Box<dyn Run>) -> AtWork<'_> {
+        *self.current() = Some(run);
+        AtWork(self)
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Box<dyn Run>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        *self.0.current() = None;
+    }
 }
 
 impl Last {
@@ -108,10 +145,11 @@ mod tests {
     #[test]
     fn orders_that_were_overtaken_are_refused() {
         let orders = Orders::default();
-        let last = orders.of(Path::new("/a")).unwrap();
-        held(&last).take(5).unwrap();
-        assert!(held(&orders.of(Path::new("/a")).unwrap()).take(5).is_err());
-        assert!(held(&orders.of(Path::new("/b")).unwrap()).take(5).is_ok());
-        assert!(held(&last).take(6).is_ok());
+        let of = |path: &str| orders.of(Path::new(path)).unwrap();
+        let a = of("/a");
+        a.held().take(5).unwrap();
+        assert!(of("/a").held().take(5).is_err());
+        assert!(of("/b").held().take(5).is_ok());
+        assert!(a.held().take(6).is_ok());
     }
 }

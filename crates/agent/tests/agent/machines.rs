@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use drover_agent::machine::{
-    Accelerator, Attach, Bus, Defined, Firmware, Image, Lack, Machine, MachineDisk, MachineNic, Model, Order,
-    Told, What,
+    Accelerator, Attach, Bus, CONVERT, Conversion, Defined, Firmware, Guest, Image, Lack, Machine,
+    MachineDisk, MachineNic, Model, Order, Told, What,
 };
 use drover_agent::opening::How;
 use drover_agent::{Agent, Home, Hypervisor, Machines, Places, Refusal, Site, Store};
@@ -58,6 +59,38 @@ impl Hypervisor for Files {
 
     fn stop(&self, folder: &Path) -> Result<(), Refusal> {
         std::fs::remove_file(folder.join("running")).unwrap();
+        Ok(())
+    }
+
+    fn converts(&self) -> Vec<&'static str> {
+        vec![CONVERT]
+    }
+
+    /// A guest of Windows is never done with.
+    fn convert(
+        &self,
+        home: &Home<'_>,
+        guest: &Guest,
+        is_unwanted: &dyn Fn() -> bool,
+    ) -> Result<Conversion, Refusal> {
+        let mark = home.folder.join("converted");
+        let before = mark.exists();
+        if guest.is_windows {
+            std::fs::write(home.folder.join("converting"), "").unwrap();
+            wait_until("somebody ends it", is_unwanted);
+            std::fs::remove_file(home.folder.join("converting")).unwrap();
+            return Err(Refusal::new(DiskErrorKind::Failed, "nobody waits"));
+        }
+        std::fs::write(mark, "").unwrap();
+        Ok(Conversion { before, ..Conversion::default() })
+    }
+
+    fn is_converted(&self, folder: &Path) -> bool {
+        folder.join("converted").exists()
+    }
+
+    fn forget_conversion(&self, folder: &Path) -> Result<(), Refusal> {
+        let _ = std::fs::remove_file(folder.join("converted"));
         Ok(())
     }
 }
@@ -152,7 +185,7 @@ impl Scene {
 #[test]
 fn a_machine_is_made_started_stopped_and_removed_without_a_trace() {
     let scene = Scene::new(true);
-    assert_eq!(scene.site.info().unwrap().takes, ["machine", "check", "start", "measure", "host"]);
+    assert_eq!(scene.site.info().unwrap().takes, ["machine", "check", "start", "convert", "measure", "host"]);
     assert_eq!(scene.order(What::Look).unwrap(), Told::default(), "nothing is there yet");
     scene.defined();
     let image = std::fs::canonicalize(scene.path("web01")).unwrap().join("web01-0.raw");
@@ -350,6 +383,73 @@ fn orders_lead_nowhere_but_into_pools_and_no_disk_is_a_machines_file() {
     for name in ["run.sh", "domain.xml", "nvram.fd", "machine.drover-owner"] {
         assert!(target(&scene.site, &format!("vms/web01/{name}"), 4096, How::Force).is_err(), "{name}");
     }
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(std::time::Instant::now() < until, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn convert(is_windows: bool) -> What {
+    What::Convert { machine: machine(), guest: Guest { is_windows, ..Guest::default() } }
+}
+
+#[test]
+fn a_guest_is_converted_by_leave_and_that_is_forgotten_with_its_images() {
+    let scene = Scene::new(true);
+    assert!(scene.site.info().unwrap().takes.contains(&CONVERT.to_string()));
+    scene.defined();
+    let told = scene.order(convert(false)).unwrap();
+    assert!(told.converted && !told.conversion.unwrap().before);
+    assert!(scene.order(convert(false)).unwrap().conversion.unwrap().before);
+    assert!(scene.order(What::Look).unwrap().converted);
+    let ready = scene.ready();
+    scene.start(scene.next(), ready).unwrap();
+    assert!(scene.order(convert(false)).is_err(), "its machine runs");
+    assert!(scene.order(What::ForgetConversion).is_err(), "its machine runs");
+    scene.order(What::Stop).unwrap();
+    let others = scene.order_at(scene.next(), "plan q", convert(false));
+    assert_eq!(others.unwrap_err().kind, DiskErrorKind::Denied, "somebody else's");
+    assert!(!scene.order(What::ForgetConversion).unwrap().converted);
+    assert!(scene.order(convert(false)).unwrap().converted);
+    scene.order(What::Undefine).unwrap();
+    scene.order(What::Clear { images: Vec::new() }).unwrap();
+    assert!(!scene.path("web01/converted").exists());
+
+    let careful = Scene::new(false);
+    assert!(!careful.site.info().unwrap().takes.contains(&CONVERT.to_string()));
+    careful.order(What::Prepare(machine())).unwrap();
+    assert_eq!(careful.order(convert(false)).unwrap_err().kind, DiskErrorKind::Denied);
+}
+
+#[test]
+fn a_conversion_ends_with_whoever_waits_for_it() {
+    let scene = Scene::new(true);
+    scene.defined();
+    let converting = || scene.path("web01/converting").exists();
+    let order = |number| Order {
+        folder: "vms/web01".to_string(),
+        owner: "plan p".to_string(),
+        number,
+        what: convert(true),
+    };
+    // It has begun, and then is not wanted any more.
+    let refusal = scene.site.order_while(&order(scene.next()), &converting).unwrap_err();
+    assert_eq!(refusal.kind, DiskErrorKind::Transient, "{refusal}");
+    wait_until("the agent ends it", || !converting());
+    // The same with the session.
+    std::thread::scope(|scope| {
+        let site = &scene.site;
+        let waits = scope.spawn(|| site.order_while(&order(scene.next()), &|| false));
+        wait_until("it has begun", converting);
+        site.hang_up();
+        assert_eq!(waits.join().unwrap().unwrap_err().kind, DiskErrorKind::Transient);
+    });
+    wait_until("the agent ends it", || !converting());
+    assert!(!scene.order(What::Look).unwrap().converted);
 }
 
 #[test]

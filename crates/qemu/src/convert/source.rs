@@ -138,7 +138,7 @@ impl NicName {
     }
 
     /// Whether both are what they should be: they come out of a guest's files.
-    pub(super) fn is_sane(&self) -> bool {
+    pub fn is_sane(&self) -> bool {
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
         let is_mac = |letter: char| letter.is_ascii_hexdigit() || letter == ':';
         (1..=NAME_CHARS_MAX).contains(&self.name.len())
