@@ -132,7 +132,7 @@ impl Hypervisor for Qemu {
     }
 
     fn is_converted(&self, folder: &Path) -> bool {
-        drover_qemu::is_converted(&VmFolder::new(folder))
+        drover_qemu::is_converted(&VmFolder::new(folder), &[])
     }
 
     fn forget_conversion(&self, folder: &Path) -> Result<(), Refusal> {

@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::debian::{DISK_BYTES, debian, marked, put_marking_converter};
 use common::kubernetes::{CLAIMS, Landing, MACHINES, PATIENCE, PODS, SECRETS, assert_holds};
 use common::process::{EndsWithTest, wait_until};
 use common::{MIB, disk_file, vm, with};
@@ -168,6 +169,44 @@ fn a_copy_survives_its_pod_and_its_drover_and_a_cancel_leaves_nothing() {
         refused.out,
         refused.err
     );
+}
+
+#[test]
+fn a_guest_is_converted_in_its_volume_once() {
+    let landing = Landing::new(184, true, |folder| {
+        vec![with(vm("vmware", &[&debian(folder, "vmware", &[])]), json!({"nics": []}))]
+    });
+    let Some(mut landing) = landing else { return };
+    let volume = landing.cluster.volume("v-a", Volume::Block, DISK_BYTES).unwrap();
+    let tools = landing.stage.path("tools");
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let source = std::fs::read(landing.stage.path("vmware")).unwrap();
+    let plan = landing.plan("convert", &[("convert: never", "convert: auto")]);
+    let runs = || std::fs::read_to_string(tools.join("runs")).unwrap_or_default().lines().count();
+    put_marking_converter(&tools, ": >begun\nsleep 600");
+    let mut command = landing.stage.drover.command(&["migrate", &plan]);
+    let mut running = EndsWithTest(command.env("PATH", &path).spawn().unwrap());
+    wait_until("the conversion", PATIENCE, || {
+        assert!(running.0.try_wait().unwrap().is_none(), "it ended before: {}", landing.told());
+        tools.join("begun").exists()
+    });
+    // Neither drover nor the pod comes to its end.
+    running.0.kill().unwrap();
+    running.0.wait().unwrap();
+    landing.cluster.remove(&format!("{PODS}/vmware-drover?gracePeriodSeconds=1")).unwrap();
+    assert!(std::fs::read(&volume).unwrap()[..source.len()] == source, "not converted in part");
+    put_marking_converter(&tools, "");
+    for words in [["resume", "convert"], ["migrate", plan.as_str()]] {
+        let output = landing.stage.drover.command(&words).env("PATH", &path).output().unwrap();
+        assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stderr), landing.told());
+    }
+    assert!(
+        std::fs::read(&volume).unwrap()[..source.len()] == marked(source),
+        "by the mark, and nothing else"
+    );
+    assert_eq!(runs(), 2);
+    assert!(landing.stage.report("convert").to_string().contains("converted; log in"));
+    assert_eq!(landing.names(PODS), Vec::<String>::new(), "the worker is gone");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use common::debian::{HAS_DRIVERS, debian, marked, put_converter, put_marking_converter, put_windows_tools};
-use common::landing::Landing;
+use common::landing::{Agent, Landing};
 use common::process::{PATIENCE, wait_until};
 use common::{MIB, disk_file, vm, with};
 use serde_json::json;
@@ -16,6 +16,9 @@ use serde_json::json;
 /// The source's disk, and the converter's folder.
 struct Scene {
     landing: Landing,
+    /// Where the volume is.
+    host: &'static str,
+    _agent: Option<Agent>,
     tools: PathBuf,
     before: Vec<u8>,
 }
@@ -26,13 +29,31 @@ const STARTED: [(&str, &str); 2] =
 impl Scene {
     /// A guest that runs, and that would not find its disk on virtio.
     fn new(number: u8) -> Option<Scene> {
+        Scene::on(number, "a")
+    }
+
+    /// The same on another host, by its agent.
+    fn far(number: u8) -> Option<Scene> {
+        Scene::on(number, "b")
+    }
+
+    fn on(number: u8, host: &'static str) -> Option<Scene> {
         let landing = Landing::new(number, |folder| {
             vec![with(vm("vmware", &[&debian(folder, "vmware", &[])]), json!({"power": "on", "nics": []}))]
         })?;
         let (tools, disk) = (landing.stage.path("bin"), landing.stage.path("vmware"));
-        let scene = Scene { landing, tools, before: std::fs::read(disk).unwrap() };
+        let pool = format!("images={}", landing.image("b", "").display());
+        let agent = (host == "b").then(|| landing.agent("b", "site-b", &[&pool]));
+        let scene = Scene { landing, host, _agent: agent, tools, before: std::fs::read(disk).unwrap() };
         scene.convert("");
         Some(scene)
+    }
+
+    fn plan(&self, name: &str) -> String {
+        match self.host {
+            "a" => self.landing.plan(name, &STARTED),
+            host => self.landing.far_plan(name, &self.landing.hosts.uri(host), &STARTED),
+        }
     }
 
     /// From now on the converter writes its mark, and then does this.
@@ -47,7 +68,7 @@ impl Scene {
     }
 
     fn volume(&self) -> Vec<u8> {
-        std::fs::read(self.landing.image("a", "vmware-0.raw")).unwrap()
+        std::fs::read(self.landing.image(self.host, "vmware-0.raw")).unwrap()
     }
 
     fn is_converted(&self) -> bool {
@@ -57,11 +78,9 @@ impl Scene {
     #[track_caller]
     fn has_arrived(&self) {
         assert!(self.is_converted(), "the volume is the source's, but for the mark");
-        assert_eq!(
-            self.landing.all_of("a"),
-            ["domain vmware", "vmware-0.raw", "vmware-0.raw.drover-journal"]
-        );
-        assert_eq!(self.landing.state("a", "vmware"), "running");
+        let images = self.landing.all_of(self.host).into_iter().filter(|name| !name.contains(".drover-"));
+        assert_eq!(images.collect::<Vec<_>>(), ["domain vmware", "vmware-0.raw"]);
+        assert_eq!(self.landing.state(self.host, "vmware"), "running");
         assert_eq!(self.source_power(), "poweredOff");
     }
 
@@ -105,21 +124,58 @@ fn a_guest_is_converted_in_its_volume_once_and_runs() {
 #[test]
 fn killed_around_its_conversion_a_guest_is_given_up_whole_or_converted_once() {
     let Some(scene) = Scene::new(144) else { return };
-    let landing = &scene.landing;
-    let plan = landing.plan("killed", &STARTED);
-    scene.killed_while_it_converts(&["migrate", &plan]);
-    let cancelled = landing.arrives(&["cancel", "killed"]);
-    assert!(cancelled.err.contains("what it had begun is undone"), "{}", cancelled.err);
-    assert_eq!((landing.all_of("a"), scene.source_power()), (Vec::<String>::new(), "poweredOn".to_string()));
+    scene.is_given_up_whole_or_converted_once();
+}
 
-    scene.killed_while_it_converts(&["migrate", &plan]);
-    assert!(landing.killed_at(&["resume", "killed"], ("phase_started", "convert")).is_some());
-    assert!(landing.killed_at(&["resume", "killed"], ("phase_ended", "convert")).is_some());
-    let runs = scene.runs();
-    assert!(scene.is_converted() && landing.state("a", "vmware") != "running");
-    landing.arrives(&["resume", "killed"]);
+#[test]
+fn the_same_holds_for_a_volume_of_another_host() {
+    let Some(scene) = Scene::far(182) else { return };
+    scene.is_given_up_whole_or_converted_once();
+    let report = scene.landing.stage.report("killed").to_string();
+    assert!(report.contains("converted; log in"), "{report}");
+}
+
+#[test]
+fn a_merge_into_a_volume_of_another_host_that_was_cut_off_is_done_again() {
+    let Some(scene) = Scene::far(183) else { return };
+    let plan = scene.plan("merge");
+    // What is merged is there, and nobody knows.
+    let stops = "case \"$1\" in commit) stops=1;; *) stops=;; esac\nPATH=${PATH#*:} qemu-img \"$@\" || exit 1\n\
+                 [ ! \"$stops\" ] || { : >\"$(dirname \"$0\")/merged\"; sleep 600; }";
+    let image_tool = scene.tools.join("qemu-img");
+    drover_lab::put_script(&image_tool, stops).unwrap();
+    let mut command = scene.landing.command(&["migrate", &plan]);
+    let mut drover = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("the merge", PATIENCE, || scene.tools.join("merged").exists());
+    drover.kill().unwrap();
+    drover.wait().unwrap();
+    std::fs::remove_file(image_tool).unwrap();
+    scene.landing.arrives(&["resume", "merge"]);
     scene.has_arrived();
-    assert_eq!(scene.runs(), runs, "what is converted is not converted again");
+    assert_eq!(scene.runs().len(), 1, "what is converted is not converted again");
+}
+
+impl Scene {
+    fn is_given_up_whole_or_converted_once(&self) {
+        let (scene, landing, host) = (self, &self.landing, self.host);
+        let plan = scene.plan("killed");
+        scene.killed_while_it_converts(&["migrate", &plan]);
+        let cancelled = landing.arrives(&["cancel", "killed"]);
+        assert!(cancelled.err.contains("what it had begun is undone"), "{}", cancelled.err);
+        assert_eq!(
+            (landing.all_of(host), scene.source_power()),
+            (Vec::<String>::new(), "poweredOn".to_string())
+        );
+
+        scene.killed_while_it_converts(&["migrate", &plan]);
+        assert!(landing.killed_at(&["resume", "killed"], ("phase_started", "convert")).is_some());
+        assert!(landing.killed_at(&["resume", "killed"], ("phase_ended", "convert")).is_some());
+        let runs = scene.runs();
+        assert!(scene.is_converted() && landing.state(host, "vmware") != "running");
+        landing.arrives(&["resume", "killed"]);
+        scene.has_arrived();
+        assert_eq!(scene.runs(), runs, "what is converted is not converted again");
+    }
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn a_check_asks_the_other_host_for_everything() {
         (
             "windows",
             &[(all, "  - name: \"win\"\n"), ("convert: never", "convert: auto")],
-            "cannot be converted at site-b",
+            "win needs conversion: ",
         ),
     ];
     let mut wrong = Vec::new();

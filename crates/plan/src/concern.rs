@@ -63,8 +63,6 @@ pub struct ConcernContext {
     pub data_from: Option<DataFrom>,
     /// Whether the guest is converted.
     pub convert: Option<Convert>,
-    /// Whether guests are not converted where it goes.
-    pub stays_as_it_is: bool,
     /// Bus of the disks.
     pub disk_bus: Option<DiskBusChoice>,
     /// How it moves while it runs, if it does.
@@ -90,11 +88,6 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("suspended", Weight::Blocks, "the VM is suspended"),
     ("power-unknown", Weight::Blocks, "the source does not tell whether the VM runs"),
     ("identity-unknown", Weight::Blocks, "the source does not tell the VM's instance UUID"),
-    (
-        "convert-far",
-        Weight::Blocks,
-        "the guest has to be converted, which is not done where it goes (KubeVirt, libvirt of another site)",
-    ),
     ("running", Weight::Warning, "the VM runs"),
     ("tools-not-running", Weight::Warning, "the guest cannot be asked to shut down"),
     ("passthrough", Weight::Warning, "a device of the host is passed through"),
@@ -415,20 +408,6 @@ impl Found<'_> {
     fn drivers(&mut self, context: &ConcernContext) {
         let keeps_bus = matches!(context.disk_bus, Some(DiskBusChoice::Sata | DiskBusChoice::Keep));
         let is_windows = self.vm.guest_id.to_ascii_lowercase().starts_with("win");
-        let is_converted = match context.convert {
-            Some(Convert::Always) => true,
-            Some(Convert::Never) => false,
-            Some(Convert::Auto) | None => is_windows && !keeps_bus,
-        };
-        if context.stays_as_it_is && is_converted {
-            self.add(
-                "convert-far",
-                None,
-                "would have to be converted, which drover does not do where it goes",
-                "convert it there by other means and write `convert: never`, or move it to this machine first; Windows also \
-                 boots with `disk_bus: sata`",
-            );
-        }
         if is_windows && !keeps_bus {
             let advice = match context.convert {
                 Some(Convert::Never) => "let it be converted (`convert: auto`), or use `disk_bus: sata`",
@@ -524,21 +503,6 @@ mod tests {
             assert!(ids(&vm, &inventory).contains(&id.to_string()), "{id}");
             id.to_string()
         };
-        let change_far = |id: &str, change: &dyn Fn(&mut Vm, &mut Inventory)| {
-            let (mut vm, mut inventory) = plain();
-            let context = ConcernContext { stays_as_it_is: true, ..ConcernContext::default() };
-            let is_told = |vm: &Vm, inventory: &Inventory, context: &ConcernContext| {
-                concerns(vm, inventory, context).iter().any(|concern| concern.id == id)
-            };
-            assert!(!is_told(&vm, &inventory, &context), "{id}");
-            change(&mut vm, &mut inventory);
-            assert!(is_told(&vm, &inventory, &context), "{id}");
-            let never = ConcernContext { convert: Some(Convert::Never), ..context.clone() };
-            assert!(
-                !is_told(&vm, &inventory, &never) && !is_told(&vm, &inventory, &ConcernContext::default())
-            );
-            id.to_string()
-        };
         let snapshots_stay = || {
             let (mut vm, inventory) = plain();
             vm.snapshots.push(Snapshot::default());
@@ -575,7 +539,6 @@ mod tests {
             change("suspended", &|vm, _| vm.power = PowerState::Suspended),
             change("power-unknown", &|vm, _| vm.power = PowerState::Unknown),
             change("identity-unknown", &|vm, _| vm.instance_uuid.clear()),
-            change_far("convert-far", &|vm, _| vm.guest_id = "windows2019srv_64Guest".into()),
             change("running", &|vm, _| vm.power = PowerState::On),
             change("tools-not-running", &|vm, _| vm.power = PowerState::On),
             change("passthrough", &|vm, _| vm.passthrough.push("GPU".into())),

@@ -106,9 +106,6 @@ impl<'a> Resolver<'a> {
             power_off: Some(power_off),
             data_from: plan.source.vsphere().map(|source| source.data.from),
             convert: Some(convert),
-            stays_as_it_is: plan.target.is_far()
-                && plan.target.kind != TargetKind::Qemu
-                && over.uri.is_none(),
             disk_bus: Some(disk_bus),
             warm,
             only_nfc: plan.source.vsphere().is_some_and(|source| source.data.path == PathChoice::Nfc),

@@ -44,12 +44,23 @@ pub struct ConvertOptions {
     pub program: Option<PathBuf>,
     /// Longest time it may take.
     pub time_max: Duration,
+    /// Images that are reached by NBD, in the order of the machine's disks; none: they are the files that it names.
+    pub remote: Vec<Remote>,
+}
+
+/// An image of another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Where it is served, writable; may be another place each time.
+    pub uri: String,
+    /// A line that tells it from others, and from a later one of its name.
+    pub identity: String,
 }
 
 impl Default for ConvertOptions {
     fn default() -> Self {
         // Without KVM a small guest took 4 minutes; the rest is room for large ones on busy machines.
-        ConvertOptions { program: None, time_max: Duration::from_secs(3600) }
+        ConvertOptions { program: None, time_max: Duration::from_secs(3600), remote: Vec::new() }
     }
 }
 
@@ -87,7 +98,7 @@ pub fn convert(
     options: &ConvertOptions,
     is_unwanted: &dyn Fn() -> bool,
 ) -> Result<ConvertOutcome, QemuError> {
-    let conversion = Conversion { spec, guest, folder: folder_of(&spec.folder) };
+    let conversion = Conversion { spec, guest, folder: folder_of(&spec.folder), remote: &options.remote };
     match conversion.state()? {
         State::Committed => {
             conversion.remove_overlays()?;
@@ -106,12 +117,16 @@ pub fn convert(
     Ok(ConvertOutcome::Converted { log: conversion.log(), warnings, kept })
 }
 
-/// Whether a conversion of a machine's images was begun and cannot be taken back: they may hold the converted guest.
-pub fn is_converted(folder: &VmFolder) -> bool {
+/// Whether a conversion of a machine's images was begun and cannot be taken back: they may hold the converted guest. Those of
+/// another host are told by what identifies them.
+pub fn is_converted(folder: &VmFolder, identities: &[String]) -> bool {
     match read_state(&folder_of(folder)) {
         Ok(text) => text.is_some_and(|text| {
             let images = text.split_once('\n').map_or("", |(_, images)| images);
-            images.lines().all(is_still_there)
+            match identities {
+                [] => images.lines().all(is_still_there),
+                told => images.lines().eq(told.iter().map(|it| remote_line(it)).collect::<Vec<_>>()),
+            }
         }),
         // A state that cannot be read is told by the conversion itself.
         Err(_) => true,
@@ -129,6 +144,10 @@ fn read_state(folder: &Path) -> io::Result<Option<String>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         text => text.map(Some),
     }
+}
+
+fn remote_line(identity: &str) -> String {
+    format!("nbd {identity}")
 }
 
 /// A line that tells an image from a later one of its name. Inodes are used again, hence the time of birth, where the file
@@ -218,6 +237,7 @@ struct Conversion<'a> {
     spec: &'a MachineSpec,
     guest: &'a SourceGuest,
     folder: PathBuf,
+    remote: &'a [Remote],
 }
 
 impl Conversion<'_> {
@@ -233,8 +253,16 @@ impl Conversion<'_> {
     }
 
     fn commit(&self) -> Result<(), QemuError> {
-        for overlay in self.overlays() {
+        for (index, overlay) in self.overlays().into_iter().enumerate() {
             let what = format!("merge of the converted {}", overlay.display());
+            if let Some(remote) = self.remote.get(index) {
+                // It may be served at another place than when the overlay was made.
+                let mut moved = drover_child::command("qemu-img", Kind::Plain);
+                moved
+                    .args(["rebase", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", &remote.uri])
+                    .arg(&overlay);
+                run_of(PACKAGE, &mut moved, OVERLAY_TIME_MAX)?.check(&what)?;
+            }
             let mut command = drover_child::command("qemu-img", Kind::Plain);
             // `-d` keeps the overlay's content, which must stay whole until all are merged.
             command.args(["commit", "-q", "-d", "-f", "qcow2"]).arg(&overlay);
@@ -265,8 +293,11 @@ impl Conversion<'_> {
     fn make_overlays(&self) -> Result<(), QemuError> {
         fs::create_dir_all(&self.folder).map_err(|error| self.failure("preparation", error))?;
         self.remove_overlays()?;
-        for (disk, overlay) in self.spec.disks.iter().zip(self.overlays()) {
-            make_overlay(disk, &overlay)?;
+        for (index, (disk, overlay)) in self.spec.disks.iter().zip(self.overlays()).enumerate() {
+            match self.remote.get(index) {
+                Some(remote) => make_overlay_on(Path::new(&remote.uri), ImageFormat::Raw, &overlay)?,
+                None => make_overlay(disk, &overlay)?,
+            }
         }
         let xml = source::converter_xml(&self.on_overlays(), self.guest);
         write_file(&self.definition(), xml.as_bytes(), 0o644)
@@ -283,7 +314,9 @@ impl Conversion<'_> {
     }
 
     fn sync_images(&self) -> Result<(), QemuError> {
-        self.sync(self.spec.disks.iter().map(|disk| disk.path.as_path()))
+        // Those of another host were flushed by the merge.
+        let files = self.spec.disks.iter().skip(self.remote.len());
+        self.sync(files.map(|disk| disk.path.as_path()))
     }
 
     fn sync<'a>(&self, mut files: impl Iterator<Item = &'a Path>) -> Result<(), QemuError> {
@@ -432,7 +465,11 @@ impl Conversion<'_> {
 
     /// A line for each image.
     fn images(&self) -> Result<String, QemuError> {
-        let lines = self.spec.disks.iter().map(|disk| line_of(&disk.path)).collect::<io::Result<Vec<_>>>();
+        let line = |(index, disk): (usize, &DiskSpec)| match self.remote.get(index) {
+            Some(remote) => Ok(remote_line(&remote.identity) + "\n"),
+            None => line_of(&disk.path),
+        };
+        let lines = self.spec.disks.iter().enumerate().map(line).collect::<io::Result<Vec<_>>>();
         lines.map(|lines| lines.concat()).map_err(|error| self.failure("look at the images", error))
     }
 
@@ -442,11 +479,13 @@ impl Conversion<'_> {
 }
 
 pub(crate) fn make_overlay(disk: &DiskSpec, overlay: &Path) -> Result<(), QemuError> {
+    make_overlay_on(&disk.path, disk.format, overlay)
+}
+
+/// An overlay on what qemu-img opens by this name.
+fn make_overlay_on(image: &Path, format: ImageFormat, overlay: &Path) -> Result<(), QemuError> {
     let mut command = drover_child::command("qemu-img", Kind::Plain);
-    command
-        .args(["create", "-q", "-f", "qcow2", "-F", disk.format.as_str(), "-b"])
-        .arg(&disk.path)
-        .arg(overlay);
+    command.args(["create", "-q", "-f", "qcow2", "-F", format.as_str(), "-b"]).arg(image).arg(overlay);
     let what = format!("creation of the overlay {}", overlay.display());
     run_of(PACKAGE, &mut command, OVERLAY_TIME_MAX)?.check(what).map(drop)
 }
@@ -525,7 +564,12 @@ mod tests {
         }
 
         fn conversion(&self) -> Conversion<'_> {
-            Conversion { spec: &self.spec, guest: &self.guest, folder: folder_of(&self.spec.folder) }
+            Conversion {
+                spec: &self.spec,
+                guest: &self.guest,
+                folder: folder_of(&self.spec.folder),
+                remote: &self.options.remote,
+            }
         }
 
         fn runs(&self) -> usize {
@@ -697,7 +741,7 @@ mod tests {
         let has_run = || scene.runs() > 0;
         let ended = convert(&scene.spec, &scene.guest, &scene.options, &has_run).unwrap_err();
         assert_eq!(ended.kind, QemuErrorKind::Stopped, "{}", ended.chain());
-        assert!(scene.is_as_copied() && !is_converted(&scene.spec.folder));
+        assert!(scene.is_as_copied() && !is_converted(&scene.spec.folder, &[]));
         scene.set_program(CONVERTS);
         scene.convert().unwrap();
         assert!(scene.is_converted());
@@ -706,13 +750,13 @@ mod tests {
     #[test]
     fn images_that_were_copied_anew_are_converted_anew() {
         let Some(scene) = Scene::new(CONVERTS) else { return };
-        assert!(!is_converted(&scene.spec.folder));
+        assert!(!is_converted(&scene.spec.folder, &[]));
         scene.convert().unwrap();
-        assert!(is_converted(&scene.spec.folder));
+        assert!(is_converted(&scene.spec.folder, &[]));
         let first = &scene.spec.disks[0].path;
         fs::remove_file(first).unwrap();
         fs::write(first, vec![1; 1 << 20]).unwrap();
-        assert!(!is_converted(&scene.spec.folder));
+        assert!(!is_converted(&scene.spec.folder, &[]));
         assert!(matches!(scene.convert().unwrap(), ConvertOutcome::Converted { .. }));
         assert!(scene.is_converted());
         assert_eq!(scene.runs(), 2);

@@ -1,25 +1,28 @@
 //! Conversion of guests: whether one needs it, what is missing for it on this machine or at another site, and how it went.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use drover_agent::Home;
 use drover_agent::machine::{
-    CONVERT, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Guest, GuestAddress, GuestBus,
+    CONVERT, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Guest, GuestAddress, GuestBus, Machine,
 };
-use drover_engine::{Cause, Converted, ProviderError, chain};
+use drover_engine::{Cause, Converted, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
+use drover_nbd_server::{Export, Listen, Server, ServerOptions};
 use drover_plan::{
     Convert, Fate, FirstBoot, PlannedVm, StaticAddress, Stays, TargetBus, fates, lacking_driver,
     names_of_slots, renamed,
 };
 use drover_qemu::{
-    ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, NicName, SourceBus, SourceGuest,
+    ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, NicName, Remote, SourceBus, SourceGuest,
+    VmFolder,
 };
 use drover_types::guest::Inside;
 use drover_types::inventory::DiskBus as InventoryBus;
 
 use crate::image::qemu_error;
-use crate::inspection::inspect_images;
-use crate::machine::{boot_bus_of, is_windows};
+use crate::inspection::{inspect_disks, inspect_images};
+use crate::machine::{boot_bus, boot_bus_of, is_windows, spec_of};
 
 /// Whether a VM is to be converted, whatever is found in it.
 pub(super) fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
@@ -139,7 +142,7 @@ impl Place for OnThisMachine<'_> {
     }
 
     fn is_converted(&self) -> Result<bool, ProviderError> {
-        Ok(drover_qemu::is_converted(&self.spec.folder))
+        Ok(drover_qemu::is_converted(&self.spec.folder, &[]))
     }
 
     fn look_inside(&self) -> Option<Inside> {
@@ -153,6 +156,83 @@ impl Place for OnThisMachine<'_> {
     fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError> {
         let is_unwanted = || self.stop.is_set();
         drover_qemu::convert(self.spec, guest, &ConvertOptions::default(), &is_unwanted).map_err(qemu_error)
+    }
+}
+
+/// Images of another host, which are served to the converter on this one while it works.
+pub(super) struct Served<'a> {
+    /// Who opens them.
+    pub target: &'a dyn TargetProvider,
+    pub vm: &'a PlannedVm,
+    pub machine: Machine,
+    /// A folder of this machine for overlays and state.
+    pub folder: PathBuf,
+    /// What tells each image from others, and from a later one of its name.
+    pub identities: Vec<String>,
+    pub stop: &'a StopSignal,
+}
+
+impl Served<'_> {
+    fn spec(&self) -> Result<MachineSpec, ProviderError> {
+        // Not run here, so its firmware is nothing to be found.
+        let machine = Machine { is_started: false, ..self.machine.clone() };
+        let images = self.vm.disks.iter().map(|disk| disk.path.clone()).collect();
+        spec_of(&Home { folder: self.folder.clone(), images, machine: &machine }, None).map_err(qemu_error)
+    }
+
+    fn export(&self, index: usize) -> Result<Export, ProviderError> {
+        let disk = &self.vm.disks[index];
+        let opened = self.target.open_disk(disk, self.vm, disk.disk.capacity_bytes)?;
+        Ok(Export::new(&index.to_string(), opened.disk).writable())
+    }
+}
+
+impl Place for Served<'_> {
+    fn boot_bus(&self) -> DiskBus {
+        boot_bus(&self.machine)
+    }
+
+    fn is_converted(&self) -> Result<bool, ProviderError> {
+        Ok(drover_qemu::is_converted(&VmFolder::new(&self.folder), &self.identities))
+    }
+
+    fn look_inside(&self) -> Option<Inside> {
+        let disks = self.vm.disks.iter().map(|disk| self.target.open_for_verify(disk, self.vm));
+        Some(inspect_disks(&disks.collect::<Result<Vec<_>, _>>().ok()?, self.stop))
+    }
+
+    fn can_customize(&self) -> Result<(), String> {
+        drover_qemu::can_customize()
+    }
+
+    fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError> {
+        let failed = |doing: &str, error: std::io::Error| {
+            ProviderError::new(Cause::Internal, format!("{doing} to convert {}", self.vm.target_name))
+                .because(error)
+        };
+        let exports =
+            (0..self.vm.disks.len()).map(|index| self.export(index)).collect::<Result<Vec<_>, _>>()?;
+        std::fs::create_dir_all(&self.folder).map_err(|error| failed("making a folder", error))?;
+        // Short, as a socket's path has to be, and nobody else's.
+        let private = tempfile::Builder::new().prefix("drover-convert-").tempdir();
+        let private = private.map_err(|error| failed("making a folder", error))?;
+        let listen = Listen::Unix(private.path().join("nbd"));
+        let server = Server::start(exports, &listen, ServerOptions::default());
+        let server = server.map_err(|error| failed("serving its disks", error))?;
+        let remote = |(index, identity): (usize, &String)| Remote {
+            uri: server.uri(&index.to_string()),
+            identity: identity.clone(),
+        };
+        let remote = self.identities.iter().enumerate().map(remote).collect();
+        let options = ConvertOptions { remote, ..ConvertOptions::default() };
+        let outcome = drover_qemu::convert(&self.spec()?, guest, &options, &|| self.stop.is_set());
+        let stopped = server.stop();
+        let outcome = outcome.map_err(qemu_error)?;
+        stopped.map_err(|error| {
+            let what = format!("writing the converted {}", self.vm.target_name);
+            ProviderError::new(Cause::Target, what).because(error)
+        })?;
+        Ok(outcome)
     }
 }
 

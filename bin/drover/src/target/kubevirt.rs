@@ -22,14 +22,18 @@ use drover_kubevirt::vm::{self, About, HALTED};
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_link::RateLimit;
 use drover_plan::{Kubevirt, PlannedDisk, PlannedVm, RunStrategy};
+use drover_qemu::VmFolder;
 use serde_json::{Value, json};
 
-use super::there::{There, conversion_problem};
+use super::conversion::{self, Served};
+use super::there::There;
 use super::{Setting, all_removed};
 use crate::endpoint::journal_in_state;
+use crate::image::qemu_error;
 use crate::limits::{Own, followed};
-use crate::machine::machine_of;
+use crate::machine::{boot_bus, machine_of};
 use crate::sites;
+use crate::state::state_folder;
 use worker::{Worker, wait_until_gone};
 
 /// How long a machine may take to come to run, or to go off after its guest was asked.
@@ -107,6 +111,14 @@ impl Claims {
     fn cluster_record(&self, vm: &PlannedVm) -> PathBuf {
         let owner = objects::owner_of_vm(vm, &self.about.plan);
         journal_in_state(self.about.state.as_deref(), &format!("kubevirt cluster of {owner}"))
+    }
+
+    /// What this host keeps of a VM's conversion.
+    fn folder(&self, vm: &PlannedVm) -> PathBuf {
+        state_folder(self.about.state.as_deref())
+            .join("kubevirt")
+            .join(&self.about.plan)
+            .join(&vm.target_name)
     }
 
     /// Says that drover made the claim with this UID: what it holds without a journal is nobody's.
@@ -327,12 +339,7 @@ impl Claims {
     /// All that can refuse a VM later, looked at while it still runs. Touches nothing.
     fn look_ahead(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         let machine = machine_of(vm, &self.about.target, &self.about.origin);
-        if let Some(why) = conversion_problem(vm, &machine) {
-            let what = format!("{} cannot be converted in the cluster: {why}", vm.target_name);
-            return Err(ProviderError::new(Cause::Plan, what).advise(
-                "convert it there by other means and write `convert: never`, or choose a bus that it has drivers for (`disk_bus: sata`)",
-            ));
-        }
+        conversion::check(vm, boot_bus(&machine))?;
         let machine = self.machine(vm)?;
         if let Some(instance) = self.find(vm, Kind::Instance)?
             && !machine.is_some_and(|machine| objects::is_owned_by(&instance, &machine))
@@ -435,7 +442,16 @@ impl TargetProvider for Claims {
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        Ok(self.hand(vm)?.there.left_as_it_is(vm))
+        let hand = self.hand(vm)?;
+        hand.worker.ensure().map_err(failed)?;
+        let identities = vm.disks.iter().map(|disk| hand.there.identity(disk)).collect::<Result<_, _>>()?;
+        let machine = machine_of(vm, &self.about.target, &self.about.origin);
+        let (folder, stop) = (self.folder(vm), &self.about.stop);
+        conversion::convert(&Served { target: self, vm, machine, folder, identities, stop }, vm)
+    }
+
+    fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        drover_qemu::forget_conversion(&VmFolder::new(self.folder(vm))).map_err(qemu_error)
     }
 
     fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
@@ -562,6 +578,7 @@ impl TargetProvider for Claims {
             );
         }
         self.release(vm)?;
+        self.forget_conversion(vm)?;
         let (cluster, plan) = (self.cluster_of(vm)?, self.plan()?);
         let mut left = Vec::new();
         for disk in &vm.disks {

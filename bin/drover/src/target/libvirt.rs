@@ -28,7 +28,7 @@ use drover_qemu::{
 };
 use drover_types::inventory::Firmware;
 
-use super::conversion::{self, OnThisMachine};
+use super::conversion::{self, OnThisMachine, Served};
 use super::here::{self, Here};
 use super::ours::Image;
 use super::there::{self, There};
@@ -141,13 +141,6 @@ impl Domains {
         vm.disks.iter().try_for_each(|disk| self.check_volume(disk, vm))?;
         let spec = self.spec(vm, None)?;
         spec.check().map_err(qemu_error)?;
-        if let Some(there) = self.site(vm)? {
-            return far::check_conversion(
-                &there,
-                vm,
-                &machine_of(vm, &self.about.target, &self.about.origin),
-            );
-        }
         conversion::check(vm, boot_bus_of(&spec))
     }
 
@@ -356,7 +349,11 @@ impl TargetProvider for Domains {
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
         if let Some(there) = self.site(vm)? {
-            return Ok(there.left_as_it_is(vm));
+            let identities = vm.disks.iter().map(|disk| there.identity(disk)).collect::<Result<_, _>>()?;
+            let machine = machine_of(vm, &self.about.target, &self.about.origin);
+            let (folder, stop) = (vm.folder.clone(), &self.about.stop);
+            let served = Served { target: self, vm, machine, folder, identities, stop };
+            return conversion::convert(&served, vm);
         }
         let spec = self.spec(vm, None)?;
         conversion::convert(&OnThisMachine { spec: &spec, vm, stop: &self.about.stop }, vm)
@@ -472,6 +469,7 @@ impl TargetProvider for Domains {
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         here::remove(&start_lock(vm))?;
         if let Some(there) = self.site(vm)? {
+            self.forget_conversion(vm)?;
             let removed = far::remove_images(&there, vm);
             let _ = self.refresh(vm);
             return removed;

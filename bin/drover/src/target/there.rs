@@ -14,8 +14,8 @@ use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetProvider};
 use drover_mover::{Earlier, earlier, look, why_not_of};
-use drover_plan::{Convert, Limits, PlannedDisk, PlannedVm};
-use drover_qemu::{ConvertOutcome, DiskBus, Need, SourceGuest};
+use drover_plan::{Limits, PlannedDisk, PlannedVm};
+use drover_qemu::{ConvertOutcome, DiskBus, SourceGuest};
 use drover_types::guest::Inside;
 
 use super::conversion::{self, Place};
@@ -103,6 +103,16 @@ impl There {
     /// What is at an image's place.
     pub fn stat(&self, disk: &PlannedDisk) -> Result<Stat, Refusal> {
         self.site.stat(&site_name(&disk.path))
+    }
+
+    /// What tells the image of a disk from others, and from a later one of its name.
+    pub fn identity(&self, disk: &PlannedDisk) -> Result<String, ProviderError> {
+        let known = self.knowing.as_ref().map(|knowing| knowing(disk)).transpose()?.flatten();
+        let tag = match known {
+            Some((tag, _)) => tag,
+            None => self.stat(disk).map_err(|refusal| self.refused(refusal))?.tag,
+        };
+        Ok(tag_of(self.name(), &tag))
     }
 
     /// Whether this host has a journal of the image that is there.
@@ -194,16 +204,6 @@ impl There {
                 result => return result,
             }
         }
-    }
-
-    /// Told where guests are not converted: what goes there is refused if it would have to be ([`conversion_problem`]).
-    pub fn left_as_it_is(&self, vm: &PlannedVm) -> Converted {
-        let machine = self.machine(vm);
-        let why = match (vm.convert, drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus(&machine))) {
-            (Convert::Never, _) => "the plan says so".to_string(),
-            (_, Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why)) => why,
-        };
-        Converted::Skipped(why)
     }
 
     /// Refuses a VM that would have to be converted there and cannot be.
@@ -363,16 +363,6 @@ impl Linked for OfDisk {
         let way = self.0.sent();
         let (sent, sent_packed, had, reopened) = (way.sent, way.sent_packed, way.had, way.reopened);
         LinkBytes { sent, sent_packed, had, reopened, zero: 0 }
-    }
-}
-
-/// Why a guest cannot be moved there as it is, if it would have to be converted.
-pub fn conversion_problem(vm: &PlannedVm, machine: &Machine) -> Option<String> {
-    match (drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus(machine)), vm.convert) {
-        (_, Convert::Never) => None,
-        (_, Convert::Always) => Some("the plan wants it converted".to_string()),
-        (Need::Needed(why), Convert::Auto) => Some(why),
-        (Need::Advised(_) | Need::NotNeeded(_), Convert::Auto) => None,
     }
 }
 

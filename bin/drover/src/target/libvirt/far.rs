@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use drover_agent::Refusal;
-use drover_agent::machine::{Image, Machine};
+use drover_agent::machine::Image;
 use drover_disk::DiskErrorKind;
 use drover_engine::{Cause, OpenedTarget, ProviderError, TargetProvider};
 use drover_plan::{ImageFormat, PlannedDisk, PlannedVm};
@@ -17,7 +17,7 @@ use drover_types::Bytes;
 use super::{made, make_volume, not_made, volume_name};
 use crate::image::qemu_error;
 use crate::machine::site_name;
-use crate::target::there::{There, conversion_problem};
+use crate::target::there::There;
 
 /// QEMU finds out what sectors a file's storage has, and takes these where that tells nothing.
 const SECTOR_BYTES_MAX: u64 = 4096;
@@ -61,15 +61,6 @@ pub fn check_volume(there: &There, disk: &PlannedDisk, vm: &PlannedVm) -> Result
                 .advise("remove it if it may go, or choose another pool or target_name"))
         }
     }
-}
-
-/// Refuses a guest that would have to be converted there.
-pub fn check_conversion(there: &There, vm: &PlannedVm, machine: &Machine) -> Result<(), ProviderError> {
-    let Some(why) = conversion_problem(vm, machine) else { return Ok(()) };
-    let what = format!("{} cannot be converted at {}: {why}", vm.target_name, there.name());
-    Err(ProviderError::new(Cause::Plan, what).advise(
-        "convert it there by other means and write `convert: never`, or move it to this machine first",
-    ))
 }
 
 /// The file with firmware variables that an earlier domain of this name left on that host.
