@@ -141,7 +141,7 @@ bench-operator: prepare lab
 check-conversion: prepare lab
 	@scripts/get-v2v $(LAB)/v2v
 	@lab/guests/make-vmware-guest $(LAB)/vmware
-	@DROVER_NEEDS_V2V=1 $(CARGO) test -q --workspace --test conversion -- --include-ignored --nocapture
+	@DROVER_NEEDS_V2V=1 $(CARGO) test -q --workspace --test conversion --test live_target_libvirt_convert -- --include-ignored --nocapture
 
 cluster: prepare
 	@scripts/get-cluster $(LAB)/cluster

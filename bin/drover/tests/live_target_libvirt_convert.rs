@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use common::debian::{HAS_DRIVERS, debian, marked, put_converter, put_marking_converter, put_windows_tools};
-use common::landing::{Agent, Landing};
+use common::landing::{Agent, Landing, hear};
 use common::process::{PATIENCE, wait_until};
 use common::{MIB, disk_file, vm, with};
+use drover_lab::lab_folder;
+use drover_lab::v2v::V2v;
 use serde_json::json;
 
 /// The source's disk, and the converter's folder.
@@ -219,4 +221,35 @@ fn what_windows_needs_is_named_before_anything_moves() {
         checked.err
     );
     assert_eq!(landing.all_of("a"), Vec::<String>::new());
+}
+
+#[test]
+#[ignore = "takes minutes; `make check-conversion` runs it"]
+fn a_debian_that_knows_only_vmware_is_converted_on_another_host_by_the_true_converter_and_boots() {
+    let Some(v2v) = V2v::find().unwrap() else { return };
+    let guest = lab_folder().join("vmware");
+    let Ok(expect) = std::fs::read_to_string(guest.join("expect")) else {
+        println!("skipped: no guest (`lab/guests/make-vmware-guest target/lab/vmware`, as root)");
+        return;
+    };
+    let landing = Landing::new(185, |_| {
+        let disks = [guest.join("root.img"), guest.join("data.img")];
+        vec![with(vm("vmware", &[&disks[0], &disks[1]]), json!({"memory_mib": 512}))]
+    });
+    let Some(landing) = landing else { return };
+    let _agent = landing.agent("b", "site-b", &[&format!("images={}", landing.image("b", "").display())]);
+    let uri = landing.hosts.uri("b");
+    let plan = landing.far_plan("true", &uri, &[("convert: never", "convert: auto")]);
+    let mut command = landing.command(&["migrate", &plan]);
+    let path = command.get_envs().find_map(|(name, value)| (name == "PATH").then_some(value?)).unwrap();
+    let path = format!("{}:{}", v2v.bin().display(), path.display());
+    let moved = command.env("PATH", path).output().unwrap();
+    assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
+    let report = landing.stage.report("true").to_string();
+    assert!(report.contains("converted; log in"), "{report}");
+    let tty = landing.hosts.start_heard("b", "vmware").unwrap();
+    let said = hear(tty, |said| said.contains("DROVER-DONE"));
+    for line in expect.lines() {
+        assert!(said.lines().any(|it| it.trim().starts_with(line)), "'{line}' in {said}");
+    }
 }
