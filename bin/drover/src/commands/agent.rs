@@ -409,7 +409,10 @@ fn not_paired(error: &LinkError) -> Failure {
     let failure = link_failure(error);
     match error.kind {
         LinkErrorKind::Refused => {
-            failure.advise("make a new token at the agent's host, and look at the agent's log")
+            failure.advise(
+                "make a new token at the agent's host, as the agent's user and with its --state (another state folder is another \
+                 key), and look at the agent's log",
+            )
         }
         _ => failure,
     }
