@@ -55,6 +55,8 @@ pub struct Setting<'a> {
     pub schedule: Option<&'a Arc<Schedule>>,
     /// The one VM that is meant, by what tells it from others, where the plan was made for it.
     pub meant: Option<&'a Meant>,
+    /// As of [`Runner`].
+    pub leave: &'a Leave<'a>,
 }
 
 /// A VM of a source, by what stays the same.
@@ -223,6 +225,7 @@ impl Prepared {
             board,
             options: &options(&self.file.plan.limits),
             stop: setting.stop,
+            leave: setting.leave,
             clock: &SystemClock,
             hooks: &Outside::new(&self.file.folder),
         };

@@ -31,7 +31,7 @@ pub fn cancel(
 }
 
 /// Says whether the next step may be done, by somebody in whose place another may have been put.
-pub type Leave<'a> = dyn Fn() -> Result<(), ProviderError> + 'a;
+pub type Leave<'a> = dyn Fn() -> Result<(), ProviderError> + Sync + 'a;
 
 /// As [`cancel`], with leave asked for before each step that touches source or target.
 ///
@@ -134,7 +134,9 @@ fn context<'a>(
     (board, options, stop): (&'a Board, &'a TransferOptions, &'a StopSignal),
 ) -> Context<'a> {
     let (observer, clock) = (&NoObserver, &SystemClock);
-    Context { plan, source, target, store, observer, board, options, stop, clock, outside: None }
+    // It is asked for here, before each step.
+    let leave = &|| Ok(());
+    Context { plan, source, target, store, observer, board, options, stop, leave, clock, outside: None }
 }
 
 /// Of a VM that was given up before, and begun anew since, only change tracking may be left to switch off.

@@ -255,6 +255,7 @@ impl<'a> Run<'a> {
             board: &Board::default(),
             options: &TransferOptions::default(),
             stop: &StopSignal::default(),
+            leave: &|| Ok(()),
             clock: &SystemClock,
             facts: &crate::RunFacts::default(),
             hooks: &crate::NoHooks,

@@ -14,6 +14,7 @@ use drover_plan::{Limits, PlannedVm, WaveHooks};
 use drover_schedule::{Ended, Quarantined, Tenant, Wait};
 use drover_types::Wave;
 
+use crate::cancel::Leave;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
@@ -76,6 +77,9 @@ pub struct Runner<'a> {
     pub options: &'a TransferOptions,
     /// Stops the run.
     pub stop: &'a StopSignal,
+    /// Leave to go on, of a run in whose place another may have been put: asked for before each phase, before a guest is shut down or
+    /// frozen, and before what was done is undone. A VM without it is left as it is, and its source is not even looked at.
+    pub leave: &'a Leave<'a>,
     /// The time.
     pub clock: &'a dyn Clock,
     /// Calls hooks and asks checks.
@@ -300,6 +304,7 @@ impl Runner<'_> {
             board: self.board,
             options: self.options,
             stop: self.stop,
+            leave: self.leave,
             clock: self.clock,
             outside: Some(Outside { runner: self.hooks, facts: self.facts, run }),
         }

@@ -3,8 +3,8 @@
 
 mod fakes;
 
-use std::cell::Cell;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use drover_engine::{
@@ -77,16 +77,16 @@ fn who_undoes_and_is_replaced_does_no_further_step() {
         world.run(&dying);
         world.as_if_killed();
         let count = || steps.map(|step| world.calls(step));
-        let (asked, refused_at) = (Cell::new(0), Cell::new(None));
+        let (asked, refused_at) = (AtomicUsize::new(0), Mutex::new(None));
         let leave = || {
-            if asked.replace(asked.get() + 1) < allowed {
+            if asked.fetch_add(1, SeqCst) < allowed {
                 return Ok(());
             }
-            refused_at.set(refused_at.get().or(Some(count())));
+            refused_at.lock().unwrap().get_or_insert_with(count);
             Err(ProviderError::new(Cause::Cancelled, "another undoes it"))
         };
         let given_up = cancel_by_leave(PLAN, &world.store, &world, &world, &leave).unwrap();
-        let Some(then) = refused_at.get() else {
+        let Some(then) = refused_at.into_inner().unwrap() else {
             assert_eq!(given_up.left, Vec::<String>::new());
             assert!(allowed >= 4, "each step asks: {allowed}");
             assert_eq!((world.power("vm-on"), world.own_snapshots()), (PowerState::On, 0));

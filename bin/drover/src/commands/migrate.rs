@@ -55,6 +55,7 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
         policy: None,
         schedule: None,
         meant: None,
+        leave: &|| Ok(()),
     };
     let name = file.plan.name.clone();
     let prepared = Prepared::new(file, others, start, &setting)?;

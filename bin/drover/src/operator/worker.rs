@@ -1,7 +1,8 @@
 //! `drover operator worker`: moves or undoes the VM of one Migration, and says in its status how that goes.
 //!
 //! All that it writes there is held against the Migration's UID, the epoch and its own pod: a worker whose time is over changes
-//! nothing, and it stops as soon as it sees that, or when it cannot see it for a while. An undo asks before each of its steps.
+//! nothing, and it stops as soon as it sees that, or when it cannot see it for a while. It asks before each phase and before each step
+//! of an undo, also of the one with which a move ends that fails: without an answer source and target are left as they are.
 
 mod held;
 
@@ -472,22 +473,30 @@ impl Desk<'_> {
         self.post.change(&self.post.fence.begin(self.generation)).map(drop).map_err(changed)
     }
 
-    /// Whether the next step of an undo may be done: asked of the cluster, since a process may have stood still for any time.
+    /// Whether the next step of an undo may be done.
     fn may_go_on(&self) -> Result<(), ProviderError> {
-        let refused = |why: String| Err(ProviderError::new(Cause::Cancelled, why));
-        if self.stop.is_set() {
-            return refused("it was asked to stop".into());
+        match self.stop.is_set() {
+            true => Err(ProviderError::new(Cause::Cancelled, "it was asked to stop")),
+            false => self.is_meant(&|| self.held.is_kept()),
         }
-        match self.post.is_mine() {
-            Ok(true) => {}
-            Ok(false) => return refused("the Migration has another worker, or is gone".into()),
-            Err(error) => return refused(format!("whether it is still meant is not known: {error}")),
-        }
-        match self.held.is_kept() {
-            Ok(true) => Ok(()),
-            Ok(false) => refused("the VmLock was removed, or is another's".into()),
-            Err(error) => refused(format!("whose the VmLock is is not known: {error}")),
-        }
+    }
+
+    /// Whether source and target may still be touched: asked of the cluster, since a process may have stood still for any time, and another
+    /// may have been made in its place. A server that is away is waited for, but not by a worker that is to stop.
+    fn is_meant(&self, is_kept: &dyn Fn() -> Result<bool, KubeError>) -> Result<(), ProviderError> {
+        let until = Instant::now() + UNSEEN_MAX;
+        let why = loop {
+            match self.post.is_mine().and_then(|is_mine| Ok((is_mine, is_kept()?))) {
+                Ok((true, true)) => return Ok(()),
+                Ok((false, _)) => break "the Migration has another worker, or is gone".to_string(),
+                Ok((true, false)) => break "the VmLock was removed, or is another's".to_string(),
+                Err(error) if self.stop.is_set() || Instant::now() >= until => {
+                    break format!("whether another worker is meant by now is not known: {error}");
+                }
+                Err(_) => std::thread::sleep(LOOK / 4),
+            }
+        };
+        Err(ProviderError::new(Cause::Cancelled, why))
     }
 
     fn meant(&self) -> Meant {
@@ -508,6 +517,8 @@ impl Desk<'_> {
         }
         let others = if known.is_some() { Others::LeftOut } else { Others::Selected };
         let (meant, words, policy) = (self.meant(), Collected::default(), PlanPolicy::default());
+        // Its lock is looked at by its steps: without it the guest goes on as it was found.
+        let leave = || self.is_meant(&|| Ok(true));
         let setting = Setting {
             store: &store,
             state: Some(&self.args.state),
@@ -516,6 +527,7 @@ impl Desk<'_> {
             policy: Some(&policy),
             schedule: None,
             meant: Some(&meant),
+            leave: &leave,
         };
         let prepared = Prepared::new(file, others, false, &setting).map_err(|failure| words.with(failure))?;
         self.check_plan()?;

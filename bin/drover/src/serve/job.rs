@@ -190,6 +190,7 @@ impl Daemon {
             policy: Some(&self.0.policy),
             schedule: Some(&self.0.schedule),
             meant: None,
+            leave: &|| Ok(()),
         };
         let prepare = || {
             let folder = row.path.parent().unwrap_or(Path::new("/"));

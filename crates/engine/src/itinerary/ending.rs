@@ -108,8 +108,11 @@ impl Journey<'_> {
         // A guest that runs is not stopped for what fails after its start, but by leave.
         let stays = has_arrived || self.stays && !self.rolls_back;
         let is_touched = self.is_touched();
-        let problems = if stays { Vec::new() } else { self.undo(reached) };
-        let standing = is_touched.then(|| self.standing());
+        let undone = if stays { Ok(Vec::new()) } else { self.undo(reached) };
+        let has_leave = undone.is_ok();
+        let kept = |why: ProviderError| is_touched.then(|| format!("what it did ({})", chain(&why)));
+        let problems = undone.unwrap_or_else(|why| kept(why).into_iter().collect());
+        let standing = is_touched.then(|| self.standing(has_leave));
         let mut text = error.chain();
         let mut advice = error.advice();
         let state = match &standing {
@@ -157,7 +160,7 @@ impl Journey<'_> {
 
     /// The end of a VM whose thread panicked: what it was doing stays as a crash would leave it.
     pub(crate) fn end_in_panic(&self, what: &str) -> VmEnd {
-        let standing = self.is_touched().then(|| self.standing());
+        let standing = self.is_touched().then(|| self.standing(true));
         let mut text = format!("internal error: {what}");
         if let Some(stands) = &standing {
             text.push_str(&format!("; {}", stands.words()));
@@ -182,7 +185,7 @@ impl Journey<'_> {
         text.push_str(&format!("how far it came is not known: {}", error.chain()));
         let why = why.unwrap_or(error);
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
-        let standing = self.is_touched().then(|| self.standing());
+        let standing = self.is_touched().then(|| self.standing(true));
         if let Some(stands) = &standing {
             text.push_str(&format!("; {}", stands.words()));
         }
@@ -227,11 +230,11 @@ impl Journey<'_> {
         *switched_off || *snapshot != Held::No || self.memory.at_target() != AtTarget::Nothing
     }
 
-    /// Where the VM stands now, by one more look at its source.
-    fn standing(&self) -> Standing {
+    /// Where the VM stands now, by one more look at its source if there is leave for it.
+    fn standing(&self, has_leave: bool) -> Standing {
         let plan = self.context.plan;
-        let (source, snapshots) = match self.look() {
-            Ok(now) => {
+        let (source, snapshots) = match has_leave.then(|| self.look()) {
+            Some(Ok(now)) => {
                 let own = now.snapshots.iter().filter(|it| is_own_snapshot(&it.description, plan));
                 let mut names: Vec<String> = own.map(|it| it.name.clone()).collect();
                 if let (true, Held::Made(id)) = (names.is_empty(), &self.memory.snapshot)
@@ -241,7 +244,7 @@ impl Journey<'_> {
                 }
                 (now.power, names)
             }
-            Err(_) => {
+            Some(Err(_)) | None => {
                 let may_be_there = self.memory.snapshot != Held::No;
                 (PowerState::Unknown, may_be_there.then(|| own_name(plan)).into_iter().collect())
             }
@@ -290,7 +293,11 @@ impl Journey<'_> {
     }
 
     /// Undoes the phases up to `reached`, last first; gives what could not be undone.
-    pub(super) fn undo(&mut self, reached: Phase) -> Vec<String> {
+    ///
+    /// # Errors
+    /// Without leave: another run may be at work with the VM, and nothing was done.
+    pub(super) fn undo(&mut self, reached: Phase) -> Result<Vec<String>, ProviderError> {
+        (self.context.leave)()?;
         let mut given_up = None;
         let mut left: Vec<String> =
             self.forget_hooks().err().map(|error| error.chain()).into_iter().collect();
@@ -326,11 +333,15 @@ impl Journey<'_> {
         if reached >= Phase::Track && self.is_warm() || reached >= Phase::Snapshot || has_snapshot {
             left.extend(self.thaw().map_or_else(|error| Some(error.chain()), |()| self.unanswered()));
         }
-        left.extend(self.switch_on_again());
+        // Removing a snapshot may have taken hours.
+        match (self.context.leave)() {
+            Ok(()) => left.extend(self.switch_on_again()),
+            Err(why) => left.push(chain(&why)),
+        }
         if self.is_warm() {
             left.extend(self.undo_cutover().err().map(|error| error.chain()));
         }
-        left
+        Ok(left)
     }
 }
 

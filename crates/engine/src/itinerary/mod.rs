@@ -32,6 +32,7 @@ use self::still::Stillness;
 use self::warm::FrozenVm;
 pub use self::warm::MOMENT_GRACE_MS;
 pub(crate) use self::warm::{moment_of, untrack};
+use crate::cancel::Leave;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
@@ -78,6 +79,8 @@ pub(crate) struct Context<'a> {
     pub(crate) board: &'a Board,
     pub(crate) options: &'a TransferOptions,
     pub(crate) stop: &'a StopSignal,
+    /// Asked before each phase, and before anything is undone.
+    pub(crate) leave: &'a Leave<'a>,
     pub(crate) clock: &'a dyn Clock,
     /// Absent where nothing is called: while a plan is given up.
     pub(crate) outside: Option<Outside<'a>>,
@@ -185,7 +188,7 @@ impl<'a> Journey<'a> {
         let may_go_on = self.host_fails.load(Relaxed) && !is_told(error.cause()) && reached < Phase::Define;
         let may_go_on = may_go_on && !self.context.stop.is_set();
         // Something that could not be undone is told by its end, which tries once more.
-        if may_go_on && self.slots.host_failed() && self.undo(reached).is_empty() {
+        if may_go_on && self.slots.host_failed() && self.undo(reached).is_ok_and(|left| left.is_empty()) {
             let at_ms = self.slots.retry();
             self.note_retry(&error, at_ms);
             return None;
@@ -288,6 +291,7 @@ impl<'a> Journey<'a> {
         self.rolls_back = true;
         let left = self.undo(Phase::Start);
         self.rolls_back = false;
+        let left = left?;
         if !left.is_empty() {
             let what = format!("is sent back to its source, and that is not finished: {}", left.join("; "));
             return Err(self.refused(&what, LOOK_AND_RUN_AGAIN));
@@ -303,6 +307,7 @@ impl<'a> Journey<'a> {
         if self.context.stop.is_set() && phase < Phase::CleanUp {
             return Err(EngineError::Cancelled);
         }
+        (self.context.leave)()?;
         let (plan, vm) = (self.context.plan, &self.planned.vm.id);
         self.context.store.enter_phase(plan, vm, phase.name())?;
         self.tell(Event::PhaseStarted { vm: self.name(), phase });

@@ -91,6 +91,7 @@ impl Journey<'_> {
             (Err(error), PowerOff::Force) if error.cause != Cause::Cancelled => {
                 self.note(format!("the guest did not shut down ({}), so it was switched off", chain(&error)));
                 self.may_go_down = false;
+                (self.context.leave)()?;
                 Ok(self.context.source.power_off(&now)?)
             }
             (done, _) => Ok(done?),
@@ -141,6 +142,7 @@ impl Journey<'_> {
 
     /// Removes every snapshot that drover made for this plan, also one that a crashed run left.
     pub(super) fn thaw(&mut self) -> Outcome<()> {
+        (self.context.leave)()?;
         let now = self.look()?;
         self.remove_own_snapshots(&now)?;
         let is_found = now.snapshots.iter().any(|it| is_own_snapshot(&it.description, self.context.plan));

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -108,6 +108,8 @@ pub struct World {
     pub schedule: Option<Arc<Schedule>>,
     /// The address of its source, and the UUID of what runs there.
     pub site: (String, String),
+    /// Another run was put in the place of those of this world.
+    pub is_given_away: AtomicBool,
 }
 
 /// A clock that nobody waits for.
@@ -173,6 +175,7 @@ impl World {
             clock: JumpingClock::default(),
             schedule: None,
             site: Default::default(),
+            is_given_away: AtomicBool::new(false),
         }
     }
 
@@ -228,6 +231,13 @@ impl World {
         resolution.vms
     }
 
+    fn leave(&self) -> Result<(), ProviderError> {
+        match self.is_given_away.load(Ordering::SeqCst) {
+            true => Err(ProviderError::new(Cause::Cancelled, "another goes on with it")),
+            false => Ok(()),
+        }
+    }
+
     pub fn run(&self, observer: &dyn Observer) -> RunOutcome {
         self.run_until(observer, &StopSignal::default())
     }
@@ -277,6 +287,7 @@ impl World {
             board: &Board::default(),
             options: &options,
             stop,
+            leave: &|| self.leave(),
             clock: &self.clock,
             hooks: self,
         };

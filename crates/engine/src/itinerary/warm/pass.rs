@@ -46,6 +46,7 @@ struct DiskAreas {
 impl Journey<'_> {
     /// The guardian's look, and the snapshot.
     pub(super) fn begin_pass(&mut self, is_last: bool) -> Outcome<()> {
+        (self.context.leave)()?;
         let (store, plan) = (self.context.store, self.context.plan);
         let id = self.planned.vm.id.clone();
         let began_ms = self.context.clock.now_ms();
