@@ -51,7 +51,7 @@ pub use rehearsal::{CopyState, HeldPlan, copy_of, hold_plan};
 pub use report::{
     DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report, rates, vm_details,
 };
-pub use runner::{RunOutcome, Runner};
+pub use runner::{RunOutcome, Runner, is_run_elsewhere};
 pub use slots::{InUse, Schedule};
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{

@@ -491,6 +491,18 @@ fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, tenant: Tenan
     slots.schedule.ended(tenant);
 }
 
+/// Whether another process runs a plan now.
+///
+/// # Errors
+/// If its lock cannot be looked at.
+pub fn is_run_elsewhere(store: &Store, plan: &str) -> Result<bool, EngineError> {
+    match PlanLock::take(store, plan) {
+        Ok(_) => Ok(false),
+        Err(EngineError::Running { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
 /// Held while a process runs a plan; let go by the kernel when the process dies, however it dies.
 pub(crate) struct PlanLock {
     _file: File,

@@ -45,6 +45,8 @@ const UNSEEN_MAX: Duration = Duration::from_secs(30);
 const ANSWER_MAX: Duration = Duration::from_secs(8);
 /// How long the first and the last word are tried to be said.
 const WORD_MAX: Duration = Duration::from_secs(40);
+/// How long an earlier worker is waited for that still has the state. One that is cut off gives it up within 96 s.
+const EARLIER_MAX: Duration = Duration::from_secs(600);
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
 /// How it ended, and a word for it.
@@ -507,10 +509,27 @@ impl Desk<'_> {
         }
     }
 
+    /// Waits until no earlier worker has the state any more. To fail instead would count as one more try with the guest down.
+    fn wait_for_earlier(&self, store: &Store, plan: &str) -> Result<(), End> {
+        let (until, mut is_told) = (Instant::now() + EARLIER_MAX, false);
+        while drover_engine::is_run_elsewhere(store, plan).map_err(Failure::from)? && Instant::now() < until {
+            if self.stop.is_set() {
+                return Err(End::new(Exit::Interrupted, "Stopped", "an earlier worker still has the state"));
+            }
+            if !is_told {
+                crate::out::say("an earlier worker still has the state: it is waited for");
+            }
+            is_told = true;
+            std::thread::sleep(LOOK / 4);
+        }
+        Ok(())
+    }
+
     fn go(&self, roots: &mut Vec<Value>) -> Result<End, End> {
         let file = self.file()?;
         let store = OwnedStore::open(&self.args.state)?;
         let name = file.plan.name.clone();
+        self.wait_for_earlier(&store, &name)?;
         let known = store.plan(&name).map_err(Failure::from)?;
         if known.as_ref().is_some_and(|row| row.state == PlanState::Cancelled) {
             return Err(End::new(Exit::Interrupted, "Undone", "what it had begun was undone"));
