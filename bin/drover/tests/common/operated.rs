@@ -141,6 +141,12 @@ impl Operated {
         pod.and_then(|pod| pod["spec"]["nodeName"].as_str().map(str::to_string)).unwrap_or_default()
     }
 
+    /// The process of the kubelet of the second node.
+    pub fn second_kubelet(&self) -> String {
+        let home = self.landing.cluster.folder().join("n2/kubelet");
+        process_with(&format!("--root-dir\0{}\0", home.display())).unwrap()
+    }
+
     pub fn cordon(&self, node: &str, is_cordoned: bool) {
         let spec = json!({"spec": {"unschedulable": is_cordoned}});
         self.landing.cluster.merge(&format!("/api/v1/nodes/{node}"), &spec).unwrap();
@@ -183,9 +189,13 @@ pub fn condition(object: &Value, kind: &str) -> Value {
 
 /// The process of a pod's worker, if it runs.
 pub fn process_of(pod: &Value) -> Option<String> {
-    let wanted = format!("--pod\0{}\0", pod["metadata"]["uid"].as_str().unwrap());
+    process_with(&format!("--pod\0{}\0", pod["metadata"]["uid"].as_str().unwrap()))
+}
+
+/// The process with these words on its command line.
+fn process_with(wanted: &str) -> Option<String> {
     let is_it = |process: &String| {
-        std::fs::read_to_string(format!("/proc/{process}/cmdline")).is_ok_and(|line| line.contains(&wanted))
+        std::fs::read_to_string(format!("/proc/{process}/cmdline")).is_ok_and(|line| line.contains(wanted))
     };
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).find(is_it)

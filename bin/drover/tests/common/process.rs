@@ -30,7 +30,7 @@ impl Drop for EndsWithTest {
 pub fn freeze(child: &Child) {
     kill_process(Pid::from_child(child), Signal::STOP).unwrap();
     // The signal takes a moment to reach each thread.
-    wait_until("the process stops", PATIENCE, || is_frozen(child));
+    wait_until("the process stops", PATIENCE, || is_stopped(Pid::from_child(child)));
 }
 
 /// Lets it go on.
@@ -38,8 +38,9 @@ pub fn thaw(child: &Child) {
     kill_process(Pid::from_child(child), Signal::CONT).unwrap();
 }
 
-fn is_frozen(child: &Child) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+/// Whether a process stands still with all its threads.
+pub fn is_stopped(process: Pid) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).unwrap();
     tasks.map(|task| task.unwrap().path().join("stat")).all(|stat| {
         let stat = std::fs::read_to_string(stat).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
