@@ -71,6 +71,9 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     if let Some(OperatorCommand::Worker(args)) = &args.command {
         return worker::run(args);
     }
+    if args.json {
+        crate::out::say_in_json();
+    }
     let Some(image) = args.image.clone() else {
         return Err(Failure::new(Exit::Usage, "no image for workers is given").advise("--image IMAGE"));
     };
@@ -101,6 +104,7 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
         state_size: args.state_size.clone(),
         cpu: args.worker_cpu.clone(),
         memory: args.worker_memory.clone(),
+        json: args.json,
     };
     let budgets = Budgets { vms_per_host: args.vms_per_host, disks: args.disks, ..Budgets::default() };
     let (sender, receiver) = sync_channel(QUEUE);

@@ -2,8 +2,12 @@
 
 use std::io::{ErrorKind, Write};
 use std::process::exit;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use drover_types::calendar::moment_text;
+use serde_json::{Value, json};
 
 use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
@@ -77,7 +81,44 @@ pub fn gone() -> ! {
 /// Says something to a person, on standard error. What others named themselves drives no terminal. Where nobody
 /// listens any more nothing is said, and the program is asked to stop while something is to be undone.
 pub fn say(text: impl std::fmt::Display) {
-    if writeln!(std::io::stderr(), "{}", drover_view::plain(&text.to_string())).is_err() {
+    match IS_JSON.load(Ordering::Relaxed) {
+        true => event(json!({"event": "said", "message": text.to_string()})),
+        false => tell(&drover_view::plain(&text.to_string())),
+    }
+}
+
+/// Whether all that is said is JSON.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on all that is said is JSON, an object with its moment a line.
+pub fn say_in_json() {
+    IS_JSON.store(true, Ordering::Relaxed);
+}
+
+/// Says what became of an object of a cluster.
+pub fn say_of(kind: &str, name: &str, reason: &str, message: &str) {
+    match IS_JSON.load(Ordering::Relaxed) {
+        true => {
+            event(json!({"event": "told", "kind": kind, "name": name, "reason": reason, "message": message}))
+        }
+        false => say(format_args!("{kind} {name}: {reason}: {message}")),
+    }
+}
+
+/// Says an event: JSON in any case, with its moment where all is.
+pub fn event(mut event: Value) {
+    if IS_JSON.load(Ordering::Relaxed)
+        && let Some(fields) = event.as_object_mut()
+    {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let moment = moment_text(i64::try_from(since.as_millis()).unwrap_or_default());
+        fields.insert("time".into(), json!(moment));
+    }
+    tell(&drover_view::plain_json(&event.to_string()));
+}
+
+fn tell(line: &str) {
+    if writeln!(std::io::stderr(), "{line}").is_err() {
         crate::signals::stop_to_undo();
     }
 }

@@ -2,6 +2,7 @@
 //! that costs the API server, and what the operator holds in memory. `make bench-operator` plays 5,000 of them.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -40,7 +41,7 @@ impl Operator {
         let child = Command::new(env!("CARGO_BIN_EXE_drover"))
             .args(["operator", "--namespace", "vms", "--image", "localhost/drover:test", "--kubeconfig"])
             .arg(kubeconfig)
-            .args(["--listen", &format!("127.0.0.1:{port}")])
+            .args(["--listen", &format!("127.0.0.1:{port}"), "--json"])
             .stdout(Stdio::null())
             .stderr(std::fs::File::create(log).unwrap())
             .spawn()
@@ -192,6 +193,17 @@ fn wait(what: &str, log: &Path, within: Duration, mut holds: impl FnMut() -> boo
     }
 }
 
+/// Each line is JSON with its moment, and the log tells of each Migration that it arrived.
+#[track_caller]
+fn assert_log(log: &Path, count: usize) {
+    let text = std::fs::read_to_string(log).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    assert!(lines.iter().all(|line| line["time"].is_string() && line["event"].is_string()), "{text}");
+    let arrived = lines.iter().filter(|line| line["kind"] == "Migration" && line["reason"] == "Arrived");
+    let names: BTreeSet<&str> = arrived.map(|line| line["name"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), count);
+}
+
 #[test]
 fn many_migrations_cost_the_same_each() {
     let count = std::env::var("DROVER_MIGRATIONS").map_or(100, |it| it.parse().unwrap());
@@ -229,6 +241,7 @@ fn many_migrations_cost_the_same_each() {
     });
     let rss = operator.rss_max();
     operator.end();
+    assert_log(&log, count);
     // Another begins with all of it.
     let begun = Instant::now();
     let operator = Operator::start(&cluster.kubeconfig(), &log);

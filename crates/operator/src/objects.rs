@@ -32,6 +32,8 @@ pub struct Shape {
     pub cpu: String,
     /// Requested of each worker, and its limit.
     pub memory: String,
+    /// Whether they log JSON.
+    pub json: bool,
 }
 
 impl Shape {
@@ -112,6 +114,9 @@ pub fn job(migration: &Named, epoch: u64, work: Work, secret: &str, begun: bool,
     }
     if begun {
         args.push(json!("--begun"));
+    }
+    if shape.json {
+        args.push(json!("--json"));
     }
     let container = json!({
         "name": "worker", "image": shape.image, "imagePullPolicy": shape.image_pull,
@@ -230,6 +235,7 @@ mod tests {
             state_size: "1Gi".into(),
             cpu: "250m".into(),
             memory: "1Gi".into(),
+            json: true,
         };
         let migration = Named { name: "vm-1".into(), uid: "u".into() };
         let job = job(&migration, 3, Work::Undo, "vc", true, &shape);
@@ -241,7 +247,7 @@ mod tests {
         assert_eq!(pod["containers"][0]["resources"]["requests"]["memory"], "1Gi");
         let args: Vec<&str> =
             pod["containers"][0]["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
-        let expected = "operator worker vm-1 --uid u --epoch 3 --pod $(DROVER_POD) --target-image i --target-image j --undo --begun";
+        let expected = "operator worker vm-1 --uid u --epoch 3 --pod $(DROVER_POD) --target-image i --target-image j --undo --begun --json";
         assert_eq!(args.join(" "), expected);
         let env = &pod["containers"][0]["env"][2];
         assert_eq!(

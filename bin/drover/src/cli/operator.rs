@@ -46,6 +46,9 @@ pub struct OperatorArgs {
     /// Serve /metrics, /healthz and /readyz to everybody at this address
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
+    /// Log JSON, one object a line; the workers do, too
+    #[arg(long)]
+    pub json: bool,
     /// Kubeconfig [default: KUBECONFIG, ~/.kube/config, or the pod's own]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -86,6 +89,9 @@ pub struct OperatorWorkerArgs {
     /// An earlier worker wrote to the state claim
     #[arg(long)]
     pub begun: bool,
+    /// Log JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
     /// Folder of drover's state
     #[arg(long, env = "DROVER_STATE", default_value = "/state/drover")]
     pub state: PathBuf,

@@ -246,7 +246,7 @@ impl Operator {
         let Some(uid) = uid else { return };
         let about = Named { name: name.to_string(), uid };
         for note in notes {
-            crate::out::say(format_args!("{kind} {name}: {}: {}", note.reason, note.message));
+            crate::out::say_of(kind, name, &note.reason, &note.message);
             let event = objects::event(kind, &about, &self.namespace, note, now());
             let all = format!("/api/v1/namespaces/{}/events", self.namespace);
             if let Err(error) = self.cluster.create(&all, &event, false) {

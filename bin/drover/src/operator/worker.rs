@@ -207,6 +207,9 @@ struct Desk<'a> {
 
 /// Moves or undoes a VM.
 pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
+    if args.json {
+        crate::out::say_in_json();
+    }
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let namespace = namespace(None)?;
     let cluster = Cluster::connect(&Access::default()).map_err(failure)?;

@@ -198,8 +198,8 @@ impl Steps<'_> {
 
 impl Observer for Steps<'_> {
     fn event(&self, event: &Event) {
-        if let Ok(text) = serde_json::to_string(event) {
-            crate::out::say(text);
+        if let Ok(value) = serde_json::to_value(event) {
+            crate::out::event(value);
         }
         match event {
             Event::PhaseStarted { phase: Phase::PowerOff, .. } => self.announce(),
