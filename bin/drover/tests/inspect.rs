@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::debian::{HAS_DRIVERS, VIRTIO, debian, disk_of, partition, put_converter};
+use common::debian::{HAS_DRIVERS, VIRTIO, debian, disk_of, partition, put_converter, put_converter_tried};
 use common::process::{PATIENCE, wait_until};
 use common::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
@@ -261,4 +261,56 @@ fn work_for_the_first_boot_is_given_to_the_converter_and_refused_where_it_cannot
     assert!(told.contains(&format!("--firstboot\n{}\n", stage.path("first.sh").display())), "{told}");
     let report = stage.report(&good).to_string();
     assert!(report.contains("; for its first boot: ") && report.contains("first.sh"), "{report}");
+}
+
+#[test]
+fn the_converters_appliance_is_tried_before_anything_is_touched_and_once() {
+    let Some(stage) = Stage::new(183, |folder| {
+        let disks = ["one", "two"].map(|name| debian(folder, name, &[]));
+        let vm = |name: &str, disk: &Path| with(vm(name, &[disk]), json!({"nics": [], "power": "on"}));
+        vec![vm("one", &disks[0]), vm("two", &disks[1])]
+    }) else {
+        return;
+    };
+    let tools = stage.path("tools");
+    let tries = "echo x >>\"$(dirname \"$0\")/tries\"";
+    let run = |words: &[&str]| {
+        let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+        let output = stage.drover.command(words).env("PATH", path).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let tried = || std::fs::read_to_string(tools.join("tries")).unwrap_or_default().lines().count();
+    let before = stage.source_state();
+    let plan = stage.plan("tried", &[("convert: never", "convert: always")]);
+    let broken = format!(
+        "{tries}; echo 'virt-v2v-in-place: error: /usr/bin/supermin exited with error status 1' >&2; exit 1"
+    );
+    put_converter_tried(&tools, &broken, HAS_DRIVERS);
+    for words in [["plan", "check", &plan].as_slice(), &["migrate", &plan]] {
+        let (code, text) = run(words);
+        assert_eq!(code, Some(7), "{words:?}: {text}");
+        for part in [
+            "one needs conversion: the appliance of virt-v2v-in-place",
+            "supermin exited",
+            "install a kernel",
+        ] {
+            assert!(text.contains(part), "{words:?}: '{part}' in {text}");
+        }
+    }
+    assert_eq!(tried(), 2, "once for both VMs, by the check and by the run");
+    assert_eq!(stage.source_state(), before);
+    assert!(!stage.vms().exists(), "nothing was made");
+    // It is repaired, and the program the same; then it is known to work.
+    let works = format!(
+        "{tries}; echo 'virt-v2v-in-place: error: inspection could not detect the source guest' >&2; exit 1"
+    );
+    put_converter_tried(&tools, &works, HAS_DRIVERS);
+    for words in [["plan", "check", &plan].as_slice(), &["plan", "check", &plan], &["resume", "tried"]] {
+        let (code, text) = run(words);
+        assert_eq!(code, Some(0), "{words:?}: {text}");
+    }
+    assert_eq!(tried(), 3, "once, and remembered");
+    let report = stage.report(&plan);
+    assert!(report["vms"].as_array().unwrap().iter().all(|vm| vm["state"] == "done"), "{report:#}");
 }

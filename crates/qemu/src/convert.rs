@@ -33,9 +33,11 @@ use tool::{NO_CONVERTER, Tool};
 mod said;
 mod source;
 mod tool;
+mod trial;
 
 pub use source::{FirstBoot, NicName, SourceBus, SourceGuest};
 pub use tool::Lack;
+pub use trial::{TrialOptions, Trials};
 
 /// How a guest is converted.
 #[derive(Clone, Debug, PartialEq, Eq)]

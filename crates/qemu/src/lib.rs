@@ -40,8 +40,8 @@ mod xml;
 pub use accel::Detected;
 pub use command::{RunOptions, Serial, qemu_command};
 pub use convert::{
-    ConvertOptions, ConvertOutcome, FirstBoot, Lack, NicName, Remote, SourceBus, SourceGuest, can_convert,
-    can_customize, check_conversion, convert, forget_conversion, is_converted,
+    ConvertOptions, ConvertOutcome, FirstBoot, Lack, NicName, Remote, SourceBus, SourceGuest, TrialOptions,
+    Trials, can_convert, can_customize, check_conversion, convert, forget_conversion, is_converted,
 };
 pub use definition::{Definition, undo_definition, write_definition};
 pub use error::{QemuError, QemuErrorKind};

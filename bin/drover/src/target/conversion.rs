@@ -1,6 +1,7 @@
 //! Conversion of guests: whether one needs it, what is missing for it on this machine or at another site, and how it went.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use drover_agent::Home;
 use drover_agent::machine::{
@@ -14,8 +15,8 @@ use drover_plan::{
     names_of_slots, renamed,
 };
 use drover_qemu::{
-    ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, NicName, Remote, SourceBus, SourceGuest,
-    VmFolder,
+    ConvertOptions, ConvertOutcome, DiskBus, Lack, MachineSpec, Need, NicName, Remote, SourceBus,
+    SourceGuest, TrialOptions, Trials, VmFolder,
 };
 use drover_types::guest::Inside;
 use drover_types::inventory::DiskBus as InventoryBus;
@@ -23,6 +24,8 @@ use drover_types::inventory::DiskBus as InventoryBus;
 use crate::image::qemu_error;
 use crate::inspection::{inspect_disks, inspect_images};
 use crate::machine::{boot_bus, boot_bus_of, is_windows, spec_of};
+use crate::state::state_folder;
+use crate::target::Setting;
 
 /// Whether a VM is to be converted, whatever is found in it.
 pub(super) fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
@@ -32,17 +35,42 @@ pub(super) fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
     }
 }
 
-/// Refuses a VM that would be moved and then not be converted, or not boot.
-pub(super) fn check(vm: &PlannedVm, boot_bus: DiskBus) -> Result<(), ProviderError> {
-    if !is_due(vm, boot_bus) {
-        return Ok(());
-    }
-    drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).map_err(|lack| {
-        let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
-        ProviderError::new(Cause::Target, what).advise(lack.advice)
-    })?;
-    check_first_boot(vm)
+/// The converter of this machine, for one plan.
+pub(super) struct Converter {
+    trials: Trials,
+    stop: StopSignal,
 }
+
+impl Converter {
+    pub(super) fn new(about: &Setting) -> Converter {
+        let folder = state_folder(about.state.as_deref()).join("converter");
+        Converter { trials: Trials::in_folder(folder), stop: about.stop.clone() }
+    }
+
+    /// Refuses a VM that would be moved and then not be converted, or not boot.
+    pub(super) fn check(&self, vm: &PlannedVm, boot_bus: DiskBus) -> Result<(), ProviderError> {
+        if !is_due(vm, boot_bus) {
+            return Ok(());
+        }
+        let refused = |lack: Lack| {
+            let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
+            ProviderError::new(Cause::Target, what).advise(lack.advice)
+        };
+        drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).map_err(refused)?;
+        check_first_boot(vm)?;
+        let options = TrialOptions {
+            program: None,
+            time_max: TRIAL_TIME_MAX,
+            is_unwanted: &|| self.stop.is_set(),
+            on_begin: &|| crate::out::say(TRYING),
+        };
+        self.trials.check(&options).map_err(refused)
+    }
+}
+
+/// Without KVM an appliance took 110 s to be built and started on a busy machine, and 20 to 40 s from then on; the rest is room.
+const TRIAL_TIME_MAX: Duration = Duration::from_secs(600);
+const TRYING: &str = "trying whether the appliance of virt-v2v-in-place starts (up to a few minutes without KVM; a success is remembered)";
 
 /// The same of a VM that is converted at a site whose agent says that it takes these.
 pub(super) fn check_at(

@@ -19,7 +19,7 @@ use crate::image::qemu_error;
 use crate::lacks::lacks;
 use crate::machine::{boot_bus_of, machine_of, spec_of};
 use crate::qcow2;
-use crate::target::conversion::{self, OnThisMachine};
+use crate::target::conversion::{self, Converter, OnThisMachine};
 use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
 use crate::target::{ANOTHER_PLANS, Setting, all_removed, io_error};
 
@@ -33,12 +33,13 @@ pub struct Here {
     /// Where the VMs come from, in words.
     origin: String,
     stop: StopSignal,
+    pub(super) converter: Converter,
 }
 
 impl Here {
     pub fn new(about: &Setting) -> Self {
         let Setting { plan, target, origin, stop, .. } = about.clone();
-        Here { plan, target, origin, stop }
+        Here { plan, target, origin, stop, converter: Converter::new(about) }
     }
 
     /// The machine of a VM whose images are files of this machine.
@@ -100,7 +101,7 @@ impl Here {
         }
         let spec = self.spec(vm)?;
         spec.check().map_err(qemu_error)?;
-        conversion::check(vm, boot_bus_of(&spec))
+        self.converter.check(vm, boot_bus_of(&spec))
     }
 
     fn why_it_stays(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<String>, ProviderError> {

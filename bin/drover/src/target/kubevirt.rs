@@ -25,7 +25,7 @@ use drover_plan::{Kubevirt, PlannedDisk, PlannedVm, RunStrategy};
 use drover_qemu::VmFolder;
 use serde_json::{Value, json};
 
-use super::conversion::{self, Served};
+use super::conversion::{self, Converter, Served};
 use super::there::There;
 use super::{Setting, all_removed};
 use crate::endpoint::journal_in_state;
@@ -57,6 +57,7 @@ pub struct Claims {
     limit: OnceLock<Arc<RateLimit>>,
     /// By VM, the leave to start it.
     ready: Mutex<HashMap<String, String>>,
+    converter: Converter,
 }
 
 struct Hand {
@@ -77,6 +78,7 @@ impl Claims {
             making: Mutex::default(),
             limit: OnceLock::new(),
             ready: Mutex::default(),
+            converter: Converter::new(about),
         }
     }
 
@@ -339,7 +341,7 @@ impl Claims {
     /// All that can refuse a VM later, looked at while it still runs. Touches nothing.
     fn look_ahead(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         let machine = machine_of(vm, &self.about.target, &self.about.origin);
-        conversion::check(vm, boot_bus(&machine))?;
+        self.converter.check(vm, boot_bus(&machine))?;
         let machine = self.machine(vm)?;
         if let Some(instance) = self.find(vm, Kind::Instance)?
             && !machine.is_some_and(|machine| objects::is_owned_by(&instance, &machine))

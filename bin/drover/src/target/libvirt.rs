@@ -141,7 +141,7 @@ impl Domains {
         vm.disks.iter().try_for_each(|disk| self.check_volume(disk, vm))?;
         let spec = self.spec(vm, None)?;
         spec.check().map_err(qemu_error)?;
-        conversion::check(vm, boot_bus_of(&spec))
+        self.here.converter.check(vm, boot_bus_of(&spec))
     }
 
     /// Refuses firmware variables that an earlier domain of this name left: libvirt would start the new one with them.

@@ -90,10 +90,21 @@ pub const VIRTIO: [&str; 2] = [
 ];
 
 /// A stand-in for virt-v2v-in-place in this folder, which does this; gives the PATH by which drover finds it. The script is called as
-/// the converter is: its third argument is the machine.
+/// the converter is: its third argument is the machine. Its appliance works: on an empty disk it finds no system.
 pub fn put_converter(folder: &Path, script: &str) -> String {
+    let finds_nothing =
+        "echo 'virt-v2v-in-place: error: inspection could not detect the source guest' >&2; exit 1";
+    put_converter_tried(folder, finds_nothing, script)
+}
+
+/// The same, which does that where its appliance is tried.
+pub fn put_converter_tried(folder: &Path, trial: &str, script: &str) -> String {
     std::fs::create_dir_all(folder).unwrap();
-    drover_lab::put_script(&folder.join("virt-v2v-in-place"), script).unwrap();
+    let script = format!(
+        "if [ \"$1\" = --version ]; then echo virt-v2v-in-place 2.6.0; exit; fi\n\
+         if [ \"$3\" ] && grep -qs '<name>drover-trial</name>' \"$3\"; then\n{trial}\nfi\n{script}"
+    );
+    drover_lab::put_script(&folder.join("virt-v2v-in-place"), &script).unwrap();
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
 }
 

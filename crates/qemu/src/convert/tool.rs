@@ -86,6 +86,29 @@ impl Tool {
         Ok(())
     }
 
+    /// What tells it from another: its file, and the variables that decide how its appliance is made.
+    pub(super) fn stamp(&self) -> String {
+        use std::os::unix::fs::MetadataExt;
+        let file = std::fs::metadata(&self.program).map(|it| (it.len(), it.mtime(), it.mtime_nsec()));
+        let (bytes, seconds, nanoseconds) = file.unwrap_or_default();
+        let mut stamp = format!("{} {bytes} {seconds}.{nanoseconds:09}\n", self.program.display());
+        for name in MAKE_IT {
+            if let Some(value) = std::env::var_os(name) {
+                stamp += &format!("{name}={}\n", value.display());
+            }
+        }
+        stamp
+    }
+
+    /// What it calls its version.
+    pub(super) fn version(&self) -> String {
+        let mut version = self.command();
+        version.arg("--version");
+        let ended = child::run(&mut version, HELP_TIME_MAX);
+        let words = ended.map(|ended| String::from_utf8_lossy(&ended.stdout).into_owned());
+        words.unwrap_or_default().lines().next().unwrap_or_default().trim().to_string()
+    }
+
     fn knows_block_drivers(&self) -> bool {
         self.knows(BLOCK_DRIVER)
     }
@@ -177,6 +200,17 @@ const VIRT_TOOLS: &str = "/usr/share/virt-tools";
 const BLOCK_DRIVER: &str = "--block-driver";
 const WRITE: &str = "--write";
 const BACKEND: &str = "LIBGUESTFS_BACKEND";
+/// Variables of libguestfs and supermin that another appliance comes of. Source: guestfs(3), supermin(1).
+const MAKE_IT: [&str; 8] = [
+    BACKEND,
+    super::SETTINGS,
+    "LIBGUESTFS_HV",
+    "LIBGUESTFS_PATH",
+    "LIBGUESTFS_MEMSIZE",
+    "SUPERMIN_KERNEL",
+    "SUPERMIN_KERNEL_VERSION",
+    "SUPERMIN_MODULES",
+];
 const HELP_TIME_MAX: Duration = Duration::from_secs(30);
 const DEPTH_MAX: usize = 5;
 const ENTRIES_MAX: usize = 50_000;
