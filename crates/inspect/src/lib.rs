@@ -70,7 +70,7 @@ pub fn inspect(disks: &[Arc<dyn ReadAt>]) -> Inside {
                     Ok(found) => {
                         let efi = inside.efi.get_or_insert_default();
                         efi.has_fallback |= found.has_fallback;
-                        efi.folders.extend(found.folders);
+                        efi.loaders.extend(found.loaders);
                     }
                     Err(why) => inside.unseen.push(format!("{name}: FAT cannot be read: {why}")),
                 },

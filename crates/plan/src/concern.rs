@@ -638,11 +638,15 @@ mod tests {
         let found = |firmware, has_fallback| {
             let mut vm = planned();
             vm.vm.firmware = firmware;
-            let efi = EfiPartition { has_fallback, folders: vec!["DEBIAN".into(), "MICROS~1".into()] };
+            let loaders = vec![r"\EFI\debian\shimx64.efi".into(), r"\EFI\Microsoft\Boot\bootmgfw.efi".into()];
+            let efi = EfiPartition { has_fallback, loaders };
             concerns_inside(&vm, &Inside { efi: Some(efi), ..Inside::default() })
         };
         let told = &found(Some(Firmware::Uefi), false)[0];
-        assert!(told.message.contains(r"(there is \EFI\DEBIAN, \EFI\MICROS~1)"), "{told}");
+        assert!(
+            told.message.contains(r"(there is \EFI\debian\shimx64.efi, \EFI\Microsoft\Boot\bootmgfw.efi)"),
+            "{told}"
+        );
         assert_eq!(found(None, false).len(), 1, "what is not known is told");
         assert_eq!((found(Some(Firmware::Uefi), true), found(Some(Firmware::Bios), false)), (vec![], vec![]));
     }

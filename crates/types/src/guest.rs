@@ -49,10 +49,11 @@ impl Inside {
 /// What boots from an EFI system partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EfiPartition {
-    /// Whether it has `\\EFI\\BOOT\\BOOTX64.EFI`, which a firmware without boot entries starts.
+    /// Whether it has a program `\\EFI\\BOOT\\BOOTX64.EFI`, which a firmware without boot entries starts.
     pub has_fallback: bool,
-    /// Folders of other loaders in `\\EFI`, by their short names (`DEBIAN`, `MICROS~1`).
-    pub folders: Vec<String>,
+    /// Other loaders, one of each folder (`\\EFI\\debian\\shimx64.efi`).
+    #[serde(default)]
+    pub loaders: Vec<String>,
 }
 
 /// An initramfs, and which drivers it or the kernel itself has.

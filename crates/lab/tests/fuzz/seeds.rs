@@ -57,7 +57,9 @@ fn guests() {
                   printf 'label: dos\\nstart=32 size=256 type=83\\n' | sfdisk -q --no-reread --no-tell-kernel disk\n\
                   dd if=part of=disk bs=512 seek=32 conv=notrunc status=none\n\
                   mkfs.vfat --invariant -F 12 -s 1 -r 16 -f 1 -C esp.part 48 > /dev/null\n\
-                  mmd -i esp.part ::/EFI ::/EFI/debian ::/EFI/BOOT && mcopy -i esp.part tree/etc/fstab ::/EFI/BOOT/BOOTX64.EFI\n\
+                  { printf MZ; head -c 98 /dev/zero; } > program\n\
+                  mmd -i esp.part ::/EFI ::/EFI/debian ::/EFI/Microsoft ::/EFI/Microsoft/Boot ::/EFI/BOOT\n\
+                  for loader in debian/shimx64.efi Microsoft/Boot/bootmgfw.efi BOOT/BOOTX64.EFI; do mcopy -i esp.part program ::/EFI/$loader; done\n\
                   truncate -s 56k esp && printf 'label: dos\\nstart=8 size=96 type=ef\\n' | sfdisk -q --no-reread --no-tell-kernel esp\n\
                   dd if=esp.part of=esp bs=512 seek=8 conv=notrunc status=none";
     let made = Command::new("sh").args(["-ec", script]).current_dir(work.path()).status().unwrap();

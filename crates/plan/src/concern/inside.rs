@@ -108,9 +108,9 @@ impl Found<'_> {
         if self.vm.firmware == Some(Firmware::Bios) {
             return;
         }
-        let others = match efi.folders.as_slice() {
-            [] => String::new(),
-            folders => format!(" (there is \\EFI\\{})", folders.join(", \\EFI\\")),
+        let others = match efi.loaders.as_slice() {
+            [] => " and no other loader that is known".to_string(),
+            loaders => format!(" (there is {})", loaders.join(", ")),
         };
         let what = format!("has no \\EFI\\BOOT\\BOOTX64.EFI{others}, so its firmware would start nothing");
         let advice = "before the move, have the loader there, too (Debian, Ubuntu: `grub-install --target=x86_64-efi --removable`; \
