@@ -1,92 +1,58 @@
-//! A file tree on ext2, ext3 or ext4, with bounds on what is read of it.
+//! Files of ext2, ext3 or ext4.
 
 use std::io::Read;
 
 use ext4_view::{Ext4, Ext4Error, File};
 
 use crate::read::Part;
+use crate::tree::{FileSystem, Found};
 
 /// A file system.
-pub(crate) struct Tree {
-    files: Ext4,
-    /// Free space in bytes, as the superblock tells. A guest that runs keeps the truth in memory.
-    pub(crate) free_bytes: u64,
-}
+pub(crate) struct Ext(Ext4);
 
-impl Tree {
-    /// Reads what finds the files; a journal that was not replayed is replayed in memory.
-    pub(crate) fn load(part: Part) -> Result<Tree, String> {
+impl Ext {
+    /// Reads what finds the files; a journal that was not replayed is replayed in memory. Gives free space in bytes, too.
+    pub(crate) fn load(part: Part) -> Result<(Ext, u64), String> {
         let mut block = [0; 1024];
         part.read_at(1024, &mut block).map_err(|error| error.to_string())?;
         let free_bytes = Super(block).checked(part.size())?.free_bytes();
         let files = Ext4::load(Box::new(part)).map_err(|error| told(&error))?;
-        Ok(Tree { files, free_bytes })
+        Ok((Ext(files), free_bytes))
+    }
+}
+
+impl FileSystem for Ext {
+    fn look(&self, path: &str) -> Option<Found> {
+        let found = self.0.symlink_metadata(path).ok()?;
+        let (bytes, kind) = (found.len(), found.file_type());
+        Some(match kind {
+            _ if kind.is_symlink() => Found::Link { bytes },
+            _ if kind.is_regular_file() => Found::File { bytes },
+            _ => Found::Other,
+        })
     }
 
-    pub(crate) fn has(&self, path: &str) -> bool {
-        self.real(path).is_some()
+    fn link(&self, path: &str) -> Option<String> {
+        let target = self.0.read_link(path).ok()?;
+        target.to_str().ok().map(str::to_string)
     }
 
-    /// The path without links, if there is something. Links are followed here, where what they hold has a bound.
-    fn real(&self, path: &str) -> Option<String> {
-        let (mut at, mut links) = (String::new(), 0);
-        let mut left: Vec<String> = path.rsplit('/').map(str::to_string).collect();
-        while let Some(name) = left.pop() {
-            match name.as_str() {
-                "" | "." => {}
-                ".." => at.truncate(at.rfind('/').unwrap_or(0)),
-                name => {
-                    let next = format!("{at}/{name}");
-                    let found = self.files.symlink_metadata(next.as_str()).ok()?;
-                    if !found.is_symlink() {
-                        at = next;
-                        continue;
-                    }
-                    links += 1;
-                    (links <= LINKS_MAX && found.len() <= LINK_BYTES_MAX).then_some(())?;
-                    let target = self.files.read_link(next.as_str()).ok()?;
-                    let target = target.to_str().ok()?;
-                    if target.starts_with('/') {
-                        at.clear();
-                    }
-                    left.extend(target.rsplit('/').map(str::to_string));
-                }
-            }
-        }
-        Some(if at.is_empty() { "/".into() } else { at })
+    fn read(&self, path: &str) -> Option<Vec<u8>> {
+        self.0.read(path).ok()
     }
 
-    /// A text file; nothing if there is none, or it is larger than one that people wrote.
-    pub(crate) fn text(&self, path: &str) -> Option<String> {
-        self.short_text(path, TEXT_BYTES_MAX)
-    }
-
-    /// The same with a bound of its own.
-    pub(crate) fn short_text(&self, path: &str, bytes_max: u64) -> Option<String> {
-        let path = self.real(path)?;
-        let length = self.files.symlink_metadata(path.as_str()).ok()?.len();
-        (length <= bytes_max).then_some(())?;
-        let bytes = self.files.read(path.as_str()).ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
-    }
-
-    /// The names in a folder, sorted; none if there is no such folder.
-    pub(crate) fn names(&self, folder: &str) -> Vec<String> {
-        let Some(folder) = self.real(folder) else { return Vec::new() };
-        let Ok(entries) = self.files.read_dir(folder.as_str()) else { return Vec::new() };
+    fn names(&self, path: &str, max: usize) -> Vec<String> {
+        let Ok(entries) = self.0.read_dir(path) else { return Vec::new() };
         let name = |name: &str| (name != "." && name != "..").then(|| name.to_string());
-        let mut names: Vec<String> = entries
-            .take(NAMES_MAX)
-            .filter_map(|entry| entry.ok().and_then(|entry| name(entry.file_name().as_str().ok()?)))
-            .collect();
-        names.sort();
-        names
+        let names = entries
+            .take(max)
+            .filter_map(|entry| entry.ok().and_then(|entry| name(entry.file_name().as_str().ok()?)));
+        names.collect()
     }
 
-    pub(crate) fn open(&self, path: &str) -> Result<impl Read + use<>, String> {
-        let path = self.real(path).ok_or("it is not there")?;
-        let file: File = self.files.open(path.as_str()).map_err(|error| told(&error))?;
-        Ok(file)
+    fn open(&self, path: &str) -> Result<Box<dyn Read>, String> {
+        let file: File = self.0.open(path).map_err(|error| told(&error))?;
+        Ok(Box::new(file))
     }
 }
 
@@ -141,10 +107,6 @@ impl Super {
 const BLOCK_LOG_MAX: u32 = 6;
 /// With the usual groups of 128 MiB this is 64 TiB.
 const GROUPS_MAX: u64 = 1 << 19;
-const LINKS_MAX: u32 = 40;
-const LINK_BYTES_MAX: u64 = 4096;
-const TEXT_BYTES_MAX: u64 = 1 << 20;
-const NAMES_MAX: usize = 5_000;
 
 #[cfg(test)]
 mod tests {

@@ -2,9 +2,9 @@
 
 use drover_types::guest::{ByPath, FreeSpace, Initramfs, Inside};
 
-use crate::ext4::Tree;
 use crate::initramfs::Drivers;
 use crate::network;
+use crate::tree::Tree;
 
 /// Looks into the file systems of a guest.
 pub(crate) fn look(trees: &[Tree], inside: &mut Inside) {

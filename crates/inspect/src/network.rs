@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use drover_types::guest::Interface;
 
-use crate::ext4::Tree;
+use crate::tree::Tree;
 
 /// All of them, sorted by what finds the card; each once. Those of bonds, bridges and the like are left out.
 pub(crate) fn interfaces(root: &Tree) -> Vec<Interface> {

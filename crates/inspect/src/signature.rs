@@ -28,6 +28,10 @@ pub(crate) enum Signature {
     Ntfs,
     /// Encrypted: `LUKS` or `BitLocker`.
     Locked(&'static str),
+    /// XFS.
+    Xfs,
+    /// A physical volume of LVM.
+    Lvm,
     /// Something that may hold a system and is not read.
     Unread(&'static str),
     /// FAT, as EFI system partitions have it.
@@ -54,13 +58,13 @@ fn known(head: &[u8]) -> Option<Signature> {
     } else if at(3, b"NTFS    ") {
         Some(S::Ntfs)
     } else if at(0, b"XFSB") {
-        Some(S::Unread("XFS"))
+        Some(S::Xfs)
     } else if at(0x10040, b"_BHRfS_M") {
         Some(S::Unread("btrfs"))
     } else if at(1080, &0xef53u16.to_le_bytes()) {
         Some(S::Ext)
     } else if (0..4).any(|sector| at(sector * 512, b"LABELONE")) {
-        Some(S::Unread("LVM"))
+        Some(S::Lvm)
     } else if at(0, &raid) || at(4096, &raid) {
         Some(S::Unread("a software RAID"))
     } else if at(54, b"FAT") || at(82, b"FAT32") {
@@ -98,8 +102,8 @@ mod tests {
         assert_eq!(with(3, b"-FVE-FS-"), Some(S::Locked("BitLocker")));
         assert_eq!(with(3, b"NTFS    "), Some(S::Ntfs));
         assert_eq!(with(1080, &[0x53, 0xef]), Some(S::Ext));
-        assert_eq!(with(512, b"LABELONE"), Some(S::Unread("LVM")));
-        assert_eq!(with(0, b"XFSB"), Some(S::Unread("XFS")));
+        assert_eq!(with(512, b"LABELONE"), Some(S::Lvm));
+        assert_eq!(with(0, b"XFSB"), Some(S::Xfs));
         assert_eq!(with(0x10040, b"_BHRfS_M"), Some(S::Unread("btrfs")));
         assert_eq!(with(4096, &RAID_MAGIC.to_le_bytes()), Some(S::Unread("a software RAID")));
         assert_eq!(with(4086, b"SWAPSPACE2"), Some(S::Passed));

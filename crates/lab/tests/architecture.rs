@@ -131,8 +131,11 @@ fn pure_crates_touch_no_clock_socket_thread_or_file() {
     for name in folders.chain(["wan/src/line".into(), "link/src/core".into()]) {
         let folder = drover_lab::workspace().join("crates").join(name);
         for file in rust_files(&folder) {
+            // Unit tests have files of their own, or stand last in those of what they test.
+            if file.ends_with("tests.rs") || file.to_string_lossy().contains("/tests/") {
+                continue;
+            }
             let text = std::fs::read_to_string(&file).unwrap();
-            // Unit tests stand last in their files.
             let text = text.split("\nmod tests {").next().unwrap();
             assert_eq!(impure(text), None, "in {}", file.display());
         }

@@ -359,7 +359,7 @@ fn judged(vm: &PlannedVm, bus: DiskBus, is_converted: bool, inside: Option<&Insi
         return Judged { need: Need::Needed(why), boots: None };
     }
     if !inside.saw_root() {
-        // On LVM or another file system: its fstab may name disks by their paths.
+        // On a file system that is not read: its fstab may name disks by their paths.
         return by_id;
     }
     let need = Need::NotNeeded(format!("its {path} has the driver of its disks"));

@@ -42,7 +42,8 @@ fn make_seeds() {
     guests();
 }
 
-/// Disks with a partition of ext4 that holds what a look into a guest reads, and with one that an UEFI boots from; an initramfs.
+/// Disks with a partition of ext4 that holds what a look into a guest reads, and with one that an UEFI boots from; the head of a physical
+/// volume of LVM; an initramfs.
 fn guests() {
     let work = tempfile::tempdir().unwrap();
     let script = "mkdir -p tree/etc/network tree/boot/grub init/lib/modules/6/kernel && cd tree\n\
@@ -65,6 +66,11 @@ fn guests() {
     let made = Command::new("sh").args(["-ec", script]).current_dir(work.path()).status().unwrap();
     assert!(made.success());
     keep("inspect_disk", "ext4", &std::fs::read(work.path().join("disk")).unwrap());
+    let volume = drover_lab::workspace().join("crates/inspect/fixtures/lvm-first.gz");
+    let head =
+        Command::new("sh").args(["-ec", "gzip -dc \"$0\" | head -c 32768"]).arg(volume).output().unwrap();
+    assert_eq!(head.stdout.len(), 32768);
+    keep("inspect_disk", "lvm", &head.stdout);
     keep("inspect_disk", "esp", &std::fs::read(work.path().join("esp")).unwrap());
     keep("inspect_initramfs", "gzip", &std::fs::read(work.path().join("tree/boot/initrd.img-6")).unwrap());
 }
