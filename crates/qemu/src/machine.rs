@@ -1,5 +1,5 @@
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::child;
 use crate::command::{RunOptions, Serial, qemu_command};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::folder::VmFolder;
-use crate::process::{find_pid, is_alive, is_running, wait_gone};
+use crate::process::{check_shown, find_pid, is_alive, is_running, wait_gone};
 use crate::qmp::Qmp;
 use crate::serial::wait_for_line;
 use crate::spec::{Accelerator, MachineSpec};
@@ -37,6 +37,7 @@ pub struct Running {
 /// [`QemuErrorKind::AlreadyRunning`]; [`QemuErrorKind::Missing`] without QEMU or firmware; QEMU's own words otherwise.
 pub fn start(spec: &MachineSpec, options: &RunOptions) -> Result<Running, QemuError> {
     spec.check()?;
+    check_shown(Path::new("/proc"))?;
     if is_running(&spec.folder)? {
         return Err(QemuError::new(QemuErrorKind::AlreadyRunning, format!("{} runs already", spec.name)));
     }
