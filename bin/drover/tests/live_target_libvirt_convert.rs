@@ -143,7 +143,7 @@ fn a_merge_into_a_volume_of_another_host_that_was_cut_off_is_done_again() {
     let plan = scene.plan("merge");
     // What is merged is there, and nobody knows.
     let stops = "case \"$1\" in commit) stops=1;; *) stops=;; esac\nPATH=${PATH#*:} qemu-img \"$@\" || exit 1\n\
-                 [ ! \"$stops\" ] || { : >\"$(dirname \"$0\")/merged\"; sleep 600; }";
+                 [ ! \"$stops\" ] || { : >\"$(dirname \"$0\")/merged\"; sleep 30; }";
     let image_tool = scene.tools.join("qemu-img");
     drover_lab::put_script(&image_tool, stops).unwrap();
     let mut command = scene.landing.command(&["migrate", &plan]);
