@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use crate::read::{Part, ReadAt};
+use crate::read::{Part, ReadAt, u32_at, u64_at};
 use text::{Section, Value};
 
 /// The physical volumes of a guest.
@@ -289,14 +289,6 @@ fn crc(bytes: &[u8]) -> u32 {
         }
     }
     sum
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default())
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default())
 }
 
 const SECTOR: u64 = 512;

@@ -34,6 +34,16 @@ fn beyond() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "it lies past the end of the disk")
 }
 
+/// Four bytes as partition tables and LVM have them.
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default())
+}
+
+/// Eight bytes.
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default())
+}
+
 /// A part of a disk.
 #[derive(Clone)]
 pub(crate) struct Part {

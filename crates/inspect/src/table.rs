@@ -8,7 +8,7 @@
 
 use std::io;
 
-use crate::read::ReadAt;
+use crate::read::{ReadAt, u32_at, u64_at};
 
 /// A disk's partitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -172,14 +172,6 @@ fn gpt(disk: &dyn ReadAt) -> io::Result<Table> {
 fn within(disk: &dyn ReadAt, number: usize, start: u64, length: u64) -> Option<TablePart> {
     let length = length.min(disk.size().saturating_sub(start));
     (length > 0).then_some(TablePart { number, start, length, is_efi: false })
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default())
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default())
 }
 
 const SECTOR: u64 = 512;
