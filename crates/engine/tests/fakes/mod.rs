@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -51,6 +51,7 @@ pub enum Untold {
 }
 
 mod at_work;
+mod clock;
 mod guests;
 pub mod warm;
 mod watch;
@@ -59,6 +60,7 @@ mod watch;
 pub use watch::*;
 
 use at_work::AtWork;
+use clock::JumpingClock;
 
 type Before = Box<dyn FnOnce(&mut State) + Send>;
 
@@ -110,37 +112,6 @@ pub struct World {
     pub site: (String, String),
     /// Another run was put in the place of those of this world.
     pub is_given_away: AtomicBool,
-}
-
-/// A clock that nobody waits for.
-pub struct JumpingClock {
-    now_ms: AtomicI64,
-    /// Every look takes a moment, so that no two things happen at once.
-    look_ms: AtomicI64,
-}
-
-impl Default for JumpingClock {
-    fn default() -> Self {
-        JumpingClock { now_ms: AtomicI64::new(0), look_ms: AtomicI64::new(1) }
-    }
-}
-
-impl JumpingClock {
-    /// From now on, whatever lies between two looks takes this long.
-    pub fn slow_down(&self, look_ms: i64) {
-        self.look_ms.store(look_ms, Ordering::SeqCst);
-    }
-}
-
-impl Clock for JumpingClock {
-    fn now_ms(&self) -> i64 {
-        self.now_ms.fetch_add(self.look_ms.load(Ordering::SeqCst), Ordering::SeqCst)
-    }
-
-    fn sleep(&self, time: Duration) {
-        self.now_ms.fetch_add(time.as_millis() as i64, Ordering::SeqCst);
-        std::thread::yield_now();
-    }
 }
 
 pub const PLAN: &str = "p";
