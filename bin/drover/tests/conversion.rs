@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use common::debian::guest_of_vmware;
 use common::process::wait_until;
 use common::{Stage, vm, with};
-use drover_lab::lab_folder;
 use drover_lab::v2v::{V2v, make_virtio_win, make_windows, windows_file};
 use serde_json::json;
 
@@ -121,15 +121,7 @@ const BOOT_TIME_MAX: Duration = Duration::from_secs(600);
 #[ignore = "takes five minutes and more; `make check-conversion` runs it"]
 fn a_debian_that_knows_only_vmware_is_seen_through_converted_and_boots_from_virtio() {
     let Some(v2v) = V2v::find().unwrap() else { return };
-    let guest = lab_folder().join("vmware");
-    let Ok(expect) = std::fs::read_to_string(guest.join("expect")) else {
-        assert!(
-            std::env::var_os("DROVER_NEEDS_V2V").is_none(),
-            "DROVER_NEEDS_V2V is set, and there is no guest"
-        );
-        println!("skipped: no guest (`lab/guests/make-vmware-guest target/lab/vmware`, as root)");
-        return;
-    };
+    let Some((guest, expect)) = guest_of_vmware() else { return };
     let Some(stage) = Stage::new(178, |_| {
         let disks = [guest.join("root.img"), guest.join("data.img")];
         vec![with(vm("vmware", &[&disks[0], &disks[1]]), json!({"memory_mib": 512}))]

@@ -7,11 +7,12 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use common::debian::{HAS_DRIVERS, debian, marked, put_converter, put_marking_converter, put_windows_tools};
+use common::debian::{
+    HAS_DRIVERS, debian, guest_of_vmware, marked, put_converter, put_marking_converter, put_windows_tools,
+};
 use common::landing::{Agent, Landing, hear};
 use common::process::{PATIENCE, wait_until};
 use common::{MIB, disk_file, vm, with};
-use drover_lab::lab_folder;
 use drover_lab::v2v::V2v;
 use serde_json::json;
 
@@ -227,11 +228,7 @@ fn what_windows_needs_is_named_before_anything_moves() {
 #[ignore = "takes minutes; `make check-conversion` runs it"]
 fn a_debian_that_knows_only_vmware_is_converted_on_another_host_by_the_true_converter_and_boots() {
     let Some(v2v) = V2v::find().unwrap() else { return };
-    let guest = lab_folder().join("vmware");
-    let Ok(expect) = std::fs::read_to_string(guest.join("expect")) else {
-        println!("skipped: no guest (`lab/guests/make-vmware-guest target/lab/vmware`, as root)");
-        return;
-    };
+    let Some((guest, expect)) = guest_of_vmware() else { return };
     let landing = Landing::new(185, |_| {
         let disks = [guest.join("root.img"), guest.join("data.img")];
         vec![with(vm("vmware", &[&disks[0], &disks[1]]), json!({"memory_mib": 512}))]

@@ -35,6 +35,21 @@ pub fn debian(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
     disk_of(folder, name, &tree)
 }
 
+/// The folder of the guest that `lab/guests/make-vmware-guest` makes, and what it says of itself once it is converted; `None`, after a
+/// printed line, where it is not made.
+pub fn guest_of_vmware() -> Option<(PathBuf, String)> {
+    let folder = drover_lab::lab_folder().join("vmware");
+    match std::fs::read_to_string(folder.join("expect")) {
+        Ok(expect) => Some((folder, expect)),
+        Err(_) => {
+            let is_needed = std::env::var_os("DROVER_NEEDS_V2V").is_some();
+            assert!(!is_needed, "DROVER_NEEDS_V2V is set, and there is no guest");
+            println!("skipped: no guest (`lab/guests/make-vmware-guest target/lab/vmware`, as root)");
+            None
+        }
+    }
+}
+
 /// Bytes of a disk of `disk_of`; the last MiB belongs to no partition.
 pub const DISK_BYTES: u64 = 32 * MIB;
 
