@@ -2,7 +2,8 @@
 //! the program's.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -16,6 +17,9 @@ use crate::places::{Places, Room, check_writable};
 
 /// The file in a machine's folder that says whose it is.
 const OWNER_FILE: &str = "machine.drover-owner";
+
+/// How long what was found of the converter counts.
+const CONVERTS_FOR: Duration = Duration::from_secs(10);
 
 /// An owner's name is not longer.
 const OWNER_BYTES_MAX: usize = 1024;
@@ -104,19 +108,34 @@ pub struct Machines {
     hypervisor: Box<dyn Hypervisor>,
     may_start: bool,
     orders: Orders,
+    /// What can be converted, and when that was found out.
+    converts: Mutex<Option<(Instant, Vec<&'static str>)>>,
 }
 
 impl Machines {
     /// Machines in these pools; peers may start them only if that is allowed here.
     pub fn new(places: Arc<Places>, hypervisor: Box<dyn Hypervisor>, may_start: bool) -> Machines {
-        Machines { places, hypervisor, may_start, orders: Orders::default() }
+        Machines { places, hypervisor, may_start, orders: Orders::default(), converts: Mutex::default() }
+    }
+
+    /// Peers ask again and again how busy this host is, and a converter is a program that is run to be asked.
+    fn converts(&self) -> Vec<&'static str> {
+        let mut known = self.converts.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*known {
+            Some((at, kinds)) if at.elapsed() < CONVERTS_FOR => kinds.clone(),
+            _ => {
+                let kinds = self.hypervisor.converts();
+                *known = Some((Instant::now(), kinds.clone()));
+                kinds
+            }
+        }
     }
 
     /// What peers may do with machines.
     pub(super) fn takes(&self) -> Vec<String> {
         // A converter runs a machine of its own.
         let runs = match self.may_start {
-            true => [vec!["start"], self.hypervisor.converts()].concat(),
+            true => [vec!["start"], self.converts()].concat(),
             false => Vec::new(),
         };
         ["machine", CHECK].into_iter().chain(runs).map(str::to_string).collect()
