@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use drover_agent::host::{Device, HOST};
+use drover_agent::host::HOST;
 use drover_agent::machine::{CHECK, Defined, Told};
 use drover_agent::opening::{Announced, Pool};
 use drover_disk::{DiskErrorKind, in_threads};
@@ -16,7 +16,7 @@ use drover_types::Bytes;
 use drover_types::inventory::Firmware;
 
 use crate::exit::Failure;
-use crate::lacks::ANOTHER_BRIDGE;
+use crate::lacks::bridge_lack;
 use crate::machine::site_name;
 use crate::plan_file::PlanFile;
 use crate::target::There;
@@ -46,7 +46,7 @@ pub fn ask(file: &PlanFile, resolution: &Resolution, there: Result<&There, Failu
         }
     };
     let mut problems = Vec::new();
-    if !info.takes.iter().any(|it| it == "machine") {
+    if !info.has("machine") {
         let text = format!(
             "the agent of {} takes disks but knows of no machines (drover {})",
             there.name(),
@@ -59,7 +59,7 @@ pub fn ask(file: &PlanFile, resolution: &Resolution, there: Result<&There, Failu
     problems.extend(pool_problems(resolution, there, &info));
     problems.extend(conversion_problems(resolution, there, &info));
     if problems.is_empty() {
-        let checks = info.takes.iter().any(|it| it == CHECK);
+        let checks = info.has(CHECK);
         if !checks {
             problems.extend(of_old_agent(&resolution.vms, &file.plan.target, there, &info));
         }
@@ -83,8 +83,7 @@ impl Found {
             format!("{} ({free} free)", pool.name)
         };
         let pools: Vec<String> = info.pools.iter().map(pool).collect();
-        let start =
-            if info.takes.iter().any(|it| it == "start") { "starts machines" } else { "starts no machines" };
+        let start = if info.has("start") { "starts machines" } else { "starts no machines" };
         format!("to site {site}: drover {}, {start}, pools {}\n", info.version, pools.join(", "))
     }
 }
@@ -97,7 +96,7 @@ fn problem(path: &str, failure: Failure) -> Problem {
 fn start_problem(resolution: &Resolution, there: &There, info: &Announced) -> Option<Problem> {
     let started: Vec<&str> =
         resolution.vms.iter().filter(|vm| vm.start).map(|vm| vm.target_name.as_str()).collect();
-    if started.is_empty() || info.takes.iter().any(|it| it == "start") {
+    if started.is_empty() || info.has("start") {
         return None;
     }
     let text =
@@ -109,7 +108,7 @@ fn start_problem(resolution: &Resolution, there: &There, info: &Announced) -> Op
 
 fn conversion_problems(resolution: &Resolution, there: &There, info: &Announced) -> Vec<Problem> {
     let problem = |vm: &PlannedVm| {
-        let error = there.check_conversion(vm, &info.takes).err()?;
+        let error = there.check_conversion(vm, info).err()?;
         let problem = Problem::error("convert", error.what).at(At { line: vm.line, column: 1 });
         Some(error.advice.into_iter().fold(problem, Problem::advise))
     };
@@ -144,19 +143,15 @@ fn pool_problems(resolution: &Resolution, there: &There, info: &Announced) -> Ve
 /// What an agent that knows no checks of machines is asked for by other means, and what it is not asked for.
 fn of_old_agent(vms: &[PlannedVm], target: &Target, there: &There, info: &Announced) -> Vec<Problem> {
     let bridges: BTreeSet<&str> = bridges(vms).collect();
-    let knows_devices = info.takes.iter().any(|it| it == HOST);
+    let knows_devices = info.has(HOST);
     let mut problems = Vec::new();
     if knows_devices && !bridges.is_empty() {
         let names: Vec<String> = bridges.iter().map(|name| (*name).to_string()).collect();
         match there.host(&names, &[]) {
             Ok(has) => problems.extend(names.iter().zip(has.devices).filter_map(|(name, found)| {
-                let what = match found {
-                    Device::Bridge => return None,
-                    Device::Other => format!("network device {name} is no bridge"),
-                    Device::Missing => format!("there is no bridge {name}"),
-                };
-                let text = format!("host of {}: {what}", there.name());
-                Some(Problem::error("networks", text).advise(ANOTHER_BRIDGE))
+                let lack = bridge_lack(name, found)?;
+                let text = format!("host of {}: {}", there.name(), lack.what);
+                Some(Problem::error("networks", text).advise(lack.advice))
             })),
             Err(refusal) => {
                 let text = format!("agent of {}: {refusal}", there.name());

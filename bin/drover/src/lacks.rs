@@ -16,7 +16,7 @@ pub fn lacks(machine: &Machine, uefi: Option<&UefiFiles>) -> Vec<Lack> {
     let mut lacks: Vec<Lack> = Vec::new();
     for nic in &machine.nics {
         if let Attach::Bridge(name) = &nic.attach {
-            lacks.extend(bridge_lack(Path::new(DEVICES), name));
+            lacks.extend(bridge_lack(name, device_in(Path::new(DEVICES), name)));
         }
     }
     lacks.dedup();
@@ -38,8 +38,8 @@ fn lack(what: String, advice: &str) -> Lack {
 }
 
 /// A name that is no bridge.
-fn bridge_lack(devices: &Path, name: &str) -> Option<Lack> {
-    let what = match device_in(devices, name) {
+pub fn bridge_lack(name: &str, found: Device) -> Option<Lack> {
+    let what = match found {
         Device::Bridge => return None,
         Device::Other => format!("network device {name} is no bridge"),
         Device::Missing => format!("there is no bridge {name}"),
@@ -87,7 +87,7 @@ mod tests {
         for folder in ["br0/bridge", "eth0"] {
             std::fs::create_dir_all(devices.path().join(folder)).unwrap();
         }
-        let lack = |name| bridge_lack(devices.path(), name).map(|lack| lack.what);
+        let lack = |name| bridge_lack(name, device_in(devices.path(), name)).map(|lack| lack.what);
         assert_eq!(lack("br0"), None);
         assert_eq!(lack("eth0").as_deref(), Some("network device eth0 is no bridge"));
         assert_eq!(lack("br1").as_deref(), Some("there is no bridge br1"));

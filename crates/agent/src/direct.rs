@@ -71,7 +71,7 @@ pub struct DirectProbe {
 
 /// Refuses an agent that does not listen.
 fn check(announced: &Announced) -> Result<(), Refusal> {
-    if announced.takes.iter().any(|it| it == LISTEN) {
+    if announced.has(LISTEN) {
         return Ok(());
     }
     let why = format!(

@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 
+use drover_types::inventory::DiskBus;
 use serde::{Deserialize, Serialize};
 
 use crate::error::printable;
@@ -211,7 +212,7 @@ pub struct Guest {
     /// Whether it is Windows.
     pub is_windows: bool,
     /// Bus of each disk at the source, in the order of the machine's disks.
-    pub buses: Vec<GuestBus>,
+    pub buses: Vec<DiskBus>,
     /// Network interfaces of a Linux that keep their names: MAC address and name.
     #[serde(default)]
     pub names: Vec<(String, String)>,
@@ -221,20 +222,6 @@ pub struct Guest {
     /// Fixed addresses of Windows.
     #[serde(default)]
     pub addresses: Vec<GuestAddress>,
-}
-
-/// Bus of a disk at its source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GuestBus {
-    /// Any SCSI controller.
-    Scsi,
-    /// AHCI.
-    Sata,
-    /// IDE.
-    Ide,
-    /// NVMe.
-    Nvme,
 }
 
 /// A fixed address of an interface.
@@ -305,7 +292,15 @@ impl Told {
     pub(crate) fn checked(self) -> Told {
         let lack = |it: Lack| Lack { what: printable(it.what), advice: printable(it.advice) };
         let lacks = self.lacks.into_iter().take(LACKS_MAX).map(lack).collect();
-        Told { words: printable(self.words), start_with: self.start_with.map(printable), lacks, ..self }
+        let clean = |lines: Vec<String>| lines.into_iter().map(printable).collect();
+        let conversion = self.conversion.map(|it| Conversion {
+            log: printable(it.log),
+            warnings: clean(it.warnings),
+            kept: clean(it.kept),
+            ..it
+        });
+        let start_with = self.start_with.map(printable);
+        Told { words: printable(self.words), start_with, lacks, conversion, ..self }
     }
 }
 

@@ -75,7 +75,7 @@ impl Measured {
 
 /// Refuses an agent that does not know of the way back.
 pub(crate) fn check(announced: &Announced) -> Result<(), Refusal> {
-    if announced.takes.iter().any(|it| it == MEASURE) {
+    if announced.has(MEASURE) {
         return Ok(());
     }
     let why = format!(

@@ -190,6 +190,11 @@ pub struct Announced {
 }
 
 impl Announced {
+    /// Whether it says that it takes this.
+    pub fn has(&self, what: &str) -> bool {
+        self.takes.iter().any(|it| it == what)
+    }
+
     /// What an agent said, as it may be shown to people.
     pub(crate) fn checked(self) -> Announced {
         let pool = |pool: Pool| Pool {

@@ -200,10 +200,15 @@ impl Site {
     /// # Errors
     /// Transient when no answer came: it may have been done, or may yet be. Otherwise it was refused.
     pub fn order(&self, order: &MachineOrder) -> Result<Told, Refusal> {
+        let opened = self.give(order)?;
+        self.answer::<Told>(&opened).map(Told::checked)
+    }
+
+    fn give(&self, order: &MachineOrder) -> Result<Way, Refusal> {
         let body = encode(order)?;
         let opened = self.open(&Opening::Machine)?;
         opened.sender.send(&[], &body).inspect_err(|_| self.lost(opened.session))?;
-        self.answer::<Told>(&opened).map(Told::checked)
+        Ok(opened)
     }
 
     /// The same for an order that takes long: it is given up when `is_unwanted`, which its agent then finds out.
@@ -215,9 +220,7 @@ impl Site {
         order: &MachineOrder,
         is_unwanted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Told, Refusal> {
-        let body = encode(order)?;
-        let opened = self.open(&Opening::Machine)?;
-        opened.sender.send(&[], &body).inspect_err(|_| self.lost(opened.session))?;
+        let opened = self.give(order)?;
         let is_answered = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let watch = || {
@@ -231,7 +234,7 @@ impl Site {
             let watcher = std::thread::Builder::new().name("agent-order".into()).spawn_scoped(scope, watch);
             let told = match watcher {
                 // The channel stays open both ways: its end tells the agent that nobody waits.
-                Ok(_) => self.answer_on(&opened),
+                Ok(_) => self.answer_on::<Told>(&opened).map(Told::checked),
                 Err(error) => {
                     Err(Refusal::new(DiskErrorKind::Transient, format!("starting a thread: {error}")))
                 }

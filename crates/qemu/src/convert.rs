@@ -35,7 +35,7 @@ mod source;
 mod tool;
 mod trial;
 
-pub use source::{FirstBoot, NicName, SourceBus, SourceGuest};
+pub use source::{FirstBoot, NicName, SourceBus, SourceGuest, is_mac};
 pub use tool::Lack;
 pub use trial::{TrialOptions, Trials};
 

@@ -112,7 +112,7 @@ fn faults_of_agent(hot_add: &HotAdd, proxy: &PlannedProxy) -> Option<Fault> {
     };
     match site.info() {
         Err(refusal) => Some((format!("agent of {}: {refusal}", proxy.site), "look at its log".into())),
-        Ok(info) if info.takes.iter().any(|it| it == HOT_ADD) => None,
+        Ok(info) if info.has(HOT_ADD) => None,
         Ok(info) => Some((
             format!("the agent of {} (drover {}) serves no hot-added disks", proxy.site, info.version),
             "run it with --allow-hot-added, in the proxy; update it if it is older than this drover".into(),

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use drover_agent::Home;
 use drover_agent::machine::{
-    CONVERT, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Guest, GuestAddress, GuestBus, Machine,
+    CONVERT, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Guest, GuestAddress, Machine,
 };
+use drover_agent::opening::Announced;
 use drover_engine::{Cause, Converted, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
 use drover_nbd_server::{Export, Listen, Server, ServerOptions};
@@ -16,7 +17,7 @@ use drover_plan::{
 };
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, Lack, MachineSpec, Need, NicName, Remote, SourceBus,
-    SourceGuest, TrialOptions, Trials, VmFolder,
+    SourceGuest, TrialOptions, Trials, VmFolder, is_mac,
 };
 use drover_types::guest::Inside;
 use drover_types::inventory::DiskBus as InventoryBus;
@@ -72,10 +73,10 @@ impl Converter {
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(600);
 const TRYING: &str = "trying whether the appliance of virt-v2v-in-place starts (up to a few minutes without KVM; a success is remembered)";
 
-/// The same of a VM that is converted at a site whose agent says that it takes these.
+/// The same of a VM that is converted at a site, by what its agent says of itself.
 pub(super) fn check_at(
     site: &str,
-    takes: &[String],
+    info: &Announced,
     vm: &PlannedVm,
     boot_bus: DiskBus,
 ) -> Result<(), ProviderError> {
@@ -86,12 +87,11 @@ pub(super) fn check_at(
         let what = format!("{} needs conversion: {why}", vm.vm.name);
         Err(ProviderError::new(Cause::Plan, what).advise(advice))
     };
-    let can = |word: &str| takes.iter().any(|it| it == word);
     let windows = if boot_bus == DiskBus::Scsi { CONVERT_WINDOWS_SCSI } else { CONVERT_WINDOWS };
-    if !can(CONVERT) {
+    if !info.has(CONVERT) {
         return refused(format!("the agent of {site} converts no guests"), FOR_CONVERSION);
     }
-    if is_windows(&vm.vm) && !can(windows) {
+    if is_windows(&vm.vm) && !info.has(windows) {
         return refused(
             format!("the host of {site} lacks what a converter puts into Windows for this disk bus"),
             "install virtio-win and rhsrvany there (for `disk_bus: scsi` virt-v2v 2.6, too), or choose `disk_bus: sata`",
@@ -103,7 +103,7 @@ pub(super) fn check_at(
             "leave `first_boot.scripts` and `first_boot.guest_agent` out, or run them there by other means",
         );
     }
-    if !vm.first_boot.addresses.is_empty() && !can(CONVERT_WRITE) {
+    if !vm.first_boot.addresses.is_empty() && !info.has(CONVERT_WRITE) {
         return refused(
             format!("the converter of {site} gives no addresses"),
             "install virt-v2v 2.6 or later there",
@@ -412,25 +412,22 @@ fn told(log: &Path, warnings: &[String], kept: &[String], first_boot: &FirstBoot
 
 /// The guest as the converter has to know it.
 fn source_guest(vm: &PlannedVm, names: Names) -> SourceGuest {
-    let bus = |bus| match bus {
-        InventoryBus::Scsi => SourceBus::Scsi,
-        InventoryBus::Sata => SourceBus::Sata,
-        InventoryBus::Ide => SourceBus::Ide,
-        InventoryBus::Nvme => SourceBus::Nvme,
-    };
-    let buses = vm.disks.iter().map(|disk| bus(disk.disk.bus)).collect();
+    let buses = vm.disks.iter().map(|disk| source_bus(disk.disk.bus)).collect();
     let Names { sure: names, maybe: names_maybe } = names;
     SourceGuest { is_windows: is_windows(&vm.vm), buses, names, names_maybe, first_boot: first_boot(vm) }
 }
 
+fn source_bus(bus: InventoryBus) -> SourceBus {
+    match bus {
+        InventoryBus::Scsi => SourceBus::Scsi,
+        InventoryBus::Sata => SourceBus::Sata,
+        InventoryBus::Ide => SourceBus::Ide,
+        InventoryBus::Nvme => SourceBus::Nvme,
+    }
+}
+
 /// The same, told to an agent.
 pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Guest {
-    let bus = |bus: &SourceBus| match bus {
-        SourceBus::Scsi => GuestBus::Scsi,
-        SourceBus::Sata => GuestBus::Sata,
-        SourceBus::Ide => GuestBus::Ide,
-        SourceBus::Nvme => GuestBus::Nvme,
-    };
     let named = |names: &[NicName]| names.iter().map(|it| (it.mac.clone(), it.name.clone())).collect();
     let address = |it: &StaticAddress| GuestAddress {
         mac: it.mac.clone(),
@@ -441,7 +438,7 @@ pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Guest {
     };
     Guest {
         is_windows: guest.is_windows,
-        buses: guest.buses.iter().map(bus).collect(),
+        buses: vm.disks.iter().map(|disk| disk.disk.bus).collect(),
         names: named(&guest.names),
         names_maybe: named(&guest.names_maybe),
         addresses: vm.first_boot.addresses.iter().map(address).collect(),
@@ -450,12 +447,6 @@ pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Guest {
 
 /// What a peer tells of its guest.
 pub fn of_peer(guest: &Guest) -> Result<SourceGuest, String> {
-    let bus = |bus: &GuestBus| match bus {
-        GuestBus::Scsi => SourceBus::Scsi,
-        GuestBus::Sata => SourceBus::Sata,
-        GuestBus::Ide => SourceBus::Ide,
-        GuestBus::Nvme => SourceBus::Nvme,
-    };
     let named = |names: &[(String, String)]| -> Result<Vec<NicName>, String> {
         let nic = |(mac, name): &(String, String)| NicName { mac: mac.clone(), name: name.clone() };
         let nics: Vec<NicName> = names.iter().map(nic).collect();
@@ -468,14 +459,15 @@ pub fn of_peer(guest: &Guest) -> Result<SourceGuest, String> {
     };
     let addresses = guest.addresses.iter().map(|it| {
         let GuestAddress { mac, address, prefix, gateway, dns } = it.clone();
-        let sane = NicName { mac: mac.clone(), name: "any".into() }.is_sane();
-        let told = || self::address(&StaticAddress { mac: mac.clone(), address, prefix, gateway, dns });
-        if sane { Ok(told()) } else { Err(format!("{mac:?} is no MAC address")) }
+        match is_mac(&mac) {
+            true => Ok(self::address(&StaticAddress { mac, address, prefix, gateway, dns })),
+            false => Err(format!("{mac:?} is no MAC address")),
+        }
     });
     let addresses = addresses.collect::<Result<Vec<String>, String>>()?;
     Ok(SourceGuest {
         is_windows: guest.is_windows,
-        buses: guest.buses.iter().map(bus).collect(),
+        buses: guest.buses.iter().copied().map(source_bus).collect(),
         names: named(&guest.names)?,
         names_maybe: named(&guest.names_maybe)?,
         first_boot: drover_qemu::FirstBoot { addresses, ..drover_qemu::FirstBoot::default() },

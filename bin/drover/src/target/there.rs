@@ -207,8 +207,8 @@ impl There {
     }
 
     /// Refuses a VM that would have to be converted there and cannot be.
-    pub fn check_conversion(&self, vm: &PlannedVm, takes: &[String]) -> Result<(), ProviderError> {
-        conversion::check_at(self.name(), takes, vm, boot_bus(&self.machine(vm)))
+    pub fn check_conversion(&self, vm: &PlannedVm, info: &Announced) -> Result<(), ProviderError> {
+        conversion::check_at(self.name(), info, vm, boot_bus(&self.machine(vm)))
     }
 
     fn may_wait(&self, until: Instant) -> bool {
@@ -390,7 +390,7 @@ impl Place for AtSite<'_> {
 
     fn can_customize(&self) -> Result<(), String> {
         let info = self.there.info().map_err(|refusal| refusal.to_string())?;
-        match info.takes.iter().any(|it| it == CONVERT_WRITE) {
+        match info.has(CONVERT_WRITE) {
             true => Ok(()),
             false => Err(format!("the agent of {} has no converter that could keep it", self.there.name())),
         }
@@ -431,7 +431,7 @@ impl TargetProvider for There {
         let machine = self.machine(vm);
         if conversion::is_due(vm, boot_bus(&machine)) {
             let info = self.info().map_err(|refusal| self.refused(refusal))?;
-            self.check_conversion(vm, &info.takes)?;
+            self.check_conversion(vm, &info)?;
         }
         self.make_room_for_journals(vm)?;
         self.insist(vm, &What::Prepare(machine)).map(drop)

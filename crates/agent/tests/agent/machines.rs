@@ -82,7 +82,7 @@ impl Hypervisor for Files {
             return Err(Refusal::new(DiskErrorKind::Failed, "nobody waits"));
         }
         std::fs::write(mark, "").unwrap();
-        Ok(Conversion { before, ..Conversion::default() })
+        Ok(Conversion { before, log: "log\u{1b}[31m".to_string(), ..Conversion::default() })
     }
 
     fn is_converted(&self, folder: &Path) -> bool {
@@ -404,6 +404,14 @@ fn a_guest_is_converted_by_leave_and_that_is_forgotten_with_its_images() {
     scene.defined();
     let told = scene.order(convert(false)).unwrap();
     assert!(told.converted && !told.conversion.unwrap().before);
+    let order = Order {
+        folder: "vms/web01".into(),
+        owner: "plan p".into(),
+        number: scene.next(),
+        what: convert(false),
+    };
+    let told = scene.site.order_while(&order, &|| false).unwrap().conversion.unwrap();
+    assert_eq!(told.log, "log?[31m", "what an agent says drives no terminal");
     assert!(scene.order(convert(false)).unwrap().conversion.unwrap().before);
     assert!(scene.order(What::Look).unwrap().converted);
     let ready = scene.ready();

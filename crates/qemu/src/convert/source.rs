@@ -140,12 +140,13 @@ impl NicName {
     /// Whether both are what they should be: they come out of a guest's files.
     pub fn is_sane(&self) -> bool {
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
-        let is_mac = |letter: char| letter.is_ascii_hexdigit() || letter == ':';
-        (1..=NAME_CHARS_MAX).contains(&self.name.len())
-            && self.name.chars().all(is_name)
-            && self.mac.len() == 17
-            && self.mac.chars().all(is_mac)
+        (1..=NAME_CHARS_MAX).contains(&self.name.len()) && self.name.chars().all(is_name) && is_mac(&self.mac)
     }
+}
+
+/// Whether a text has the letters of a MAC address, and as many.
+pub fn is_mac(text: &str) -> bool {
+    text.len() == 17 && text.chars().all(|letter| letter.is_ascii_hexdigit() || letter == ':')
 }
 
 /// What the converter runs in a guest whose files nobody else can read: a file for each name that its network settings name and

@@ -138,7 +138,7 @@ impl Domains {
         let info = there.info().map_err(|refusal| {
             problem(format!("agent of {site}: {refusal}"), Some("look at the agent's log".into()))
         })?;
-        if ["machine", HOST].iter().all(|taken| info.takes.iter().any(|it| it == taken)) {
+        if ["machine", HOST].iter().all(|taken| info.has(taken)) {
             return Ok(Ground::There(there, Box::new(info)));
         }
         let text =
