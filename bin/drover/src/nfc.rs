@@ -1,5 +1,7 @@
 //! NFC as a way to vSphere's disks: tickets, addresses of hosts, and the memory of hosts that all programs share.
 
+mod hosts;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,7 +11,7 @@ use drover_http::{Thumbprint, Trust};
 use drover_nfc::{
     Codec, CodecWish, Ledger, NfcDisk, NfcError, NfcErrorKind, NfcOptions, Rustls, Ticket, Tickets, Trace,
 };
-use drover_plan::{Compression, Limits, Nfc, PathChoice, VsphereSource};
+use drover_plan::{Begun, Compression, Limits, Nfc, PathChoice, PlannedVm, Problem, VsphereSource};
 use drover_types::inventory::{Vm, VmDisk};
 use drover_vsphere::{NfcAccess, NfcTicket, Route, Session, VsphereError, VsphereErrorKind};
 
@@ -44,6 +46,22 @@ impl NfcWay {
     pub fn unasked() -> NfcWay {
         let nfc = Nfc { encrypted: true, compression: None, memory: None, timeout: PATIENCE_MAX };
         NfcWay { nfc, ledger: Ledger::new(ledger_folder()), patience: Duration::ZERO, insists: true }
+    }
+
+    /// Which hosts' NFC servers cannot be used from here. Opens no disk.
+    pub fn unreachable(
+        &self,
+        session: &Session,
+        (vms, begun): (&[PlannedVm], &[Begun]),
+        route: impl Fn(&PlannedVm) -> Result<Route, ProviderError> + Sync,
+    ) -> Vec<Problem> {
+        hosts::unreachable(self, vms, begun, |vm| {
+            let of_route = |error: ProviderError| {
+                NfcError::other(NfcErrorKind::Unreachable, "find the host", error.what)
+            };
+            let route = route(vm).map_err(of_route)?;
+            Ok(Box::new(TicketsOf::new(session, &vm.vm, &vm.disks[0].disk, route)))
+        })
     }
 
     /// The share that the disks of a host have of its budget: bytes in use, disks, and the budget.

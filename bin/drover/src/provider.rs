@@ -6,7 +6,7 @@ use std::sync::Arc;
 use drover_engine::{SourceProvider, Store};
 use drover_mover::StopSignal;
 use drover_plan::nfc::{HostNfc, share_out, share_out_own};
-use drover_plan::{PlannedVm, Problem, Resolution, Source};
+use drover_plan::{Begun, PlannedVm, Problem, Resolution, Source};
 use drover_types::inventory::{About, Inventory};
 
 use crate::appliance::{self, Appliance, LeftAlone};
@@ -85,6 +85,14 @@ impl Provider {
                 Some(hot_add) => check_proxies(&source.session, hot_add, resolution, strict),
                 None => Vec::new(),
             },
+            Provider::Appliance(_) => Vec::new(),
+        }
+    }
+
+    /// Which of its hosts cannot be reached for a plan's disks; touches nothing.
+    pub fn host_problems(&self, vms: &[PlannedVm], begun: &[Begun]) -> Vec<Problem> {
+        match self {
+            Provider::Vsphere(source) => source.host_problems(vms, begun),
             Provider::Appliance(_) => Vec::new(),
         }
     }

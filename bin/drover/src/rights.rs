@@ -177,7 +177,8 @@ fn lacks(privilege: &str, names: &[&str]) -> String {
     format!("the user lacks the privilege {privilege} on {}", named(names))
 }
 
-fn named(names: &[&str]) -> String {
+/// The first of them; the others are counted.
+pub fn named(names: &[&str]) -> String {
     let more = match names.len().saturating_sub(NAMED_MAX) {
         0 => String::new(),
         more => format!(" and {more} more"),

@@ -165,6 +165,14 @@ impl Prepared {
         if rights.iter().any(Problem::is_error) {
             return Err(Failure::new(Exit::Access, "rights are missing at the source; nothing was touched"));
         }
+        let at_hosts = provider.host_problems(&resolution.vms, &begun);
+        words.problems(&file.path, &at_hosts);
+        if at_hosts.iter().any(Problem::is_error) {
+            return Err(Failure::new(
+                Exit::Connection,
+                "hosts of the source cannot be read; nothing was touched",
+            ));
+        }
         let facts = evidence::facts(&file, &resolution, &inventory);
         let vms = resolution.vms;
         check_none_is_left_out(store, &file.plan.name, &vms)?;

@@ -9,7 +9,7 @@ use drover_engine::{
     Attachment, Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError, Record,
     SourceProvider, is_own_snapshot,
 };
-use drover_plan::{HostRoute, PlannedDisk, PlannedVm, Route as PlanRoute};
+use drover_plan::{Begun, HostRoute, PlannedDisk, PlannedVm, Problem, Route as PlanRoute};
 use drover_types::inventory::{Inventory, Snapshot, Vm, VmDisk};
 use drover_vsphere::{OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError};
 
@@ -160,6 +160,17 @@ impl VsphereSource {
         let extents = self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes);
         let session = &self.session;
         hot_add.open(&hot_add::Asked { session, vm, frozen: &frozen, identity, extents, record })
+    }
+
+    /// Which hosts do not give their disks in the way of the plan, as far as it can be told without opening one.
+    pub fn host_problems(&self, vms: &[PlannedVm], begun: &[Begun]) -> Vec<Problem> {
+        match &self.way {
+            // Where proxies alone read disks, hosts are not asked for them.
+            Way::Nfc(way) if self.hot_add.as_ref().is_none_or(|hot_add| !hot_add.insists) => {
+                way.unreachable(&self.session, (vms, begun), |vm| self.route(&vm.route))
+            }
+            _ => Vec::new(),
+        }
     }
 
     fn open_directly(

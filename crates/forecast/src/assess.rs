@@ -353,7 +353,7 @@ fn findings(inventory: &Inventory, concerns: &BTreeMap<String, Vec<Concern>>) ->
 #[cfg(test)]
 mod tests {
     use drover_plan::ConcernContext;
-    use drover_types::inventory::{Host, Snapshot};
+    use drover_types::inventory::Host;
 
     use super::*;
 
@@ -411,13 +411,13 @@ mod tests {
     #[test]
     fn findings_count_vms_and_not_disks_with_the_worst_first() {
         let mut vms: Vec<Vm> = (0..5).map(|number| vm(number, 2, None)).collect();
-        vms[1].snapshots = vec![Snapshot { name: "before".into(), ..Snapshot::default() }];
+        vms[1].consolidation_needed = true;
         vms.iter_mut()
             .flat_map(|vm| &mut vm.disks)
             .for_each(|disk| disk.rdm = Some(drover_types::inventory::RdmMode::Virtual));
         let it = assessed(&Inventory { vms, ..Inventory::default() });
         let found: Vec<_> = it.findings.iter().map(|it| (it.id.as_str(), it.vms)).collect();
-        assert_eq!(found[..2], [("rdm-disk", 5), ("snapshots-present", 1)]);
+        assert_eq!(found[..2], [("rdm-disk", 5), ("consolidation-needed", 1)]);
         assert_eq!(it.findings[0].examples, ["web00", "web01", "web02"]);
         assert!(it.findings.is_sorted_by_key(|it| it.severity));
         assert_eq!(it.totals.blocked, 5);

@@ -111,34 +111,65 @@ pub fn connect(
 
 /// The text lines, and what the stream goes on as: in the clear or in a second TLS session.
 fn authd(way: &Way, ticket: &Ticket) -> Result<(Stream, Option<&'static str>), NfcError> {
-    let op = format!("connect to the NFC server {}:{}", ticket.host, ticket.port);
     let words = [ticket.service.as_str(), ticket.session.reveal()];
     if !words.iter().all(|word| authd::is_word(word)) {
-        return Err(NfcError::new(NfcErrorKind::Protocol, op, "the ticket is no ticket"));
+        return Err(NfcError::new(NfcErrorKind::Protocol, connecting(ticket), "the ticket is no ticket"));
     }
+    talk(way, ticket, dial(ticket, way.timeout)?)
+}
+
+/// Whether a host's NFC server is there, and is the one of the ticket: takes its greeting and its certificate, and hangs up
+/// before the ticket is sent. The limit is for each step.
+///
+/// # Errors
+/// When it cannot be reached, when no NFC server answers, or when its certificate is not the ticket's.
+pub fn greet(ticket: &Ticket, tls: &dyn TlsMaker, limit: Duration) -> Result<(), NfcError> {
+    greeted(ticket, tls, dial(ticket, limit)?, limit, None).map(drop)
+}
+
+fn dial(ticket: &Ticket, limit: Duration) -> Result<Socket, NfcError> {
+    let op = connecting(ticket);
     let address = Address::Tcp(ticket.host.clone(), ticket.port);
-    let socket = Socket::connect(&address, CONNECT_LIMIT.min(way.timeout))
-        .map_err(|error| NfcError { kind: NfcErrorKind::Unreachable, ..NfcError::io(op, &error) })?;
-    talk(way, ticket, socket)
+    Socket::connect(&address, CONNECT_LIMIT.min(limit))
+        .map_err(|error| NfcError { kind: NfcErrorKind::Unreachable, ..NfcError::io(op, &error) })
+}
+
+fn connecting(ticket: &Ticket) -> String {
+    format!("connect to the NFC server {}:{}", ticket.host, ticket.port)
+}
+
+/// The first line of a host, and the TLS session that follows it.
+fn greeted(
+    ticket: &Ticket,
+    tls: &dyn TlsMaker,
+    socket: Socket,
+    limit: Duration,
+    seen: Option<&Trace>,
+) -> Result<(Stream, Greeting), NfcError> {
+    let mut stream = Stream::Plain(socket);
+    let line = receive_line(&mut stream, "greeting", limit).map_err(NfcError::before_ticket)?;
+    if let Some(trace) = seen {
+        trace.line(&format!("<- {line}"));
+    }
+    let greeting = Greeting::parse(&line)?;
+    let stream = secured(ticket, tls, stream, limit).map_err(NfcError::before_ticket)?;
+    Ok((stream, greeting))
+}
+
+/// A new TLS session over the same connection.
+fn secured(ticket: &Ticket, tls: &dyn TlsMaker, stream: Stream, limit: Duration) -> Result<Stream, NfcError> {
+    let socket = stream.into_socket().map_err(|error| NfcError::io("taking the connection over", &error))?;
+    tls.start(socket, &ticket.host, &ticket.trust, limit)
 }
 
 /// As [`authd`], over a socket.
 pub fn talk(way: &Way, ticket: &Ticket, socket: Socket) -> Result<(Stream, Option<&'static str>), NfcError> {
     let limit = CONNECT_LIMIT.max(way.timeout);
-    let mut stream = Stream::Plain(socket);
-    let line = receive_line(&mut stream, "greeting", limit).map_err(NfcError::before_ticket)?;
-    trace(way, &format!("<- {line}"));
-    let greeting = Greeting::parse(&line)?;
+    let (mut stream, greeting) = greeted(ticket, way.tls.as_ref(), socket, limit, way.trace.as_deref())?;
     if way.encrypted && !greeting.nfcssl {
         // Old hosts may not say it; PROXY is refused if it is so.
         trace(way, "the greeting does not offer NFCSSL");
     }
-    let start = |stream: Stream| {
-        let socket =
-            stream.into_socket().map_err(|error| NfcError::io("taking the connection over", &error))?;
-        way.tls.start(socket, &ticket.host, &ticket.trust, limit)
-    };
-    let mut stream = start(stream).map_err(NfcError::before_ticket)?;
     send(&mut stream, "SESSION", &format!("SESSION {}\r\n", ticket.session.reveal()), limit)?;
     ask(way, &mut stream, "BANNER ", "220", limit)?;
     let tag = (greeting.sha256 && !way.no_tag).then_some(TAG);
@@ -149,7 +180,7 @@ pub fn talk(way: &Way, ticket: &Ticket, socket: Socket) -> Result<(Stream, Optio
     ask(way, &mut stream, &format!("PROXY {service}"), "200 Connect", limit)?;
     // The TLS session ends here without a word of either side.
     let stream = match way.encrypted {
-        true => start(stream)?,
+        true => secured(ticket, way.tls.as_ref(), stream, limit)?,
         false => {
             let socket =
                 stream.into_socket().map_err(|error| NfcError::io("taking the connection over", &error))?;

@@ -36,7 +36,7 @@ mod trace;
 pub use budget::{BUDGET_BYTES, Buffers, DISKS_MAX, Grant, Ledger};
 pub use choice::CodecWish;
 pub use codec::Codec;
-pub use connect::{Ticket, Tickets};
+pub use connect::{Ticket, Tickets, greet};
 pub use disk::{NfcDisk, NfcOptions, NfcState};
 pub use error::{NfcError, NfcErrorKind};
 pub use tls::{Rustls, TlsMaker};

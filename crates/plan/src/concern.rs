@@ -67,8 +67,8 @@ pub struct ConcernContext {
     pub disk_bus: Option<DiskBusChoice>,
     /// How it moves while it runs, if it does.
     pub warm: Option<Warm>,
-    /// Whether its disks are read by NFC alone, where the host follows the chain of an earlier snapshot's files.
-    pub only_nfc: bool,
+    /// Whether its disks may be read in another way than by NFC, which alone follows the chain of an earlier snapshot's files.
+    pub no_chains: bool,
     /// Keys of the disks that stay behind; nothing is said about them.
     pub excluded_disks: Vec<i32>,
 }
@@ -270,7 +270,7 @@ impl Found<'_> {
             let names: Vec<&str> = vm.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
             let has = format!("has {} snapshots ({})", names.len(), names.join(", "));
             // Passes of a warm one would all compare whole disks.
-            match context.only_nfc && context.warm.is_none() {
+            match !context.no_chains && context.warm.is_none() {
                 true => self.add(
                     "snapshots-stay",
                     None,
@@ -281,7 +281,7 @@ impl Found<'_> {
                     "snapshots-present",
                     None,
                     format!("{has}: its base disks lack later changes"),
-                    "remove the snapshots (which merges them), then move it; or move it cold, with `data.path: nfc`",
+                    "remove the snapshots (which merges them), then move it; or move it cold, by NFC (`data.path: nfc`)",
                 ),
             }
         }
@@ -503,17 +503,17 @@ mod tests {
             assert!(ids(&vm, &inventory).contains(&id.to_string()), "{id}");
             id.to_string()
         };
-        let snapshots_stay = || {
+        let [present, stay] = {
             let (mut vm, inventory) = plain();
             vm.snapshots.push(Snapshot::default());
-            let told = |only_nfc, warm| -> Vec<String> {
-                let context = ConcernContext { only_nfc, warm, ..ConcernContext::default() };
+            let told = |no_chains, warm| -> Vec<String> {
+                let context = ConcernContext { no_chains, warm, ..ConcernContext::default() };
                 concerns(&vm, &inventory, &context).into_iter().map(|concern| concern.id).collect()
             };
-            assert_eq!(told(false, None), ["snapshots-present"]);
-            assert_eq!(told(true, Some(Warm::default()))[0], "snapshots-present");
-            assert_eq!(told(true, None), ["snapshots-stay"]);
-            "snapshots-stay".to_string()
+            assert_eq!(told(true, None), ["snapshots-present"]);
+            assert_eq!(told(false, Some(Warm::default()))[0], "snapshots-present");
+            assert_eq!(told(false, None), ["snapshots-stay"]);
+            ["snapshots-stay", "snapshots-present"].map(str::to_string)
         };
         let inside = |id: &str, change: &dyn Fn(&mut Inside)| {
             let mut planned = planned();
@@ -529,7 +529,7 @@ mod tests {
             change("no-disks", &|vm, _| vm.disks.clear()),
             change("independent-disk", &|vm, _| vm.disks[0].mode = DiskMode::IndependentPersistent),
             change("rdm-disk", &|vm, _| vm.disks[0].rdm = Some(RdmMode::Physical)),
-            change("snapshots-present", &|vm, _| vm.snapshots.push(Snapshot::default())),
+            present,
             change("disk-has-parent", &|vm, _| vm.disks[0].has_parent = true),
             change("consolidation-needed", &|vm, _| vm.consolidation_needed = true),
             change("shared-disk", &|vm, _| vm.disks[0].shared = true),
@@ -556,7 +556,7 @@ mod tests {
             change_warm("quiesce-without-tools", &|vm, _| vm.tools = ToolsState::NotRunning),
             change("large-disk", &|vm, _| vm.disks[0].capacity_bytes = 2 << 40),
             change("cbt-off", &|vm, _| vm.change_tracking = false),
-            snapshots_stay(),
+            stay,
             change("short-last-block", &|vm, _| vm.disks[0].capacity_bytes = 65536 + 512),
             change("nic-disconnected", &|vm, _| vm.nics.push(Nic::default())),
             change("duplicate-name", &|vm, inventory| {
@@ -710,12 +710,12 @@ mod tests {
         let (mut vm, inventory) = plain();
         vm.disks.push(VmDisk { key: 2001, capacity_bytes: 0, ..vm.disks[0].clone() });
         vm.change_tracking = false;
-        vm.snapshots.push(Snapshot::default());
+        vm.consolidation_needed = true;
         let context = ConcernContext { excluded_disks: vec![2001], ..ConcernContext::default() };
         let found = concerns(&vm, &inventory, &context);
         assert_eq!(
             found.iter().map(|concern| concern.id.as_str()).collect::<Vec<_>>(),
-            ["snapshots-present", "cbt-off"]
+            ["consolidation-needed", "cbt-off"]
         );
     }
 }

@@ -207,6 +207,17 @@ pub struct DataPath {
     pub vddk: Vddk,
 }
 
+impl DataPath {
+    /// Whether a disk is read with the chain of files that earlier snapshots left: by NFC, and in no other way before it.
+    pub fn follows_chains(&self) -> bool {
+        match self.path {
+            PathChoice::Nfc => true,
+            PathChoice::Auto => self.proxies.is_empty(),
+            PathChoice::HotAdd | PathChoice::Https | PathChoice::Vddk => false,
+        }
+    }
+}
+
 /// Who serves the bytes of the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -108,7 +108,7 @@ impl<'a> Resolver<'a> {
             convert: Some(convert),
             disk_bus: Some(disk_bus),
             warm,
-            only_nfc: plan.source.vsphere().is_some_and(|source| source.data.path == PathChoice::Nfc),
+            no_chains: !plan.source.vsphere().is_some_and(|source| source.data.follows_chains()),
             excluded_disks: excluded.clone(),
         };
         let found = concerns(vm, self.inventory, &context);

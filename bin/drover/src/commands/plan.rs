@@ -183,11 +183,20 @@ pub struct Checked {
     pub resolution: Resolution,
     /// What the user may not do at the source.
     pub rights: Vec<Problem>,
+    /// Which hosts of the source cannot be reached for disks.
+    pub at_hosts: Vec<Problem>,
     /// What stands in the way at the target.
     pub at_target: Vec<Problem>,
     nfc: Vec<HostNfc>,
     /// About the machine and the site, for people.
     told: String,
+}
+
+impl Checked {
+    /// Everything that was found.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.resolution.problems.iter().chain(&self.at_target).chain(&self.rights).chain(&self.at_hosts)
+    }
 }
 
 /// Holds a plan against its source, its target and this machine; touches nothing.
@@ -208,10 +217,11 @@ pub fn check_online(
     let begun = begun_here(&file.plan.name, state);
     let site = judge(file, &mut resolution, &begun, (&provider, &target), true);
     resolution.problems.extend(anothers(file, state));
+    let at_hosts = provider.host_problems(&resolution.vms, &begun);
     let at_target = target.problems(&resolution.vms);
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
     let told = site + &told_hosts(&resolution, crate::log::is_verbose()) + &way + &nfc_sums(&nfc, &inventory);
-    Ok(Checked { resolution, rights, at_target, nfc, told })
+    Ok(Checked { resolution, rights, at_hosts, at_target, nfc, told })
 }
 
 /// `drover plan check`.
@@ -233,17 +243,17 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
         inspected = inspect_plan(&file, args.state.as_deref(), &mut checked.resolution, &stop)?;
     }
-    // As a run ends that finds the same: the plan itself, then rights, then what stands in the way at the target.
+    // As a run ends that finds the same: the plan itself, then rights, hosts, and what stands in the way at the target.
     let exit = if checked.resolution.problems.iter().any(Problem::is_error) {
         Exit::Plan
     } else if checked.rights.iter().any(Problem::is_error) {
         Exit::Access
+    } else if checked.at_hosts.iter().any(Problem::is_error) {
+        Exit::Connection
     } else {
         Exit::Target
     };
-    let own = &checked.resolution.problems;
-    let problems: Vec<Problem> =
-        own.iter().chain(&checked.at_target).chain(&checked.rights).cloned().collect();
+    let problems: Vec<Problem> = checked.problems().cloned().collect();
     let shown = Shown::new(&checked.resolution, &problems, args, crate::log::is_verbose())?;
     if args.json {
         let mut found = serde_json::json!({

@@ -202,8 +202,7 @@ impl Operations for Daemon {
         let file = self.file(submission)?;
         let checked = check_online(&file, Some(&self.0.folder), Some(&self.0.policy))
             .map_err(|failure| problem(&failure))?;
-        let problems: Vec<&PlanProblem> =
-            checked.resolution.problems.iter().chain(&checked.rights).chain(&checked.at_target).collect();
+        let problems: Vec<&PlanProblem> = checked.problems().collect();
         let concerns = checked.resolution.vms.iter().flat_map(|vm| &vm.concerns);
         Ok(Checked {
             ok: !problems.iter().any(|problem| problem.is_error()),

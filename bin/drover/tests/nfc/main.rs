@@ -121,6 +121,59 @@ fn auto_is_nfc_and_https_where_nfc_does_not_give_a_disk() {
     assert!(refused.code != Some(0) && refused.err.contains("TLS with the NFC server"), "{}", refused.err);
 }
 
+/// Before any guest is shut down, as the firewalls in between are the most frequent cause.
+#[test]
+fn a_host_whose_nfc_server_cannot_be_used_is_told_before_anything_is_touched() {
+    let Some(stage) = Stage::new(170, |folder| {
+        let [a, b] = ["a", "b"].map(|name| disk_file(folder, name, 2 * MIB));
+        vec![vm("one", &[&a]), with(vm("two", &[&b]), json!({"host": "esx2.lab"}))]
+    }) else {
+        return;
+    };
+    let before = stage.source_state();
+    let insists = plan(&stage, "insists", "", &[("vms:\n", "limits: {retry_for: 1s}\nvms:\n")]);
+    let auto = plan(&stage, "auto", "", &[("path: nfc\n", "path: auto\n")]);
+    stage.sim.post("/nfc/set", json!({"host": "esx2.lab", "greeting": "SSH-2.0-OpenSSH_9.9"})).unwrap();
+    for command in [&["plan", "check"][..], &["migrate"]] {
+        let refused = stage.run(&[command, &[insists.as_str()]].concat());
+        assert_eq!(refused.code, Some(5), "{}{}", refused.out, refused.err);
+        let told = [
+            "the NFC server of esx2.lab cannot be used",
+            "SSH-2.0",
+            "disks of 1 VM are to be read by NFC alone",
+        ];
+        assert!(told.iter().all(|it| refused.err.contains(it)), "{}", refused.err);
+        assert!(!refused.err.contains("esx1.lab"), "{}", refused.err);
+    }
+    let checked = stage.run(&["plan", "check", &auto]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+    assert!(checked.err.contains("disks of 1 VM will be read by HTTPS ranges"), "{}", checked.err);
+    assert_eq!(stage.source_state(), before);
+    // What has begun goes on elsewhere while a host is away.
+    stage.sim.post("/nfc/reset", json!({})).unwrap();
+    stage.sim.post("/nfc/fault", json!({"at": "read", "do": "cut", "where": "header", "count": -1})).unwrap();
+    let failed = stage.run(&["migrate", &insists]);
+    assert_ne!(failed.code, Some(0), "{}", failed.out);
+    stage.sim.post("/fault/clear", json!({})).unwrap();
+    stage.sim.post("/nfc/set", json!({"host": "esx2.lab", "greeting": "SSH-2.0-OpenSSH_9.9"})).unwrap();
+    let resumed = stage.run(&["resume", "insists"]);
+    assert_ne!(resumed.code, Some(0), "{}", resumed.out);
+    assert!(
+        resumed.err.contains("warning") && resumed.err.contains("the NFC server of esx2.lab"),
+        "{}",
+        resumed.err
+    );
+    assert_equal(&stage, "insists", "one", 0, &stage.path("a"));
+    stage.sim.post("/nfc/reset", json!({})).unwrap();
+    assert_eq!(stage.run(&["resume", "insists"]).code, Some(0));
+    assert_equal(&stage, "insists", "two", 0, &stage.path("b"));
+    // What had arrived is no part of what this run was foreseen to take.
+    let report = stage.report("insists");
+    let runs = report["runs"].as_array().unwrap();
+    let foreseen = |run: &Value| run["foreseen"]["vms"].as_object().unwrap().len();
+    assert_eq!((foreseen(&runs[0]), foreseen(runs.last().unwrap())), (2, 1), "{runs:#?}");
+}
+
 #[test]
 fn a_host_that_shows_another_certificate_never_sees_the_ticket() {
     let Some(stage) = Stage::new(132, one(2)) else { return };
@@ -199,15 +252,20 @@ fn disks_that_https_does_not_read_are_read_through_their_chains() {
     stage.backup("one");
     write(5 * MIB);
     let before = stage.source_state();
-    for path in ["https", "auto"] {
-        let name = format!("refused-{path}");
-        let refused = stage.run(&[
-            "plan",
-            "check",
-            &plan(&stage, &name, "", &[("path: nfc\n", &format!("path: {path}\n"))]),
-        ]);
-        assert!(refused.code == Some(3) && refused.err.contains("one has 2 snapshots"), "{refused:?}");
-    }
+    let https = plan(&stage, "refused-https", "", &[("path: nfc\n", "path: https\n")]);
+    let refused = stage.run(&["plan", "check", &https]);
+    assert!(refused.code == Some(3) && refused.err.contains("one has 2 snapshots"), "{refused:?}");
+    let auto = plan(&stage, "auto", "", &[("path: nfc\n", "path: auto\n")]);
+    let check = stage.run(&["plan", "check", &auto]);
+    assert!(
+        check.code == Some(0) && check.out.contains("it arrives as it is now, without them"),
+        "{check:?}"
+    );
+    stage.sim.post("/nfc/set", json!({"refuse_tls": true})).unwrap();
+    let refused = stage.run(&["plan", "check", &auto]);
+    let why = "which those with earlier snapshots are not";
+    assert!(refused.code == Some(5) && refused.err.contains(why), "{refused:?}");
+    stage.sim.post("/nfc/set", json!({"refuse_tls": false})).unwrap();
     let without_one = [("path: nfc\n", "path: https\n"), ("  - name: \"one\"\n", "")];
     let refused = stage.run(&["migrate", &plan(&stage, "object", "", &without_one)]);
     assert!(refused.code != Some(0) && refused.err.contains("404"), "{}", refused.err);
