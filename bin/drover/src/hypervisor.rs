@@ -10,7 +10,7 @@ use drover_agent::{Home, Hypervisor, Refusal};
 use drover_disk::DiskErrorKind;
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, ImageFormat, MachineSpec, QemuError, QemuErrorKind, RunOptions,
-    Validation, VmFolder,
+    Trials, Validation, VmFolder,
 };
 
 use crate::lacks::lacks;
@@ -21,7 +21,16 @@ use crate::target::conversion;
 const STOP_TIME: Duration = Duration::from_secs(5);
 
 /// QEMU and libvirt on this host.
-pub struct Qemu;
+pub struct Qemu {
+    trials: Trials,
+}
+
+impl Qemu {
+    /// What is remembered of trials of the converter lies in this state folder.
+    pub fn new(state: &Path) -> Qemu {
+        Qemu { trials: conversion::trials_in(state) }
+    }
+}
 
 /// The machine of a peer. What its images hold is the peer's, down to the first byte: whatever they are called, QEMU never takes them for a
 /// format whose head could name files of this host.
@@ -36,9 +45,15 @@ impl Hypervisor for Qemu {
         spec(home).and_then(|spec| spec.check()).map_err(refusal)
     }
 
-    fn lacks(&self, machine: &Machine) -> Vec<Lack> {
+    fn lacks(&self, machine: &Machine, is_unwanted: &dyn Fn() -> bool) -> Vec<Lack> {
         // Which files of UEFI are taken is this host's own affair.
-        lacks(machine, None)
+        let mut lacks = lacks(machine, None);
+        if machine.is_converted
+            && let Err(lack) = conversion::try_appliance(&self.trials, is_unwanted, &|| {})
+        {
+            lacks.push(Lack { what: lack.what, advice: lack.advice });
+        }
+        lacks
     }
 
     fn define(&self, home: &Home<'_>) -> Result<(String, Option<String>), Refusal> {

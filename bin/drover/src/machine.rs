@@ -36,6 +36,7 @@ pub fn machine_of(vm: &PlannedVm, target: &Target, origin: &str) -> Machine {
             drover_plan::Accelerator::Tcg => Accelerator::Tcg,
         },
         is_started: vm.start,
+        is_converted: false,
     }
 }
 

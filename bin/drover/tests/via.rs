@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::debian::{debian, marked, put_marking_converter};
+use common::debian::{debian, marked, put_converter_tried, put_marking_converter};
 use common::process::{freeze, recorded_in, thaw, wait_until};
 use common::sites::{own_address, start_agent};
 use common::{MIB, Stage, disk_file, same_bytes, vm, with};
@@ -567,6 +567,11 @@ impl Converting {
     /// The agent's host gets a converter that does this at its end.
     fn put(&mut self, then: &str) {
         put_marking_converter(&self.tools, then);
+        self.serve();
+    }
+
+    /// The agent finds what is there.
+    fn serve(&mut self) {
         self.far.kill_agent();
         self.far.path = Some(format!("{}:{}", self.tools.display(), std::env::var("PATH").unwrap()));
         self.far.start_agent();
@@ -603,6 +608,16 @@ fn a_guest_is_converted_at_the_other_site_once() {
     );
     let refused = scene.far.stage.run(&["migrate", &always]);
     assert_eq!(refused.code, Some(3), "{}", refused.err);
+    assert!(!scene.far.in_pool("one").exists(), "nothing is made");
+
+    // One is there, and its appliance does not come up.
+    put_converter_tried(&scene.tools, "echo 'libguestfs: error: no kernel' >&2; exit 1", "");
+    scene.serve();
+    for command in [&["plan", "check"][..], &["migrate"]] {
+        let refused = scene.far.stage.run(&[command, &[always.as_str()]].concat());
+        let told = refused.err.contains("host of site-b: ") && refused.err.contains("no kernel");
+        assert!(refused.code == Some(3) && told, "{}", refused.err);
+    }
     assert!(!scene.far.in_pool("one").exists(), "nothing is made");
 
     scene.put("");

@@ -111,6 +111,9 @@ pub struct Machine {
     /// Whether an order to start it will follow.
     #[serde(default)]
     pub is_started: bool,
+    /// Whether an order to convert it will follow, as far as that is known.
+    #[serde(default)]
+    pub is_converted: bool,
 }
 
 /// Firmware of a machine.

@@ -60,7 +60,11 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let identity = sites::identity(&folder)?;
     let own_name = args.name.clone().unwrap_or_else(sites::own_name);
     let places = Arc::new(places(args)?);
-    let machines = Machines::new(places.clone(), Box::new(Qemu), args.allow_start);
+    let machines = Machines::new(
+        places.clone(),
+        Box::new(Qemu::new(&state_folder(args.state.as_deref()))),
+        args.allow_start,
+    );
     let connector = Arc::new(Connector::start(args)?);
     let agent = Agent::new(places).with_machines(machines).with_connect(connector.clone());
     let agent = if args.no_link_compression { agent.without_packing() } else { agent };

@@ -29,7 +29,7 @@ use crate::state::state_folder;
 use crate::target::Setting;
 
 /// Whether a VM is to be converted, whatever is found in it.
-pub(super) fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
+pub fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
     match (vm.convert, drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus)) {
         (Convert::Never, _) | (Convert::Auto, Need::Advised(_) | Need::NotNeeded(_)) => false,
         (Convert::Always, _) | (Convert::Auto, Need::Needed(_)) => true,
@@ -44,8 +44,8 @@ pub(super) struct Converter {
 
 impl Converter {
     pub(super) fn new(about: &Setting) -> Converter {
-        let folder = state_folder(about.state.as_deref()).join("converter");
-        Converter { trials: Trials::in_folder(folder), stop: about.stop.clone() }
+        let trials = trials_in(&state_folder(about.state.as_deref()));
+        Converter { trials, stop: about.stop.clone() }
     }
 
     /// Refuses a VM that would be moved and then not be converted, or not boot.
@@ -59,14 +59,23 @@ impl Converter {
         };
         drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).map_err(refused)?;
         check_first_boot(vm)?;
-        let options = TrialOptions {
-            program: None,
-            time_max: TRIAL_TIME_MAX,
-            is_unwanted: &|| self.stop.is_set(),
-            on_begin: &|| crate::out::say(TRYING),
-        };
-        self.trials.check(&options).map_err(refused)
+        let is_unwanted = || self.stop.is_set();
+        try_appliance(&self.trials, &is_unwanted, &|| crate::out::say(TRYING)).map_err(refused)
     }
+}
+
+/// Trials of the converter that are remembered in a state folder.
+pub fn trials_in(state: &Path) -> Trials {
+    Trials::in_folder(state.join("converter"))
+}
+
+/// Whether the appliance of this machine's converter comes up; `on_begin` is called if it has to be tried.
+pub fn try_appliance(
+    trials: &Trials,
+    is_unwanted: &dyn Fn() -> bool,
+    on_begin: &dyn Fn(),
+) -> Result<(), Lack> {
+    trials.check(&TrialOptions { program: None, time_max: TRIAL_TIME_MAX, is_unwanted, on_begin })
 }
 
 /// Without KVM an appliance took 110 s to be built and started on a busy machine, and 20 to 40 s from then on; the rest is room.
@@ -203,7 +212,7 @@ pub(super) struct Served<'a> {
 impl Served<'_> {
     fn spec(&self) -> Result<MachineSpec, ProviderError> {
         // Not run here, so its firmware is nothing to be found.
-        let machine = Machine { is_started: false, ..self.machine.clone() };
+        let machine = Machine { is_started: false, is_converted: false, ..self.machine.clone() };
         let images = self.vm.disks.iter().map(|disk| disk.path.clone()).collect();
         spec_of(&Home { folder: self.folder.clone(), images, machine: &machine }, None).map_err(qemu_error)
     }

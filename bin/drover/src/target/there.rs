@@ -132,7 +132,8 @@ impl There {
 
     /// What preparing a machine would come to, and how it stands; makes nothing.
     pub fn check(&self, vm: &PlannedVm) -> Result<Told, Refusal> {
-        self.site.order(&self.order_of(vm, What::Check(self.machine(vm)), 0))
+        let order = self.order_of(vm, What::Check(self.machine(vm)), 0);
+        self.site.order_while(&order, &|| self.about.stop.is_set())
     }
 
     fn recorded(&self, disk: &PlannedDisk, vm: &PlannedVm, stat: &Stat) -> Option<Box<Replay>> {
@@ -154,7 +155,8 @@ impl There {
     }
 
     fn machine(&self, vm: &PlannedVm) -> Machine {
-        machine_of(vm, &self.about.target, &self.about.origin)
+        let machine = machine_of(vm, &self.about.target, &self.about.origin);
+        Machine { is_converted: conversion::is_due(vm, boot_bus(&machine)), ..machine }
     }
 
     fn order_of(&self, vm: &PlannedVm, what: What, number: u64) -> Order {

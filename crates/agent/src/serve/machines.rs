@@ -32,8 +32,9 @@ pub trait Hypervisor: Send + Sync {
     /// With the first thing that is wrong.
     fn check(&self, home: &Home<'_>) -> Result<(), Refusal>;
 
-    /// What this host lacks of what a machine is plugged into and started by.
-    fn lacks(&self, machine: &Machine) -> Vec<Lack>;
+    /// What this host lacks of what a machine is plugged into, converted and started by. May take minutes where it is converted;
+    /// ends when `is_unwanted`.
+    fn lacks(&self, machine: &Machine, is_unwanted: &dyn Fn() -> bool) -> Vec<Lack>;
 
     /// Writes its definition to its folder; gives a line about it and a command that starts it.
     ///
@@ -152,7 +153,10 @@ impl Machines {
         }
         let own = |room| Own { machines: self, room, owner: format!("{peer} {}", order.owner) };
         let room = match &order.what {
-            What::Check(machine) => return own(self.places.room(&order.folder)?).check(machine),
+            What::Check(machine) => {
+                let is_unwanted = || run.sender.is_given_up();
+                return own(self.places.room(&order.folder)?).check(machine, &is_unwanted);
+            }
             What::Prepare(_) => self.places.room(&order.folder)?,
             what => match self.places.folder(&order.folder) {
                 // Nothing is there: as good as removed.
@@ -216,7 +220,7 @@ struct Ahead {
 
 impl Own<'_> {
     /// All that could refuse the machine, looked at before anything is made for it.
-    fn look_ahead(&self, machine: &Machine) -> Result<Ahead, Refusal> {
+    fn look_ahead(&self, machine: &Machine, is_unwanted: &dyn Fn() -> bool) -> Result<Ahead, Refusal> {
         self.check_ours()?;
         let (places, hypervisor) = (&self.machines.places, &self.machines.hypervisor);
         let images = machine.disks.iter().map(|disk| places.image_to_come(&disk.disk));
@@ -225,16 +229,19 @@ impl Own<'_> {
         rooms.push(self.room.clone());
         rooms.iter().try_for_each(|room| check_writable(&room.there))?;
         hypervisor.check(&Home { folder: self.room.path.clone(), images, machine })?;
-        Ok(Ahead { rooms, lacks: hypervisor.lacks(machine) })
+        // Who may not have guests converted here has no converter run either.
+        let is_converted = machine.is_converted && self.machines.may_start;
+        let machine = Machine { is_converted, ..machine.clone() };
+        Ok(Ahead { rooms, lacks: hypervisor.lacks(&machine, is_unwanted) })
     }
 
     /// Tells what preparing the machine would come to, and how it stands.
-    fn check(&self, machine: &Machine) -> Result<Told, Refusal> {
+    fn check(&self, machine: &Machine, is_unwanted: &dyn Fn() -> bool) -> Result<Told, Refusal> {
         let told = if self.room.is_there() { self.look()? } else { Told::default() };
         if told.defined == Defined::Others {
             return Ok(told);
         }
-        Ok(Told { lacks: self.look_ahead(machine)?.lacks, ..told })
+        Ok(Told { lacks: self.look_ahead(machine, is_unwanted)?.lacks, ..told })
     }
 
     fn carry_out(&self, what: &What, is_unwanted: &dyn Fn() -> bool) -> Result<Told, Refusal> {
@@ -243,7 +250,7 @@ impl Own<'_> {
         match what {
             What::Look | What::Check(_) => nothing(),
             What::Prepare(machine) => {
-                let Ahead { rooms, lacks } = self.look_ahead(machine)?;
+                let Ahead { rooms, lacks } = self.look_ahead(machine, is_unwanted)?;
                 if let Some(lack) = lacks.first() {
                     return Err(refused(DiskErrorKind::Unsupported, lack.to_string()));
                 }
