@@ -162,10 +162,15 @@ pub fn begin(store: &Store, plan: &Plan, vms: &[PlannedVm], hosts: &BTreeMap<Str
         disks,
         question: question.clone(),
     };
+    // Before the run changes it: of a run that is resumed, only what is left is foreseen.
+    let begun = run.progress_in(store).unwrap_or_default();
     let first = move || {
         // Without rates of its own a run is foreseen by what is assumed; a store that cannot be read shows itself elsewhere.
         let seen = Store::open_to_read(&folder).and_then(|store| seen(&store)).unwrap_or_default();
-        foreseen(&Question { rates: seen.rates(), ..question }, ids)
+        let left = left_of(&question, &begun, question.start_ms);
+        let mut has_ended = begun.iter().map(|it| *it == Progress::Ended).chain(std::iter::repeat(false));
+        let ids = ids.into_iter().filter(|_| has_ended.next() == Some(false)).collect();
+        foreseen(&Question { rates: seen.rates(), ..left }, ids)
     };
     Foresight::correcting(first, CORRECT_EACH, move || run.foreseen_now().ok())
 }
@@ -184,16 +189,19 @@ impl Begun {
     /// What is left, by the rates of this run and those before it.
     fn foreseen_now(&self) -> Result<ForeseenNow, StoreError> {
         let store = Store::open_to_read(&self.folder)?;
-        let (rows, disks) = (store.vms(&self.plan)?, store.progress(&self.plan)?);
         let at_ms = SystemClock.now_ms();
-        let left = left_of(&self.question, &self.progress(&rows, &disks), at_ms.max(0) as u64);
+        let left = left_of(&self.question, &self.progress_in(&store)?, at_ms.max(0) as u64);
         let forecast = foresee_roughly(&Question { rates: seen(&store)?.rates(), ..left });
         let Spread { p10, p50, p90 } = forecast.makespan_s;
         let end_ms = [p10, p50, p90].map(|seconds| at_ms.saturating_add((seconds * 1000.0) as i64));
         Ok(ForeseenNow { at_ms, end_ms })
     }
 
-    /// How far each VM is. What ended before the run began is tried again by it.
+    fn progress_in(&self, store: &Store) -> Result<Vec<Progress>, StoreError> {
+        Ok(self.progress(&store.vms(&self.plan)?, &store.progress(&self.plan)?))
+    }
+
+    /// How far each VM is. What failed before the run began is tried again by it.
     fn progress(&self, rows: &[VmRow], disks: &[ProgressRow]) -> Vec<Progress> {
         let began_ms = i64::try_from(self.question.start_ms).unwrap_or(i64::MAX);
         let rows: HashMap<&str, &VmRow> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
@@ -204,10 +212,12 @@ impl Begun {
             disks.iter().map(|disk| ((disk.vm.as_str(), disk.disk.as_str()), done(disk))).collect();
         let of = |(id, labels): (&String, &Vec<String>)| {
             let Some(row) = rows.get(id.as_str()) else { return Progress::Waits };
-            if row.ended_ms.is_some_and(|ended_ms| ended_ms >= began_ms) {
+            if row.state.has_arrived() || row.ended_ms.is_some_and(|ended_ms| ended_ms >= began_ms) {
                 return Progress::Ended;
             }
-            match row.phase.as_deref().filter(|_| row.state == VmState::Running) {
+            // One that was stopped goes on where it was.
+            let goes_on = matches!(row.state, VmState::Running | VmState::Stopped);
+            match row.phase.as_deref().filter(|_| goes_on) {
                 None => Progress::Waits,
                 Some("verify") => Progress::Verifies,
                 Some("convert" | "define" | "start" | "clean up") => Progress::Copied,
@@ -269,6 +279,8 @@ mod tests {
             row("arrived", VmState::Done, Some("clean up"), Some(1_500)),
             row("tried again", VmState::Failed, Some("copy"), Some(500)),
             row("waits", VmState::Queued, None, None),
+            row("arrived before", VmState::Done, Some("clean up"), Some(500)),
+            row("stopped", VmState::Stopped, Some("copy"), Some(500)),
         ];
         let disk = |label: &str, done_bytes, left_bytes| ProgressRow {
             vm: "copies there".into(),
@@ -295,12 +307,23 @@ mod tests {
         };
         let disks = vec![vec!["a".to_string(), "b".to_string(), "c".to_string()]; ids.len()];
         let run = Begun { folder: PathBuf::new(), plan: String::new(), ids, disks, question };
-        let progress = run.progress(&rows, &[disk("a", 70, None), disk("b", 10, Some(40))]);
+        let stopped = ProgressRow { vm: "stopped there".into(), ..disk("b", 30, None) };
+        let progress = run.progress(&rows, &[disk("a", 70, None), disk("b", 10, Some(40)), stopped]);
         let copies = Progress::Copies(vec![70, 60, 0]);
         let (waits, ended) = (Progress::Waits, Progress::Ended);
         assert_eq!(
             progress,
-            [copies, Progress::Verifies, Progress::Copied, ended, waits.clone(), waits.clone(), waits]
+            [
+                copies,
+                Progress::Verifies,
+                Progress::Copied,
+                ended.clone(),
+                waits.clone(),
+                waits.clone(),
+                ended,
+                Progress::Copies(vec![0, 30, 0]),
+                waits
+            ]
         );
     }
 }
