@@ -15,8 +15,8 @@ use super::watch::run_all;
 
 const KILLED_DISKS: u64 = 500;
 const KILLED_HOSTS: usize = 40;
-/// So slow that all are under way at once.
-const KILLED_BYTES_PER_S: u64 = 256 << 10;
+/// What each connection to a host gives: so slow that all are under way at once, and one more still adds to the sum of its host.
+const KILLED_BYTES_PER_S: u64 = 16 << 10;
 const KILLS: usize = 3;
 /// Within this time as many disks are at work.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -28,7 +28,7 @@ pub fn killed(setting: &Setting<'_>) -> Result<()> {
     head("killed", &fleet);
     let drover = fleet.drover("state")?;
     let plan = fleet.plan("killed", 0..shape.vms, &format!("limits: {{disks: {KILLED_DISKS}}}\n"))?;
-    fleet.sim.post("/nfc/set", json!({ "host_bytes_per_s": KILLED_BYTES_PER_S }))?;
+    fleet.sim.post("/nfc/set", json!({ "connection_bytes_per_s": KILLED_BYTES_PER_S }))?;
     for round in 0..KILLS {
         let command = if round == 0 { ["migrate", &plan] } else { ["resume", "killed"] };
         let mut run = Killed(Some(drover.start(&command)?));
@@ -52,7 +52,7 @@ pub fn killed(setting: &Setting<'_>) -> Result<()> {
             begun.elapsed().as_secs_f64()
         );
     }
-    fleet.sim.post("/nfc/set", json!({ "host_bytes_per_s": 0 }))?;
+    fleet.sim.post("/nfc/set", json!({ "connection_bytes_per_s": 0 }))?;
     let (_, usage) = run_all(vec![drover.command(&["resume", "killed", "--quiet"])])?;
     let told = report(&drover, "killed")?;
     let summary = &told["summary"];

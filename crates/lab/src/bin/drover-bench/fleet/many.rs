@@ -119,7 +119,7 @@ pub fn serve(
     }
     while daemon.count(&["done"])? < plans.len() {
         let failed = daemon.count(&["incomplete", "refused", "cancelled"])?;
-        ensure!(failed == 0, "{failed} plans failed");
+        ensure!(failed == 0, "{failed} plans failed: {}", errors(&drover, plans)?);
         ensure!(watch.elapsed() < PATIENCE, "the plans took too long");
         watch.look(&[daemon.pid()]);
         std::thread::sleep(Duration::from_millis(100));
@@ -128,6 +128,18 @@ pub fn serve(
     drop(daemon);
     let reports = plans.iter().map(|(name, _)| report(&drover, name)).collect::<Result<Vec<Value>>>()?;
     Ok((usage, timeline(&reports, watch.started_ms, slots)?))
+}
+
+/// What VMs of plans failed of.
+fn errors(drover: &Drover, plans: &[(String, String)]) -> Result<String> {
+    let mut errors = Vec::new();
+    for (name, _) in plans {
+        let Ok(told) = report(drover, name) else { continue };
+        for vm in told["vms"].as_array().into_iter().flatten().filter(|vm| vm["error"].is_string()) {
+            errors.push(format!("{name}/{}: {}: {}", vm["name"], vm["state"], vm["error"]));
+        }
+    }
+    Ok(errors.join("\n"))
 }
 
 /// No case takes longer.
