@@ -513,7 +513,7 @@ mod tests {
             assert_eq!(told(true, None), ["snapshots-present"]);
             assert_eq!(told(false, Some(Warm::default()))[0], "snapshots-present");
             assert_eq!(told(false, None), ["snapshots-stay"]);
-            ["snapshots-stay", "snapshots-present"].map(str::to_string)
+            ["snapshots-present", "snapshots-stay"].map(str::to_string)
         };
         let inside = |id: &str, change: &dyn Fn(&mut Inside)| {
             let mut planned = planned();

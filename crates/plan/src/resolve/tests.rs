@@ -1,4 +1,4 @@
-use drover_types::inventory::{Firmware, Host, HostAddress, Nic, Snapshot};
+use drover_types::inventory::{Firmware, Host, HostAddress, Nic};
 
 use super::route::{DATA_SERVICE, MANAGEMENT_SERVICE};
 use super::*;
@@ -258,14 +258,14 @@ fn unknown_and_double_names_are_told_apart() {
 #[test]
 fn what_cannot_be_moved_is_an_error_with_its_line() {
     let mut inventory = inventory();
-    inventory.vms[0].snapshots.push(Snapshot { name: "before".into(), ..Snapshot::default() });
+    inventory.vms[0].consolidation_needed = true;
     inventory.vms[0].nics[0].network = "DMZ".into();
     inventory.vms[0].power = PowerState::On;
     let found = resolve(&plan("[{name: web01}]", ""), &inventory);
     assert!(!found.is_ok());
     let text = found.problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     for words in [
-        "1 snapshots (before)",
+        "its disks need consolidation",
         "network 'DMZ' of web01 is not mapped",
         "is running, and the plan does not allow",
     ] {
@@ -447,7 +447,7 @@ fn names_become_safe() {
 #[test]
 fn a_draft_parses_and_its_movable_vms_resolve() {
     let mut inventory = inventory();
-    inventory.vms[1].snapshots.push(Snapshot::default());
+    inventory.vms[1].consolidation_needed = true;
     let options = crate::DraftOptions {
         name: "drafted".into(),
         source: crate::DraftSource::Vsphere {
