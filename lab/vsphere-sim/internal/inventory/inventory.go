@@ -96,6 +96,7 @@ type VM struct {
 	Tools           string     `yaml:"tools"`
 	Tags            []string   `yaml:"tags"`
 	CBT             bool       `yaml:"cbt"`
+	WriteBytesPerS  Size       `yaml:"write_bytes_per_s"`
 	HardwareVersion string     `yaml:"hardware_version"`
 	VTPM            bool       `yaml:"vtpm"`
 	Encrypted       bool       `yaml:"encrypted"`

@@ -53,11 +53,11 @@ var propertyReads = []string{"Fetch", "RetrieveProperties", "RetrievePropertiesE
 var extended = []string{
 	"QueryChangedDiskAreas", "ShutdownGuest", "ConsolidateVMDisks_Task", "RevertToCurrentSnapshot_Task",
 	"RevertToSnapshot_Task", "RemoveSnapshot_Task", "AcquireGenericServiceTicket", "HasPrivilegeOnEntities",
-	"ReconfigVM_Task",
+	"ReconfigVM_Task", "QueryPerf",
 }
 
 // ofManagers are those of them that are no VM's.
-var ofManagers = []string{"AcquireGenericServiceTicket", "HasPrivilegeOnEntities"}
+var ofManagers = []string{"AcquireGenericServiceTicket", "HasPrivilegeOnEntities", "QueryPerf"}
 
 // instead gives what is to carry out a call on an object of m, or nil for the object itself.
 func (s *Sim) instead(method *simulator.Method, m *machine) mo.Reference {

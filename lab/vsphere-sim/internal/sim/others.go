@@ -23,6 +23,7 @@ func (s *Sim) othersMux(mux *http.ServeMux) {
 	mux.HandleFunc("POST /vm/power", control(s.orderPower))
 	mux.HandleFunc("POST /vm/consolidation", control(s.orderConsolidation))
 	mux.HandleFunc("POST /privileges", control(s.orderPrivileges))
+	mux.HandleFunc("POST /performance", control(s.orderPerformance))
 	mux.HandleFunc("POST /disk/grow", control(s.orderGrow))
 	mux.HandleFunc("POST /disk/add", control(s.orderAdd))
 	mux.HandleFunc("POST /disk/remove", control(s.orderRemove))

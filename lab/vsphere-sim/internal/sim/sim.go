@@ -89,6 +89,7 @@ type Sim struct {
 	writers     writers
 	privileges  privileges
 	hotAdds     hotAdds
+	performance performance
 	server      *http.Server
 	controlHTTP *http.Server
 	connections connections
