@@ -14,11 +14,12 @@ use drover_forecast::{
 };
 use drover_plan::{Limits, Plan, PlannedVm};
 use drover_schedule::Budgets;
-use drover_types::inventory::Inventory;
-use drover_types::{Wave, WaveWindow};
+use drover_types::inventory::{Inventory, WriteRates};
+use drover_types::{DayLimit, Wave, WaveWindow};
 
 use crate::cli::WhatIfArgs;
 use crate::exit::Failure;
+use crate::provider::Provider;
 use crate::state::state_folder;
 
 /// The latest plans are looked at: what was measured long ago says little.
@@ -91,36 +92,39 @@ pub fn budgets(limits: &Limits) -> Budgets {
     Budgets { vms_per_host: limits.vms_per_host, disks: limits.disks, ..Budgets::default() }
 }
 
-/// The question of VMs, changed as the flags say.
+/// What plans may send over their line, by the hours: the model has one line, so it is that of one plan alone.
+pub fn line_of(plans: &[&Plan]) -> Vec<DayLimit> {
+    match plans {
+        [plan] if plan.target.via.is_some() => plan.target.rate_limit.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// The question of VMs, changed as the flags say. `line` is what they may send, by the hours.
 pub fn question(
     vms: Vec<FleetVm>,
     plans: Vec<String>,
     waves: BTreeMap<usize, Vec<Wave>>,
     budgets: Budgets,
+    line: Vec<DayLimit>,
     args: &WhatIfArgs,
 ) -> Result<Question, Failure> {
     let start_ms = SystemClock.now_ms().max(0) as u64;
-    let mut question = Question {
-        vms,
-        plans,
-        waves,
-        rates: rates_here(args)?,
-        budgets,
-        line: Vec::new(),
-        start_ms,
-        seed: args.seed,
-    };
+    let mut question =
+        Question { vms, plans, waves, rates: rates_here(args)?, budgets, line, start_ms, seed: args.seed };
     if let Some(hosts) = args.hosts {
         spread_over(&mut question.vms, hosts as usize);
     }
     if let Some(link) = args.link {
         question.rates.link = Quantity::given(link as f64);
+        question.line.clear();
     }
     if let Some(vms) = args.in_flight {
         question.budgets.vms_per_host = vms;
     }
     if let Some(churn) = args.churn {
         question.rates.churn = Quantity::given(churn);
+        question.vms.iter_mut().for_each(|vm| vm.churn_bytes_per_hour = None);
     }
     if !args.window.is_empty() {
         let windows = daily_windows(&args.window, start_ms);
@@ -133,10 +137,27 @@ pub fn question(
     Ok(question)
 }
 
-/// VMs of a plan.
-pub fn fleet(vms: &[PlannedVm], plan: usize, inventory: &Inventory) -> Vec<FleetVm> {
+/// VMs of a plan; `written` tells what some of them write.
+pub fn fleet(vms: &[PlannedVm], plan: usize, inventory: &Inventory, written: &WriteRates) -> Vec<FleetVm> {
     let host = |id: &str| inventory.host(id).map_or(id.to_string(), |host| host.name.clone());
-    vms.iter().map(|vm| FleetVm::planned(vm, plan, &host(&vm.vm.host_id))).collect()
+    let of = |vm: &PlannedVm| FleetVm {
+        churn_bytes_per_hour: written.get(&vm.vm.id).map(|rate| rate.bytes_per_hour),
+        ..FleetVm::planned(vm, plan, &host(&vm.vm.host_id))
+    };
+    vms.iter().map(of).collect()
+}
+
+/// What the VMs of a plan write that move warm, by the counters of their source, unless the flags tell a churn. Why it is not
+/// known is said.
+pub fn written(provider: &Provider, vms: &[PlannedVm], args: &WhatIfArgs) -> WriteRates {
+    if args.churn.is_some() {
+        return WriteRates::new();
+    }
+    let told = provider.warnings().len();
+    let written = provider.write_rates(vms.iter().filter(|vm| vm.warm.is_some()).map(|vm| &vm.vm));
+    let warnings = provider.warnings();
+    warnings.iter().skip(told).for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
+    written
 }
 
 /// Foresees a run that begins, beside it: what is foreseen is kept with the run, and compared with what comes.
@@ -149,7 +170,7 @@ pub fn begin(store: &Store, plan: &Plan, vms: &[PlannedVm], hosts: &BTreeMap<Str
         waves: [(0, plan.waves())].into(),
         rates: Rates::default(),
         budgets: budgets(&plan.limits),
-        line: Vec::new(),
+        line: line_of(&[plan]),
         start_ms: SystemClock.now_ms().max(0) as u64,
         seed: 1,
     };
@@ -246,10 +267,24 @@ fn foreseen(question: &Question, ids: Vec<String>) -> Foreseen {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use drover_engine::DiskActivity;
 
     use super::*;
+
+    #[test]
+    fn the_line_of_one_plan_counts_by_its_hours_unless_a_flag_tells_another() {
+        let state = tempfile::tempdir().unwrap();
+        let line = vec![DayLimit { from: 480, to: 1080, bytes_per_second: 25_000_000 }];
+        let asked = |link| {
+            let args = WhatIfArgs { link, state: Some(state.path().into()), ..WhatIfArgs::default() };
+            question(Vec::new(), Vec::new(), BTreeMap::new(), Budgets::default(), line.clone(), &args)
+                .unwrap()
+        };
+        assert_eq!(asked(None).line, line);
+        assert_eq!(asked(Some(1)).line, []);
+    }
 
     #[test]
     fn how_far_a_run_is_follows_from_what_it_keeps() {

@@ -4,10 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use drover_engine::{SourceProvider, Store};
+use drover_forecast::may_run;
 use drover_mover::StopSignal;
 use drover_plan::nfc::{HostNfc, share_out, share_out_own};
 use drover_plan::{Begun, PlannedVm, Problem, Resolution, Source};
-use drover_types::inventory::{About, Inventory};
+use drover_types::inventory::{About, Inventory, Vm, WriteRates};
+use drover_vsphere::Session;
 
 use crate::appliance::{self, Appliance, LeftAlone};
 use crate::connect;
@@ -57,6 +59,14 @@ impl Provider {
         match self {
             Provider::Vsphere(source) => Ok(source.session.inventory()?),
             Provider::Appliance(appliance) => Ok(appliance.inventory()),
+        }
+    }
+
+    /// What those of `vms` write that may run, by performance counters, as far as it is known.
+    pub fn write_rates<'a>(&self, vms: impl Iterator<Item = &'a Vm>) -> WriteRates {
+        match self {
+            Provider::Vsphere(source) => write_rates(&source.session, vms),
+            Provider::Appliance(_) => WriteRates::new(),
         }
     }
 
@@ -159,6 +169,12 @@ impl Provider {
             Provider::Appliance(_) => Ok(()),
         }
     }
+}
+
+/// What those of `vms` write that may run. Changes nothing there; why it is not known is in the session's warnings.
+pub fn write_rates<'a>(session: &Session, vms: impl Iterator<Item = &'a Vm>) -> WriteRates {
+    let ids: Vec<&str> = vms.filter(|vm| may_run(vm)).map(|vm| vm.id.as_str()).collect();
+    session.write_rates(&ids)
 }
 
 /// What giving a plan up needs of its source, and who that source is.

@@ -83,6 +83,68 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
     assert!(origin("look and snapshot")["measured"].is_u64(), "{}", measured["by"]);
 }
 
+/// What counters say of each VM, as `assess` tells it.
+fn churn(json: &Value) -> Vec<(String, Option<u64>)> {
+    let of = |vm: &Value| (vm["name"].as_str().unwrap().into(), vm["churn"]["bytes_per_hour"].as_u64());
+    json["vms"].as_array().unwrap().iter().map(of).collect()
+}
+
+#[test]
+fn churn_comes_from_the_counters_of_the_source_and_without_them_is_assumed() {
+    let Some(stage) = Stage::new(157, |folder| {
+        let file = disk_file(folder, "disk", 8 * MIB);
+        let on = |rate: u64| json!({ "power": "on", "write_bytes_per_s": rate });
+        vec![
+            with(vm("busy", &[&file]), on(64 * MIB)),
+            with(vm("idle", &[&file]), on(0)),
+            with(vm("off", &[&file]), json!({ "write_bytes_per_s": MIB })),
+        ]
+    }) else {
+        return;
+    };
+    let before = stage.source_state();
+    let args = provider(&stage);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let json = stage.run(&[&args[..], &["--json"]].concat()).json().unwrap();
+    let hour = |bytes_per_s: u64| Some(bytes_per_s * 3600);
+    let names = ["busy", "idle", "off"].map(str::to_string);
+    assert_eq!(
+        churn(&json),
+        names.clone().into_iter().zip([hour(64 * MIB), hour(0), None]).collect::<Vec<_>>()
+    );
+    let totals = &json["totals"];
+    assert_eq!(
+        (totals["churn_bytes_per_hour"].as_u64(), totals["unknown_churn"].as_u64()),
+        (hour(64 * MIB), Some(0))
+    );
+    assert_eq!(json["datastores"][0]["churn_bytes_per_hour"].as_u64(), hour(64 * MIB));
+    // All of it changes anew in a moment.
+    assert_eq!(
+        json["estimate"]["warm_in_vain"]["examples"][0], "busy",
+        "{}",
+        json["estimate"]["warm_in_vain"]
+    );
+    assert_eq!(json["estimate"]["warm"]["churn_measured"], 2);
+
+    let plan = stage.plan("warmly", &[("mode: cold", "mode: warm")]);
+    let forecast =
+        |more: &[&str]| stage.run(&[&["forecast", &plan, "--json"], more].concat()).json().unwrap();
+    assert_eq!(forecast(&[])["churn_measured"], 2);
+    assert_eq!(forecast(&["--churn", "2%/h"])["churn_measured"], 0);
+    let text = stage.run(&["forecast", &plan]).out;
+    assert!(text.contains("churn of 2 VMs: by the counters of the source"), "{text}");
+
+    stage
+        .sim
+        .post("/fault/soap", json!({"method": "QueryPerf", "fault": "NoPermission", "count": -1}))
+        .unwrap();
+    let refused = stage.run(&[&args[..], &["--json"]].concat());
+    assert_eq!(refused.code, Some(0), "{}", refused.err);
+    assert!(refused.err.contains("warning: what 2 of 2 VMs write is not known: "), "{}", refused.err);
+    assert_eq!(churn(&refused.json().unwrap()), names.into_iter().zip([None; 3]).collect::<Vec<_>>());
+    assert_eq!(stage.source_state(), before, "nothing was touched");
+}
+
 #[test]
 fn the_model_is_held_against_published_figures() {
     let drover = drover_lab::Drover::new(env!("CARGO_BIN_EXE_drover"), std::env::temp_dir());

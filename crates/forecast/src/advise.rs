@@ -60,7 +60,7 @@ const POLICY_GAIN: f64 = (15 << 20) as f64;
 const GAIN_MIN: f64 = 0.05;
 const GAIN_HIGH: f64 = 0.2;
 /// A cold move whose downtime is at most so many times that of the warm one is the simpler way.
-const POINTLESS: f64 = 1.5;
+pub(crate) const POINTLESS: f64 = 1.5;
 /// Waves that fit their window less often are told.
 const CHANCE_MIN: f64 = 0.9;
 /// Names that are told of many.
@@ -342,13 +342,17 @@ fn intervals(asked: &Asked<'_>) -> Option<Advice> {
     // A guest's largest disk takes the longest.
     let long = |vm: &FleetVm| {
         let warm = vm.warm.filter(|warm| warm.downtime_ms > 0)?;
-        let bytes_per_s = vm.disks.iter().map(|disk| disk.data_bytes).max()? as f64 * churn / 3600.0;
+        let largest = vm.disks.iter().map(|disk| disk.data_bytes).max()? as f64;
+        // Of what is measured of a VM, the largest disk has its part.
+        let churn =
+            vm.churn_bytes_per_hour.map_or(churn, |bytes| bytes as f64 / vm.data_bytes().max(1) as f64);
+        let bytes_per_s = largest * churn / 3600.0;
         let (interval_s, downtime_s) = (warm.interval_ms as f64 / 1000.0, warm.downtime_ms as f64 / 1000.0);
         let last_s = bytes_per_s * interval_s / stream;
-        (last_s > downtime_s).then(|| (vm.name.clone(), last_s, downtime_s * stream / bytes_per_s))
+        (last_s > downtime_s).then(|| (vm.name.clone(), last_s, downtime_s * stream / bytes_per_s, churn))
     };
     let found: Vec<_> = asked.question.vms.iter().filter_map(long).collect();
-    let (name, last_s, fits_s) = found.iter().min_by(|one, two| one.2.total_cmp(&two.2))?;
+    let (name, last_s, fits_s, churn) = found.iter().min_by(|one, two| one.2.total_cmp(&two.2))?;
     Some(Advice {
         severity: Severity::Medium,
         finding: format!("{} change more between passes than their downtime allows", vms(found.len())),

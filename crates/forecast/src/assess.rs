@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use drover_plan::{CATALOGUE, Concern, Weight};
-use drover_types::inventory::{About, Firmware, Inventory, PowerState, Vm, VmDisk};
+use drover_types::inventory::{About, Firmware, Inventory, PowerState, Vm, VmDisk, WriteRate, WriteRates};
 use serde::Serialize;
 
-use crate::foresee::Forecast;
-use crate::quantile::quantile;
+use crate::advise::POINTLESS;
+use crate::fleet::may_run;
+use crate::foresee::{Forecast, VmForecast};
+use crate::quantile::{Spread, quantile};
 
-/// The largest VMs that are named.
+/// The largest VMs that are named, and those that change most.
 const LARGEST_MAX: usize = 10;
 /// VMs named as examples of a concern.
 const EXAMPLES_MAX: usize = 3;
@@ -34,7 +36,11 @@ pub struct Assessment {
     /// Provisioned sizes of disks.
     pub disk_sizes: Sizes,
     /// The largest VMs.
-    pub largest: Vec<LargeVm>,
+    pub largest: Vec<VmSums>,
+    /// The VMs that change most.
+    pub busiest: Vec<VmSums>,
+    /// All VMs, in the order in which the provider has them.
+    pub vms: Vec<VmSums>,
     /// By host, the most allocated bytes first.
     pub hosts: Vec<Place>,
     /// By datastore, likewise.
@@ -52,6 +58,33 @@ pub struct Estimates {
     pub cold: Forecast,
     /// Those that run copied while they do, each moved over after its first pass.
     pub warm: Forecast,
+    /// Those of them whose guest would be down for about as long if they moved cold.
+    pub warm_in_vain: WarmInVain,
+}
+
+/// VMs that gain nothing from a warm move.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WarmInVain {
+    /// How many.
+    pub vms: usize,
+    /// Names of some, those that change most first.
+    pub examples: Vec<String>,
+}
+
+impl Estimates {
+    /// Of the same VMs in the same order, moved cold and warm.
+    pub fn new(cold: Forecast, warm: Forecast, vms: &[VmSums]) -> Estimates {
+        let p50 = |it: Option<Spread>| it.map(|spread| spread.p50);
+        let in_vain = |((cold, warm), vm): ((&VmForecast, &VmForecast), &VmSums)| {
+            let (cold_s, warm_s) = p50(cold.downtime_s).zip(p50(warm.downtime_s).filter(|_| warm.is_warm))?;
+            (cold_s <= warm_s * POINTLESS).then(|| (vm.churn_bytes_per_hour(), vm.name.clone()))
+        };
+        let mut found: Vec<(u64, String)> =
+            cold.vms.iter().zip(&warm.vms).zip(vms).filter_map(in_vain).collect();
+        found.sort_by(|one, two| two.0.cmp(&one.0).then_with(|| one.1.cmp(&two.1)));
+        let examples = found.iter().take(EXAMPLES_MAX).map(|(_, name)| name.clone()).collect();
+        Estimates { warm_in_vain: WarmInVain { vms: found.len(), examples }, cold, warm }
+    }
 }
 
 /// Sums over all VMs.
@@ -73,6 +106,10 @@ pub struct Totals {
     pub data_bytes: u64,
     /// VMs whose allocated bytes are not known.
     pub unknown_allocation: usize,
+    /// Bytes that are written in an hour, by the VMs of which it is known.
+    pub churn_bytes_per_hour: u64,
+    /// VMs that may run and of which it is not known.
+    pub unknown_churn: usize,
     /// CPUs.
     pub cpus: u64,
     /// Memory in MiB.
@@ -88,6 +125,8 @@ pub struct Group {
     pub vms: usize,
     /// What they hold.
     pub data_bytes: u64,
+    /// What those of them write in an hour of which it is known.
+    pub churn_bytes_per_hour: u64,
 }
 
 /// How sizes are spread, in bytes.
@@ -107,9 +146,9 @@ pub struct Sizes {
     pub largest: u64,
 }
 
-/// A VM that is among the largest.
+/// What there is of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct LargeVm {
+pub struct VmSums {
     /// Its name.
     pub name: String,
     /// Its id.
@@ -120,6 +159,14 @@ pub struct LargeVm {
     pub capacity_bytes: u64,
     /// Bytes to be read.
     pub data_bytes: u64,
+    /// What it writes; absent where that is not known, as of a VM that is off.
+    pub churn: Option<WriteRate>,
+}
+
+impl VmSums {
+    fn churn_bytes_per_hour(&self) -> u64 {
+        self.churn.map_or(0, |churn| churn.bytes_per_hour)
+    }
 }
 
 /// What is at a host or in a datastore.
@@ -135,6 +182,8 @@ pub struct Place {
     pub capacity_bytes: u64,
     /// Bytes to be read.
     pub data_bytes: u64,
+    /// What its VMs write in an hour, as far as it is known; of a VM with disks in several datastores by their sizes.
+    pub churn_bytes_per_hour: u64,
 }
 
 /// A concern of the catalogue and the VMs that it holds for.
@@ -165,32 +214,48 @@ pub fn data_bytes(vm: &Vm) -> u64 {
 
 /// Of these a disk's part, by its capacity: providers tell what is allocated of the whole VM.
 pub fn data_bytes_of(vm: &Vm, disk: &VmDisk) -> u64 {
-    let (all, part) = (capacity_bytes(vm), disk.capacity_bytes);
-    if all == 0 { 0 } else { (u128::from(data_bytes(vm)) * u128::from(part) / u128::from(all)) as u64 }
+    part_of(data_bytes(vm), vm, disk)
 }
 
-/// Sums up an inventory; `concerns` has those of each VM by its id.
-pub fn assess(inventory: &Inventory, concerns: &BTreeMap<String, Vec<Concern>>) -> Assessment {
+/// The part of a VM's bytes that falls to a disk, by its capacity.
+fn part_of(bytes: u64, vm: &Vm, disk: &VmDisk) -> u64 {
+    let (all, part) = (capacity_bytes(vm), disk.capacity_bytes);
+    if all == 0 { 0 } else { (u128::from(bytes) * u128::from(part) / u128::from(all)) as u64 }
+}
+
+/// Sums up an inventory; `concerns` has those of each VM by its id, and `written` what each writes.
+pub fn assess(
+    inventory: &Inventory,
+    concerns: &BTreeMap<String, Vec<Concern>>,
+    written: &WriteRates,
+) -> Assessment {
     let vms = &inventory.vms;
+    let all: Vec<VmSums> = vms.iter().map(|vm| sums_of(vm, written)).collect();
     let sizes = |of: fn(&Vm) -> Option<u64>| Sizes::of(vms.iter().filter_map(of).collect());
     Assessment {
         about: inventory.about.clone(),
-        totals: totals(vms, concerns),
-        power: groups(vms, |vm| power_word(vm.power).to_string()),
-        guests: groups(vms, |vm| told(&vm.guest_id)),
-        firmware: groups(vms, |vm| firmware_word(vm.firmware).to_string()),
+        totals: totals(vms, concerns, written),
+        power: groups(vms, written, |vm| power_word(vm.power).to_string()),
+        guests: groups(vms, written, |vm| told(&vm.guest_id)),
+        firmware: groups(vms, written, |vm| firmware_word(vm.firmware).to_string()),
         vm_sizes: sizes(|vm| Some(capacity_bytes(vm))),
         allocated_sizes: sizes(|vm| vm.allocated_bytes.map(|_| data_bytes(vm))),
         disk_sizes: Sizes::of(vms.iter().flat_map(|vm| &vm.disks).map(|disk| disk.capacity_bytes).collect()),
-        largest: largest(vms),
-        hosts: hosts(inventory),
-        datastores: datastores(vms),
+        largest: most(all.iter(), |vm| vm.data_bytes),
+        busiest: most(all.iter().filter(|vm| vm.churn_bytes_per_hour() > 0), VmSums::churn_bytes_per_hour),
+        vms: all,
+        hosts: hosts(inventory, written),
+        datastores: datastores(vms, written),
         findings: findings(inventory, concerns),
         estimate: None,
     }
 }
 
-fn totals(vms: &[Vm], concerns: &BTreeMap<String, Vec<Concern>>) -> Totals {
+fn churn_of(vm: &Vm, written: &WriteRates) -> u64 {
+    written.get(&vm.id).map_or(0, |rate| rate.bytes_per_hour)
+}
+
+fn totals(vms: &[Vm], concerns: &BTreeMap<String, Vec<Concern>>, written: &WriteRates) -> Totals {
     let blocks = |vm: &&Vm| {
         concerns.get(&vm.id).is_some_and(|list| list.iter().any(|it| it.severity == Weight::Blocks))
     };
@@ -204,6 +269,8 @@ fn totals(vms: &[Vm], concerns: &BTreeMap<String, Vec<Concern>>) -> Totals {
         capacity_bytes: sum(vms, capacity_bytes),
         data_bytes: sum(vms, data_bytes),
         unknown_allocation: count(|vm| vm.allocated_bytes.is_none()),
+        churn_bytes_per_hour: vms.iter().fold(0, |sum, vm| sum.saturating_add(churn_of(vm, written))),
+        unknown_churn: vms.iter().filter(|vm| may_run(vm) && !written.contains_key(&vm.id)).count(),
         cpus: sum(vms, |vm| vm.cpus.into()),
         memory_mib: sum(vms, |vm| vm.memory_mib),
     }
@@ -234,13 +301,14 @@ fn firmware_word(firmware: Option<Firmware>) -> &'static str {
     }
 }
 
-fn groups(vms: &[Vm], name: impl Fn(&Vm) -> String) -> Vec<Group> {
+fn groups(vms: &[Vm], written: &WriteRates, name: impl Fn(&Vm) -> String) -> Vec<Group> {
     let mut groups = BTreeMap::<String, Group>::new();
     for vm in vms {
         let name = name(vm);
         let group = groups.entry(name.clone()).or_insert_with(|| Group { name, ..Group::default() });
         group.vms += 1;
         group.data_bytes = group.data_bytes.saturating_add(data_bytes(vm));
+        group.churn_bytes_per_hour = group.churn_bytes_per_hour.saturating_add(churn_of(vm, written));
     }
     let mut groups: Vec<Group> = groups.into_values().collect();
     groups.sort_by_key(|group| std::cmp::Reverse(group.vms));
@@ -256,20 +324,25 @@ impl Sizes {
     }
 }
 
-fn largest(vms: &[Vm]) -> Vec<LargeVm> {
-    let mut sorted: Vec<&Vm> = vms.iter().collect();
-    sorted.sort_by_key(|vm| (std::cmp::Reverse(data_bytes(vm)), &vm.name));
-    let named = |vm: &&Vm| LargeVm {
+fn sums_of(vm: &Vm, written: &WriteRates) -> VmSums {
+    VmSums {
         name: vm.name.clone(),
         id: vm.id.clone(),
         disks: vm.disks.len(),
         capacity_bytes: capacity_bytes(vm),
         data_bytes: data_bytes(vm),
-    };
-    sorted.iter().take(LARGEST_MAX).map(named).collect()
+        churn: written.get(&vm.id).copied(),
+    }
 }
 
-fn hosts(inventory: &Inventory) -> Vec<Place> {
+/// Those with the most bytes, the most first.
+fn most<'a>(vms: impl Iterator<Item = &'a VmSums>, bytes: impl Fn(&VmSums) -> u64) -> Vec<VmSums> {
+    let mut sorted: Vec<&VmSums> = vms.collect();
+    sorted.sort_by(|one, two| bytes(two).cmp(&bytes(one)).then_with(|| one.name.cmp(&two.name)));
+    sorted.into_iter().take(LARGEST_MAX).cloned().collect()
+}
+
+fn hosts(inventory: &Inventory, written: &WriteRates) -> Vec<Place> {
     let names: BTreeMap<&str, &str> =
         inventory.hosts.iter().map(|host| (host.id.as_str(), host.name.as_str())).collect();
     // A host without a VM is a place, too.
@@ -280,12 +353,12 @@ fn hosts(inventory: &Inventory) -> Vec<Place> {
         let name = if id.is_empty() { "not told" } else { id };
         let place = places.entry(id).or_insert_with(|| Place::named(name));
         place.vms += 1;
-        vm.disks.iter().for_each(|disk| place.take(vm, disk));
+        vm.disks.iter().for_each(|disk| place.take(vm, disk, written));
     }
     sorted(places.into_values().collect())
 }
 
-fn datastores(vms: &[Vm]) -> Vec<Place> {
+fn datastores(vms: &[Vm], written: &WriteRates) -> Vec<Place> {
     let mut places: BTreeMap<&str, Place> = BTreeMap::new();
     for vm in vms {
         let mut seen: Vec<&str> = Vec::new();
@@ -294,7 +367,7 @@ fn datastores(vms: &[Vm]) -> Vec<Place> {
             let place = places
                 .entry(name)
                 .or_insert_with(|| Place::named(if name.is_empty() { "not told" } else { name }));
-            place.take(vm, disk);
+            place.take(vm, disk, written);
             if !seen.contains(&name) {
                 seen.push(name);
                 place.vms += 1;
@@ -314,10 +387,12 @@ impl Place {
         Place { name: name.to_string(), ..Place::default() }
     }
 
-    fn take(&mut self, vm: &Vm, disk: &VmDisk) {
+    fn take(&mut self, vm: &Vm, disk: &VmDisk, written: &WriteRates) {
         self.disks += 1;
         self.capacity_bytes = self.capacity_bytes.saturating_add(disk.capacity_bytes);
         self.data_bytes = self.data_bytes.saturating_add(data_bytes_of(vm, disk));
+        let churn = part_of(churn_of(vm, written), vm, disk);
+        self.churn_bytes_per_hour = self.churn_bytes_per_hour.saturating_add(churn);
     }
 }
 
@@ -379,9 +454,59 @@ mod tests {
     }
 
     fn assessed(inventory: &Inventory) -> Assessment {
+        assessed_with(inventory, &WriteRates::new())
+    }
+
+    fn assessed_with(inventory: &Inventory, written: &WriteRates) -> Assessment {
         let judge =
             |vm: &Vm| (vm.id.clone(), drover_plan::concerns(vm, inventory, &ConcernContext::default()));
-        assess(inventory, &inventory.vms.iter().map(judge).collect())
+        assess(inventory, &inventory.vms.iter().map(judge).collect(), written)
+    }
+
+    #[test]
+    fn churn_is_summed_where_the_disks_lie_and_what_is_not_known_is_counted() {
+        // Of two disks of 1 and 2 GiB.
+        let vms = vec![vm(0, 2, None), vm(1, 1, None), vm(2, 1, None), vm(4, 2, Some(0))];
+        let rate = |bytes_per_hour| WriteRate { bytes_per_hour, busiest_hour_bytes: 9_000, seconds: 3_600 };
+        let written = WriteRates::from([("vm-0".into(), rate(3_000)), ("vm-4".into(), rate(6_000))]);
+        let it = assessed_with(&Inventory { vms, ..Inventory::default() }, &written);
+        assert_eq!((it.totals.churn_bytes_per_hour, it.totals.unknown_churn), (9_000, 1));
+        let place = |it: &Place| (it.name.clone(), it.churn_bytes_per_hour);
+        let of_places = |places: &[Place]| places.iter().map(place).collect::<Vec<_>>();
+        assert_eq!(of_places(&it.hosts), [("host-0".to_string(), 9_000), ("host-1".to_string(), 0)]);
+        assert_eq!(of_places(&it.datastores), [("ds0".to_string(), 3_000), ("ds1".to_string(), 6_000)]);
+        assert_eq!(it.guests[0].churn_bytes_per_hour, 9_000);
+        let busiest: Vec<_> = it.busiest.iter().map(|vm| (vm.id.as_str(), vm.churn)).collect();
+        assert_eq!(busiest, [("vm-4", Some(rate(6_000))), ("vm-0", Some(rate(3_000)))]);
+        assert_eq!((it.vms.len(), it.vms[1].churn), (4, None));
+    }
+
+    #[test]
+    fn a_vm_that_changes_as_fast_as_it_is_read_gains_nothing_from_a_warm_move() {
+        let large = |at| {
+            let mut vm = Vm { power: PowerState::On, ..vm(at, 1, None) };
+            vm.disks[0].capacity_bytes = 1 << 40;
+            vm
+        };
+        let inventory = Inventory { vms: (0..3).map(large).collect(), ..Inventory::default() };
+        let rate = |bytes_per_hour| WriteRate { bytes_per_hour, ..WriteRate::default() };
+        let written = WriteRates::from([
+            ("vm-0".into(), rate(6 << 40)),
+            ("vm-1".into(), rate(1 << 30)),
+            ("vm-2".into(), rate(9 << 40)),
+        ]);
+        let wish = crate::WarmWish { interval_ms: 0, cutover_ms: None, downtime_ms: 0 };
+        let foreseen = |warm| {
+            let question = crate::foresee::tests::question(0, 1, 1);
+            let vms = crate::FleetVm::of_inventory(&inventory, &written, warm);
+            crate::foresee(&crate::Question { vms, ..question })
+        };
+        let sums = assessed_with(&inventory, &written).vms;
+        let it = Estimates::new(foreseen(None), foreseen(Some(wish)), &sums);
+        assert_eq!(
+            (it.warm_in_vain.vms, it.warm_in_vain.examples),
+            (2, vec!["web02".into(), "web00".into()])
+        );
     }
 
     #[test]
@@ -405,7 +530,10 @@ mod tests {
         assert_eq!(stores, [("ds0".to_string(), 3, 3, 3), ("ds1".to_string(), 1, 1, 2)]);
         let of_places: u64 = it.datastores.iter().map(|it| it.data_bytes).sum();
         assert!(it.totals.data_bytes - of_places <= 1, "rounded down by disk");
-        assert_eq!(it.guests, [Group { name: "debian12_64Guest".into(), vms: 3, data_bytes: 3 << 30 }]);
+        assert_eq!(
+            it.guests,
+            [Group { name: "debian12_64Guest".into(), vms: 3, data_bytes: 3 << 30, ..Group::default() }]
+        );
     }
 
     #[test]

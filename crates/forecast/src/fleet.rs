@@ -2,7 +2,7 @@
 
 use drover_plan::{Cutover, Interval, PlannedVm, Verify};
 use drover_types::BLOCK_BYTES;
-use drover_types::inventory::{Inventory, PowerState, Vm};
+use drover_types::inventory::{Inventory, PowerState, Vm, WriteRates};
 use serde::{Deserialize, Serialize};
 
 use crate::assess::data_bytes_of;
@@ -34,6 +34,9 @@ pub struct FleetVm {
     pub runs: bool,
     /// Whether it has begun: it waits for no window, wave or group.
     pub goes_on: bool,
+    /// Bytes that it writes in an hour, where that was measured.
+    #[serde(default)]
+    pub churn_bytes_per_hour: Option<u64>,
     /// Bytes that are read back and compared.
     pub verified_bytes: u64,
     /// When it may start, in milliseconds since 1970; empty: at any time.
@@ -121,8 +124,9 @@ impl FleetVm {
         }
     }
 
-    /// VMs of an inventory that is not planned yet, all of them cold or all warm, verified in full and started.
-    pub fn of_inventory(inventory: &Inventory, warm: Option<WarmWish>) -> Vec<FleetVm> {
+    /// VMs of an inventory that is not planned yet, all of them cold or all warm, verified in full and started. `written`
+    /// tells what some of them write.
+    pub fn of_inventory(inventory: &Inventory, written: &WriteRates, warm: Option<WarmWish>) -> Vec<FleetVm> {
         let of = |vm: &Vm| {
             let disk = |disk| FleetDisk {
                 data_bytes: data_bytes_of(vm, disk),
@@ -138,6 +142,7 @@ impl FleetVm {
                 // A VM that is off has nothing to keep running for.
                 warm: warm.filter(|_| may_run(vm)),
                 runs: may_run(vm),
+                churn_bytes_per_hour: written.get(&vm.id).map(|rate| rate.bytes_per_hour),
                 verified_bytes: data,
                 ..FleetVm::default()
             }
@@ -146,7 +151,8 @@ impl FleetVm {
     }
 }
 
-fn may_run(vm: &Vm) -> bool {
+/// Whether a VM has to be shut down before it moves cold.
+pub fn may_run(vm: &Vm) -> bool {
     matches!(vm.power, PowerState::On | PowerState::Unknown)
 }
 

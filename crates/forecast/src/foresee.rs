@@ -82,6 +82,8 @@ pub struct Forecast {
     pub never: Vec<String>,
     /// What it goes by.
     pub by: Vec<By>,
+    /// VMs that move warm by a churn of their own, as their source measured it.
+    pub churn_measured: usize,
 }
 
 /// A quantity that a forecast goes by.
@@ -197,6 +199,11 @@ fn drawn(question: &Question, start_ms: u64, draws: usize) -> Forecast {
         bytes: outcome.vms.iter().map(|vm| vm.bytes).sum(),
         limiting: limiting(&outcome, question.start_ms),
         gains: Vec::new(),
+        churn_measured: question
+            .vms
+            .iter()
+            .filter(|vm| vm.warm.is_some() && vm.churn_bytes_per_hour.is_some())
+            .count(),
         by: question.rates.named().map(|(name, unit, it)| By { name, unit, quantity: it.clone() }).to_vec(),
         vms,
     }
@@ -293,7 +300,11 @@ fn vm_of(vm: &FleetVm, rates: &Rates, verify: f64, stream: Option<u64>, draw: &m
         pool: Some(disk.pool.clone().unwrap_or_else(|| TARGET.into())),
     };
     let data = vm.data_bytes();
-    let churn = draw.of(&rates.churn) / 3600.0 * data as f64;
+    // Bytes a second; what was measured of this VM goes before a share that holds for all.
+    let churn = match vm.churn_bytes_per_hour {
+        Some(bytes) => Quantity::measured([bytes as f64]).map_or(0.0, |it| draw.of(&it)),
+        None => draw.of(&rates.churn) * data as f64,
+    } / 3600.0;
     let warm = vm.warm.map(|wish| WarmMove {
         churn: churn as u64,
         interval_ms: wish.interval_ms,

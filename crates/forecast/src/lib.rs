@@ -26,10 +26,10 @@ mod windows;
 
 pub use advise::{Advice, Asked, Severity, advise};
 pub use assess::{
-    Assessment, Estimates, Finding, Group, LargeVm, Place, Sizes, Totals, assess, capacity_bytes, data_bytes,
-    data_bytes_of,
+    Assessment, Estimates, Finding, Group, Place, Sizes, Totals, VmSums, WarmInVain, assess, capacity_bytes,
+    data_bytes, data_bytes_of,
 };
-pub use fleet::{FleetDisk, FleetVm, WarmWish, spread_over};
+pub use fleet::{FleetDisk, FleetVm, WarmWish, may_run, spread_over};
 pub use foresee::{By, Forecast, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
 pub use learn::{Copied, Seen};
 pub use left::{Progress, left_of};

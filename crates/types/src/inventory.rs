@@ -182,6 +182,23 @@ pub struct Vm {
     pub passthrough: Vec<String>,
 }
 
+/// What a VM writes to its disks, as its provider measured it.
+///
+/// It is near to what changes, and no bound of it: a block that is written twice counts twice, and a small write counts
+/// by its own size, where changed block tracking tells 64 KiB and more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteRate {
+    /// Bytes an hour, the mean of the time looked at.
+    pub bytes_per_hour: u64,
+    /// Bytes of the busiest hour in it.
+    pub busiest_hour_bytes: u64,
+    /// The time looked at, in seconds.
+    pub seconds: u64,
+}
+
+/// What VMs write, by their ids; those of which it is not known are left out.
+pub type WriteRates = BTreeMap<String, WriteRate>;
+
 /// Power state of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use drover_forecast::{Assessment, Finding, Forecast, Group, Place, Sizes, Spread};
+use drover_forecast::{Assessment, Finding, Forecast, Group, Place, Sizes, Spread, VmSums, WarmInVain};
 use drover_plan::Weight;
 use drover_types::Bytes;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use crate::text::{clean, clip, count};
 /// Rows of a table; the JSON has all.
 const ROWS_MAX: usize = 12;
 /// Columns of a name.
-const NAME_COLUMNS: usize = 30;
+const NAME_COLUMNS: usize = 26;
 
 /// What a provider has in sums, and what stands in the way.
 pub fn assess_text(it: &Assessment) -> String {
@@ -51,16 +51,32 @@ fn write_assessment(text: &mut String, it: &Assessment) -> fmt::Result {
             some => format!("\n  (allocated bytes of {} are not known: all is counted)", count(some, "VM")),
         }
     )?;
+    if totals.churn_bytes_per_hour > 0 || totals.unknown_churn < totals.running {
+        writeln!(
+            text,
+            "{} written an hour{}",
+            Bytes(totals.churn_bytes_per_hour),
+            match totals.unknown_churn {
+                0 => String::new(),
+                some =>
+                    format!("\n  (of {} that may run it is not known: churn is assumed)", count(some, "VM")),
+            }
+        )?;
+    }
     if let Some(estimate) = &it.estimate {
         writeln!(text, "\nMoving all of them cold")?;
         write_sums(text, &estimate.cold)?;
         writeln!(text, "\nMoving those that run warm, each over after its first pass")?;
         write_sums(text, &estimate.warm)?;
         write_downtime(text, &estimate.warm)?;
+        write_in_vain(text, &estimate.warm_in_vain)?;
         write_why(text, &estimate.cold)?;
     }
     write!(text, "\nSizes\n{}", size_table(it))?;
-    write!(text, "\nLargest VMs\n{}", largest_table(it))?;
+    write!(text, "\nLargest VMs\n{}", vm_table(&it.largest))?;
+    if !it.busiest.is_empty() {
+        write!(text, "\nVMs that write most\n{}", vm_table(&it.busiest))?;
+    }
     for (title, groups) in [("Guests", &it.guests), ("Firmware", &it.firmware), ("Power", &it.power)] {
         write!(text, "\n{title}\n{}", group_table(groups))?;
         write_rest(text, groups.len())?;
@@ -89,6 +105,23 @@ fn write_downtime(text: &mut String, it: &Forecast) -> fmt::Result {
     }
 }
 
+/// VMs that a warm move does not help.
+fn write_in_vain(text: &mut String, it: &WarmInVain) -> fmt::Result {
+    match it.vms {
+        0 => Ok(()),
+        some => {
+            let words = "which would be down about as long cold:";
+            writeln!(text, "  {:<12}{}, {words}", "no gain for", count(some, "VM"))?;
+            writeln!(text, "              {}", clip(&clean(&some_names(&it.examples, it.vms)), 66))
+        }
+    }
+}
+
+/// A share of an hour's bytes in a table; a dash where nothing is known.
+pub(crate) fn churn_cell(bytes: u64) -> String {
+    if bytes == 0 { "-".into() } else { format!("{}/h", Bytes(bytes)) }
+}
+
 fn write_rest(text: &mut String, rows: usize) -> fmt::Result {
     match rows.saturating_sub(ROWS_MAX) {
         0 => Ok(()),
@@ -112,33 +145,37 @@ fn size_table(it: &Assessment) -> Table {
     table
 }
 
-fn largest_table(it: &Assessment) -> Table {
+fn vm_table(vms: &[VmSums]) -> Table {
     let mut table = Table::new(&[
         ("VM", Align::Left),
         ("DISKS", Align::Right),
         ("PROVISIONED", Align::Right),
         ("TO READ", Align::Right),
+        ("WRITES", Align::Right),
     ])
     .indented(2);
-    for vm in &it.largest {
+    for vm in vms {
         table.row([
             clip(&vm.name, NAME_COLUMNS).into_owned(),
             vm.disks.to_string(),
             Bytes(vm.capacity_bytes).to_string(),
             Bytes(vm.data_bytes).to_string(),
+            vm.churn.map_or("-".into(), |churn| format!("{}/h", Bytes(churn.bytes_per_hour))),
         ]);
     }
     table
 }
 
 fn group_table(groups: &[Group]) -> Table {
-    let columns = [("NAME", Align::Left), ("VMS", Align::Right), ("TO READ", Align::Right)];
+    let right = ["VMS", "TO READ", "WRITES"].map(|name| (name, Align::Right));
+    let columns = [[("NAME", Align::Left)].as_slice(), &right].concat();
     let mut table = Table::new(&columns).indented(2);
     for group in groups.iter().take(ROWS_MAX) {
         table.row([
             clip(&group.name, NAME_COLUMNS).into_owned(),
             group.vms.to_string(),
             Bytes(group.data_bytes).to_string(),
+            churn_cell(group.churn_bytes_per_hour),
         ]);
     }
     table
@@ -151,6 +188,7 @@ fn place_table(places: &[Place]) -> Table {
         ("DISKS", Align::Right),
         ("PROVISIONED", Align::Right),
         ("TO READ", Align::Right),
+        ("WRITES", Align::Right),
     ])
     .indented(2);
     for place in places.iter().take(ROWS_MAX) {
@@ -160,6 +198,7 @@ fn place_table(places: &[Place]) -> Table {
             place.disks.to_string(),
             Bytes(place.capacity_bytes).to_string(),
             Bytes(place.data_bytes).to_string(),
+            churn_cell(place.churn_bytes_per_hour),
         ]);
     }
     table
@@ -182,11 +221,16 @@ fn write_findings(text: &mut String, findings: &[Finding]) -> fmt::Result {
 
 /// `web01, web02, web03 and 4 more`.
 pub(crate) fn examples(it: &Finding) -> String {
-    let more = match it.vms.saturating_sub(it.examples.len()) {
+    some_names(&it.examples, it.vms)
+}
+
+/// The same of any names that stand for so many.
+pub(crate) fn some_names(names: &[String], all: usize) -> String {
+    let more = match all.saturating_sub(names.len()) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    it.examples.join(", ") + &more
+    names.join(", ") + &more
 }
 
 #[cfg(test)]
@@ -194,7 +238,7 @@ pub(crate) mod tests {
     use std::collections::BTreeMap;
 
     use drover_plan::{ConcernContext, concerns};
-    use drover_types::inventory::{About, Host, Inventory, Vm, VmDisk};
+    use drover_types::inventory::{About, Host, Inventory, Vm, VmDisk, WriteRate, WriteRates};
 
     use super::*;
 
@@ -228,7 +272,15 @@ pub(crate) mod tests {
         let judged: BTreeMap<_, _> = (inventory.vms.iter())
             .map(|vm| (vm.id.clone(), concerns(vm, &inventory, &ConcernContext::default())))
             .collect();
-        drover_forecast::assess(&inventory, &judged)
+        // Of every second one it is known.
+        let rate = |number: usize| WriteRate {
+            bytes_per_hour: number as u64 * 23_456_789_012,
+            busiest_hour_bytes: number as u64 * 123_456_789_012,
+            seconds: 86_400,
+        };
+        let written: WriteRates =
+            (0..100).step_by(2).map(|number| (format!("vm-{number}"), rate(number))).collect();
+        drover_forecast::assess(&inventory, &judged, &written)
     }
 
     #[test]
@@ -241,6 +293,8 @@ pub(crate) mod tests {
         assert!(text.contains("100 VMs, 0 running, 100 that cannot be moved"), "{text}");
         assert!(text.contains("  ... and 8 more (--json has all)"), "{text}");
         assert!(text.contains("100 VMs power-unknown"), "{text}");
+        assert!(text.contains(" written an hour\n  (of 50 VMs that may run it is not known"), "{text}");
+        assert!(text.contains("\nVMs that write most\n"), "{text}");
     }
 
     #[test]
@@ -248,5 +302,7 @@ pub(crate) mod tests {
         let value = assess_json(&assessment());
         assert_eq!(value["hosts"].as_array().unwrap().len(), 20);
         assert_eq!(value["totals"]["vms"], 100);
+        let churn = |at: usize| &value["vms"][at]["churn"];
+        assert_eq!((churn(2)["bytes_per_hour"].as_u64(), churn(3)), (Some(2 * 23_456_789_012), &Value::Null));
     }
 }

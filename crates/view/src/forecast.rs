@@ -94,7 +94,17 @@ pub(crate) fn write_why(text: &mut String, it: &Forecast) -> fmt::Result {
     writeln!(text, "\nGoes by ({} draws)", it.draws)?;
     it.by.iter().try_for_each(|by| {
         writeln!(text, "  {:<21}{:<24} {}", by.name, values(by), clip(&by.quantity.origin.to_string(), 31))
-    })
+    })?;
+    match churn_measured(it) {
+        Some(words) => writeln!(text, "  {words}"),
+        None => Ok(()),
+    }
+}
+
+/// Whose churn the source told, if it told any.
+pub(crate) fn churn_measured(it: &Forecast) -> Option<String> {
+    let words = || format!("churn of {}: by the counters of the source", count(it.churn_measured, "VM"));
+    (it.churn_measured > 0).then(words)
 }
 
 /// `-4 %`, or `nothing`.

@@ -6,6 +6,7 @@
 //! ```text
 //! Session ── soap ── http::Client        one login, renewed once when it expires
 //!    ├── inventory, vm                   one container view, read in pages
+//!    ├── write_rates                     performance counters, 50 VMs in a request
 //!    ├── snapshot and power tasks        waited for with a property collector of their own
 //!    ├── attach, detach                  disks of one VM at another, which reads them
 //!    └── open_disk ── http::RangeDisk    extents from QueryChangedDiskAreas
@@ -23,6 +24,7 @@ mod inventory;
 mod login;
 mod nfc;
 mod operations;
+mod performance;
 mod power;
 mod rights;
 mod session;

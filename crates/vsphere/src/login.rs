@@ -81,6 +81,7 @@ fn content_of(content: &Element) -> Option<Content> {
         views: reference("viewManager")?,
         sessions: reference("sessionManager")?,
         events: reference("eventManager"),
+        performance: reference("perfManager"),
         authorization: reference("authorizationManager"),
         action: action_for(&about.api_version),
         about,

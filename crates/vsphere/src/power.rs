@@ -59,7 +59,7 @@ fn is_untold(error: &VsphereError) -> bool {
 
 impl Inner {
     /// The server's clock in seconds since 1970, if it tells a time that makes sense.
-    fn server_time(&self, op: &str) -> Result<Option<u64>, VsphereError> {
+    pub(crate) fn server_time(&self, op: &str) -> Result<Option<u64>, VsphereError> {
         let this = &Moref::new("ServiceInstance", "ServiceInstance");
         let answer = self.call(&Call { op, method: "CurrentTime", this, arguments: "", is_read: true })?;
         Ok(answer.text_at("returnval").and_then(seconds_of))

@@ -93,6 +93,8 @@ pub(crate) struct Content {
     pub sessions: Moref,
     /// Absent where there is no history of events.
     pub events: Option<Moref>,
+    /// Absent where no performance counters are kept.
+    pub performance: Option<Moref>,
     /// Absent where nobody can be asked what a user may do.
     pub authorization: Option<Moref>,
     /// Value of the SOAPAction header, which asks for a version of the API.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use drover_types::inventory::{DiskBus, DiskMode, Firmware, PowerPolicy, PowerState, RdmMode, ToolsState};
+use drover_types::inventory::{
+    DiskBus, DiskMode, Firmware, PowerPolicy, PowerState, RdmMode, ToolsState, WriteRate,
+};
 use drover_types::{ByteSpan, ExtentKind, Secret};
 use drover_vsphere::{ChangedAreas, Entity, OpenDisk, Route, Session, Trust, VsphereError, VsphereErrorKind};
 use serde_json::json;
@@ -349,4 +351,57 @@ fn missing_privileges_are_told_of_each_vm_also_after_the_session_expired() {
     assert_eq!(refused.kind, VsphereErrorKind::PermissionDenied);
     sim.post("/fault/soap", json!({"method": "HasPrivilegeOnEntities", "fault": "NotSupported"}));
     assert_eq!(session.missing_privileges(Entity::Vm, &[&web.id], &[on]).unwrap(), None);
+}
+
+#[test]
+fn what_guests_write_is_read_by_pages_and_costs_no_request_for_each_vm() {
+    let more: String = (0..120)
+        .map(|n| format!("  - {{name: many-{n:03}, power: on, write_bytes_per_s: 10240, disks: [{{capacity: 1MiB}}]}}\n"))
+        .collect();
+    let text = format!("{}{more}", include_str!("sim/inventory.yaml"));
+    let Some(sim) = Sim::start_with("vcenter", &text) else { return };
+    let session = sim.session();
+    let inventory = session.inventory().unwrap();
+    let id = |name: &str| inventory.vms.iter().find(|vm| vm.name == name).unwrap().id.clone();
+    let many: Vec<String> = (0..120).map(|n| id(&format!("many-{n:03}"))).collect();
+    let off = inventory.vms.iter().find(|vm| vm.power == PowerState::Off).unwrap();
+    let mut ids: Vec<&str> = many.iter().map(String::as_str).collect();
+    ids.extend([off.id.as_str(), "vm-999999"]);
+    sim.post("/performance", json!({"vm": many[7], "write_bytes_per_s": 1 << 20}));
+
+    let of_hour = session.write_rates(&ids);
+    assert_eq!(session.warnings(), Vec::<String>::new());
+    assert_eq!(sim.calls("QueryPerf"), 3);
+    assert_eq!(of_hour.len(), 120, "neither one that is off nor one that is gone");
+    let rate = |bytes_per_s: u64, seconds| WriteRate {
+        bytes_per_hour: bytes_per_s * 3600,
+        busiest_hour_bytes: bytes_per_s * 3600,
+        seconds,
+    };
+    assert_eq!((of_hour[&many[0]], of_hour[&many[7]]), (rate(10240, 3600), rate(1 << 20, 3600)));
+
+    // A vCenter that keeps the counter for a day is asked for it, and for the hour of those without one. One that takes
+    // fewer VMs in a request gets fewer.
+    sim.post("/performance", json!({"level": 2, "specs_max": 30}));
+    let of_day = session.write_rates(&ids);
+    assert_eq!(session.warnings(), Vec::<String>::new());
+    assert_eq!(of_day[&many[7]], rate(1 << 20, 86_400));
+    assert_eq!((of_day.len(), sim.calls("QueryPerf")), (120, 3 + 1 + 5 + 1));
+}
+
+#[test]
+fn a_server_that_refuses_its_counters_is_named_and_keeps_nothing_else_back() {
+    let sim = simulator!();
+    let session = sim.session();
+    let web = sim::vm(&session, "prod/web", "web01");
+    sim.post("/fault/soap", json!({"method": "QueryPerf", "fault": "NoPermission", "count": -1}));
+    assert!(session.write_rates(&[&web.id]).is_empty());
+    let warnings = session.warnings();
+    assert!(
+        warnings.len() == 1 && warnings[0].starts_with("what 1 of 1 VMs write is not known: "),
+        "{warnings:?}"
+    );
+    assert!(warnings[0].contains("read performance counters"), "{warnings:?}");
+    assert_eq!(session.write_rates(&[]), Default::default());
+    assert!(session.inventory().is_ok());
 }

@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use drover_forecast::{Estimates, FleetVm, WarmWish, foresee};
+use drover_forecast::{Estimates, FleetVm, VmSums, WarmWish, foresee};
 use drover_schedule::Budgets;
-use drover_types::inventory::Inventory;
+use drover_types::inventory::{Inventory, WriteRates};
 
 use crate::cli::AssessArgs;
 use crate::commands::forecast::give;
-use crate::commands::inventory::{all_concerns, ask, say_what_is_next};
+use crate::commands::inventory::{Counters, Found, all_concerns, ask, say_what_is_next};
 use crate::exit::{Exit, Failure};
 use crate::foresight;
 
 /// Sums up what a provider has; changes nothing there.
 pub fn run(args: &AssessArgs) -> Result<Exit, Failure> {
-    let (inventory, warnings) = ask(&args.provider)?;
+    let Found { inventory, written, warnings } = ask(&args.provider, Counters::Read)?;
     warnings.iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
-    let mut assessment = drover_forecast::assess(&inventory, &all_concerns(&inventory));
-    assessment.estimate = Some(estimates(&inventory, args)?);
+    let mut assessment = drover_forecast::assess(&inventory, &all_concerns(&inventory), &written);
+    assessment.estimate = Some(estimates(&inventory, &written, &assessment.vms, args)?);
     let exit = give(
         &args.form,
         || drover_view::assess_text(&assessment),
@@ -31,12 +31,18 @@ pub fn run(args: &AssessArgs) -> Result<Exit, Failure> {
 }
 
 /// What moving all VMs takes, cold, and warm where they run.
-fn estimates(inventory: &Inventory, args: &AssessArgs) -> Result<Estimates, Failure> {
+fn estimates(
+    inventory: &Inventory,
+    written: &WriteRates,
+    sums: &[VmSums],
+    args: &AssessArgs,
+) -> Result<Estimates, Failure> {
     let foreseen = |warm: Option<WarmWish>| -> Result<_, Failure> {
-        let vms = FleetVm::of_inventory(inventory, warm);
+        let vms = FleetVm::of_inventory(inventory, written, warm);
         let plans = vec!["all VMs".to_string()];
-        Ok(foresee(&foresight::question(vms, plans, BTreeMap::new(), Budgets::default(), &args.what_if)?))
+        let (waves, budgets, line) = (BTreeMap::new(), Budgets::default(), Vec::new());
+        Ok(foresee(&foresight::question(vms, plans, waves, budgets, line, &args.what_if)?))
     };
     let at_once = WarmWish { interval_ms: 0, cutover_ms: None, downtime_ms: 0 };
-    Ok(Estimates { cold: foreseen(None)?, warm: foreseen(Some(at_once))? })
+    Ok(Estimates::new(foreseen(None)?, foreseen(Some(at_once))?, sums))
 }

@@ -31,6 +31,7 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
     let (mut vms, mut names) = (Vec::new(), Vec::new());
     let mut budgets: Option<Budgets> = None;
     let mut waves = BTreeMap::new();
+    let mut read = Vec::new();
     for (number, path) in plans.iter().enumerate() {
         let file = plan_file::read(path)?;
         let provider = Provider::open(&file, what_if.state.as_deref())?;
@@ -41,7 +42,8 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         if resolution.vms.is_empty() {
             return Err(Failure::new(Exit::Plan, format!("plan {} moves no VM", file.plan.name)));
         }
-        vms.extend(foresight::fleet(&resolution.vms, number, &inventory));
+        let written = foresight::written(&provider, &resolution.vms, what_if);
+        vms.extend(foresight::fleet(&resolution.vms, number, &inventory, &written));
         let of_plan = foresight::budgets(&file.plan.limits);
         budgets = Some(budgets.map_or_else(|| of_plan.clone(), |budgets| both(budgets, &of_plan)));
         names.push(file.plan.name.clone());
@@ -50,9 +52,11 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         through_provider |=
             file.plan.source.vsphere().is_some_and(|source| source.data.from == DataFrom::Provider);
         provider.close()?;
+        read.push(file.plan);
     }
     let budgets = budgets.unwrap_or_default();
-    let question = foresight::question(vms, names, waves, budgets, what_if)?;
+    let line = foresight::line_of(&read.iter().collect::<Vec<_>>());
+    let question = foresight::question(vms, names, waves, budgets, line, what_if)?;
     Ok(Asked { question, hosts, through_provider })
 }
 

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use drover_plan::{Concern, ConcernContext, ManifestUse, OvaSource, concerns};
-use drover_types::inventory::Inventory;
+use drover_types::inventory::{Inventory, WriteRates};
 
 use crate::appliance::{self, Appliance};
 use crate::cli::{InventoryArgs, ProviderArgs};
 use crate::connect;
 use crate::exit::{Exit, Failure};
-use crate::provider::Provider;
+use crate::provider::{Provider, write_rates};
 
 /// Shows what a provider has.
 pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
-    let (inventory, warnings) = ask(&args.provider)?;
+    let Found { inventory, warnings, .. } = ask(&args.provider, Counters::LeaveAlone)?;
     warnings.iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let concerns = all_concerns(&inventory);
     if args.json {
@@ -45,23 +45,43 @@ pub fn say_what_is_next(args: &ProviderArgs) {
     }
 }
 
-/// What an endpoint, the source of a plan file or an appliance has, and what to know about the answer.
-pub fn ask(provider: &ProviderArgs) -> Result<(Inventory, Vec<String>), Failure> {
+/// What a provider told.
+pub struct Found {
+    pub inventory: Inventory,
+    /// What VMs that may run write, if its counters were read.
+    pub written: WriteRates,
+    /// What to know about all that.
+    pub warnings: Vec<String>,
+}
+
+/// Whether performance counters are read, too: one request more for 50 VMs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Counters {
+    Read,
+    LeaveAlone,
+}
+
+/// What an endpoint, the source of a plan file or an appliance has.
+pub fn ask(provider: &ProviderArgs, counters: Counters) -> Result<Found, Failure> {
+    let reads = counters == Counters::Read;
     if let Some(path) = appliance::path_of(&provider.provider) {
         let source = OvaSource { path, manifest: ManifestUse::Ignore };
         let appliance = Appliance::open(&source, Path::new(""), "")?;
-        return Ok((appliance.inventory(), appliance.warnings().to_vec()));
+        let (inventory, warnings) = (appliance.inventory(), appliance.warnings().to_vec());
+        return Ok(Found { inventory, written: WriteRates::new(), warnings });
     }
     let path = Path::new(&provider.provider);
     let is_plan = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
     if is_plan {
         let provider = Provider::open(&crate::plan_file::read(path)?, None)?;
         let inventory = provider.inventory()?;
-        return Ok((inventory, provider.warnings()));
+        let written = provider.write_rates(inventory.vms.iter().filter(|_| reads));
+        return Ok(Found { inventory, written, warnings: provider.warnings() });
     }
     let session = connect::connect_args(provider)?;
     let inventory = session.inventory()?;
-    Ok((inventory, session.warnings()))
+    let written = write_rates(&session, inventory.vms.iter().filter(|_| reads));
+    Ok(Found { inventory, written, warnings: session.warnings() })
 }
 
 /// What there is to know about each VM, by its id.

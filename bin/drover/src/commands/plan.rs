@@ -16,6 +16,7 @@ use drover_view::{clean, count};
 
 use crate::appliance;
 use crate::cli::{PlanCheckArgs, PlanNewArgs};
+use crate::commands::inventory::{Counters, ask};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::far;
@@ -369,7 +370,7 @@ fn summary(resolution: &Resolution) -> String {
 
 /// `drover plan new`.
 pub fn new(args: &PlanNewArgs) -> Result<Exit, Failure> {
-    let inventory = super::inventory::ask(&args.provider)?.0;
+    let inventory = ask(&args.provider, Counters::LeaveAlone)?.inventory;
     check_matches(args, &inventory)?;
     let text = draft_of(args, &inventory)?;
     match &args.output {

@@ -34,13 +34,15 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     if vms.is_empty() {
         return Err(Failure::new(Exit::Plan, format!("plan {} moves no VM", file.plan.name)));
     }
+    let written = foresight::written(&provider, &vms, &args.what_if);
     provider.close()?;
     let groups: Vec<String> = vms.iter().map(|vm| group_of(&vm.vm, args.tag.as_deref())).collect();
-    let fleet = foresight::fleet(&vms, 0, &inventory);
+    let fleet = foresight::fleet(&vms, 0, &inventory, &written);
     let what_if = WhatIfArgs { window: Vec::new(), ..args.what_if.clone() };
     let names = vec![file.plan.name.clone()];
     let budgets = foresight::budgets(&file.plan.limits);
-    let mut question = foresight::question(fleet, names, BTreeMap::new(), budgets, &what_if)?;
+    let line = foresight::line_of(&[&file.plan]);
+    let mut question = foresight::question(fleet, names, BTreeMap::new(), budgets, line, &what_if)?;
     let first = args.first.unwrap_or(SystemClock.now_ms()).max(0) as u64;
     let (opens, closes) = first_window(hours, first);
     question.start_ms = opens;

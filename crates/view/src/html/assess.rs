@@ -2,14 +2,16 @@
 
 use std::fmt::{self, Write};
 
-use drover_forecast::{Assessment, Group, Place, Sizes, Spread};
+use drover_forecast::{Assessment, Group, Place, Sizes, Spread, VmSums};
 use drover_types::Bytes;
+use drover_types::inventory::WriteRate;
 
 use super::forecast::write_why;
 use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head, write_row};
-use crate::assess::examples;
+use crate::assess::{churn_cell, examples, some_names};
 use crate::forecast::time;
 use crate::inventory::weight_title;
+use crate::text::count;
 
 /// What a provider has in sums, as one page without scripts.
 pub fn assess_html(it: &Assessment) -> String {
@@ -37,6 +39,8 @@ fn write_page(page: &mut String, it: &Assessment) -> fmt::Result {
         ("Provisioned", Bytes(totals.capacity_bytes).to_string()),
         ("To be read", Bytes(totals.data_bytes).to_string()),
         ("Allocation not known", totals.unknown_allocation.to_string()),
+        ("Written", churn_cell(totals.churn_bytes_per_hour)),
+        ("Writes not known", totals.unknown_churn.to_string()),
     ];
     write_facts(page, &facts)?;
     if let Some(estimate) = &it.estimate {
@@ -47,11 +51,23 @@ fn write_page(page: &mut String, it: &Assessment) -> fmt::Result {
             write_row(page, &[("", way.to_string())].into_iter().chain(cells).collect::<Vec<_>>())?;
         }
         end_table(page)?;
+        if estimate.warm_in_vain.vms > 0 {
+            let it = &estimate.warm_in_vain;
+            writeln!(
+                page,
+                "<p>{} would be down about as long cold: {}.</p>",
+                count(it.vms, "VM"),
+                Escaped(&some_names(&it.examples, it.vms))
+            )?;
+        }
         write_why(page, &estimate.cold)?;
     }
     write_findings(page, it)?;
     write_sizes(page, it)?;
-    write_largest(page, it)?;
+    write_vms(page, "Largest VMs", &it.largest)?;
+    if !it.busiest.is_empty() {
+        write_vms(page, "VMs that write most", &it.busiest)?;
+    }
     write_places(page, "Hosts", &it.hosts)?;
     write_places(page, "Datastores", &it.datastores)?;
     write_groups(page, "Guests", &it.guests)?;
@@ -93,9 +109,16 @@ fn write_sizes(page: &mut String, it: &Assessment) -> fmt::Result {
     end_table(page)
 }
 
-fn write_largest(page: &mut String, it: &Assessment) -> fmt::Result {
-    begin_table(page, "Largest VMs", &["VM", "Id", "#Disks", "#Provisioned", "#To read"])?;
-    for vm in &it.largest {
+fn write_vms(page: &mut String, heading: &str, vms: &[VmSums]) -> fmt::Result {
+    let busiest_hour = "#In its busiest hour";
+    begin_table(
+        page,
+        heading,
+        &["VM", "Id", "#Disks", "#Provisioned", "#To read", "#Writes an hour", busiest_hour],
+    )?;
+    for vm in vms {
+        let churn =
+            |of: fn(WriteRate) -> u64| vm.churn.map_or("-".to_string(), |churn| Bytes(of(churn)).to_string());
         write_row(
             page,
             &[
@@ -104,6 +127,8 @@ fn write_largest(page: &mut String, it: &Assessment) -> fmt::Result {
                 ("number", vm.disks.to_string()),
                 ("number", Bytes(vm.capacity_bytes).to_string()),
                 ("number", Bytes(vm.data_bytes).to_string()),
+                ("number", churn(|it| it.bytes_per_hour)),
+                ("number", churn(|it| it.busiest_hour_bytes)),
             ],
         )?;
     }
@@ -111,7 +136,7 @@ fn write_largest(page: &mut String, it: &Assessment) -> fmt::Result {
 }
 
 fn write_places(page: &mut String, heading: &str, places: &[Place]) -> fmt::Result {
-    begin_table(page, heading, &["Name", "#VMs", "#Disks", "#Provisioned", "#To read"])?;
+    begin_table(page, heading, &["Name", "#VMs", "#Disks", "#Provisioned", "#To read", "#Writes"])?;
     for place in places {
         write_row(
             page,
@@ -121,6 +146,7 @@ fn write_places(page: &mut String, heading: &str, places: &[Place]) -> fmt::Resu
                 ("number", place.disks.to_string()),
                 ("number", Bytes(place.capacity_bytes).to_string()),
                 ("number", Bytes(place.data_bytes).to_string()),
+                ("number", churn_cell(place.churn_bytes_per_hour)),
             ],
         )?;
     }
@@ -128,10 +154,12 @@ fn write_places(page: &mut String, heading: &str, places: &[Place]) -> fmt::Resu
 }
 
 fn write_groups(page: &mut String, heading: &str, groups: &[Group]) -> fmt::Result {
-    begin_table(page, heading, &["Name", "#VMs", "#To read"])?;
+    begin_table(page, heading, &["Name", "#VMs", "#To read", "#Writes"])?;
     for group in groups {
         let (vms, bytes) = (group.vms.to_string(), Bytes(group.data_bytes).to_string());
-        write_row(page, &[("name", group.name.clone()), ("number", vms), ("number", bytes)])?;
+        let churn = churn_cell(group.churn_bytes_per_hour);
+        let cells = [("name", group.name.clone()), ("number", vms), ("number", bytes), ("number", churn)];
+        write_row(page, &cells)?;
     }
     end_table(page)
 }

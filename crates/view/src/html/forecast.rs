@@ -9,7 +9,7 @@ use super::charts::{NAMES, PLOT, begin_chart, end_chart, write_legend, write_tim
 use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head, write_row};
 use crate::axis::TimeAxis;
 use crate::clock::{local, zone_name};
-use crate::forecast::{by_end, change, likely, time, values, wave_cells, wave_name};
+use crate::forecast::{by_end, change, churn_measured, likely, time, values, wave_cells, wave_name};
 use crate::text::{UNKNOWN, clip, count};
 
 /// Rows of the chart and of the table; the JSON has all.
@@ -140,7 +140,11 @@ pub(super) fn write_why(page: &mut String, it: &Forecast) -> fmt::Result {
     for by in &it.by {
         write_row(page, &[("", by.name.into()), ("", values(by)), ("", by.quantity.origin.to_string())])?;
     }
-    end_table(page)
+    end_table(page)?;
+    match churn_measured(it) {
+        Some(words) => writeln!(page, "<p>{words}</p>"),
+        None => Ok(()),
+    }
 }
 
 fn write_waves(page: &mut String, it: &Forecast) -> fmt::Result {
