@@ -28,10 +28,11 @@ impl Hypervisor for Files {
 
     /// No host has a bridge of this name.
     fn lacks(&self, machine: &Machine, _: &dyn Fn() -> bool) -> Vec<Lack> {
-        assert!(!machine.is_converted, "nobody may have guests converted here");
         let is_lacking = |nic: &&MachineNic| nic.attach == Attach::Bridge("none".to_string());
         let lack = |_| Lack { what: "there is no bridge none".to_string(), advice: "make it".to_string() };
-        machine.nics.iter().filter(is_lacking).map(lack).collect()
+        let converter = Lack { what: "its converter does not work".into(), advice: "mend it".into() };
+        let bridges = machine.nics.iter().filter(is_lacking).map(lack);
+        bridges.chain(machine.is_converted.then_some(converter)).collect()
     }
 
     fn define(&self, home: &Home<'_>) -> Result<(String, Option<String>), Refusal> {
@@ -125,7 +126,7 @@ fn machine() -> Machine {
         }],
         accelerator: Accelerator::Tcg,
         is_started: true,
-        is_converted: true,
+        is_converted: false,
     }
 }
 
@@ -258,6 +259,11 @@ fn a_check_tells_what_preparing_would_come_to_and_stands_in_nobodys_way() {
         vec![MachineNic { attach: Attach::Bridge("none".into()), ..machine().nics.remove(0) }; 2];
     let lacks = check(unplugged).unwrap().lacks;
     assert!(lacks.len() == 2 && lacks[0].to_string() == "there is no bridge none (make it)", "{lacks:?}");
+    let converted = || Machine { is_converted: true, ..machine() };
+    assert_eq!(check(converted()).unwrap().lacks[0].what, "its converter does not work");
+    let without_leave = Scene::new(false);
+    let asked = without_leave.order_at(0, "plan p", What::Check(converted())).unwrap();
+    assert_eq!(asked.lacks, [], "no converter is run for whom none may be run");
     assert_eq!(check(machine()).unwrap(), Told::default());
     assert_eq!(in_pool(&scene), ["file", "link"], "a check makes nothing");
     scene.defined();
