@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use drover_types::Bytes;
+use drover_types::{Bytes, file_name};
 
 /// NFC memory of a host with its default settings.
 pub const BUDGET_BYTES: u64 = 48 << 20;
@@ -212,11 +212,7 @@ impl Ledger {
     }
 
     fn place(&self, host: &str, service: &str) -> PathBuf {
-        let clean = |text: &str| -> String {
-            let safe = |c: char| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '_' };
-            text.chars().take(120).map(safe).collect()
-        };
-        self.folder.join(format!("{}@{}", clean(service), clean(host)))
+        self.folder.join(format!("{}@{}", file_name(service), file_name(host)))
     }
 }
 

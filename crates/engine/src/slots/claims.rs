@@ -7,12 +7,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use drover_disk::open_locked;
+use drover_types::file_name;
 
 /// How often a file is opened that others removed.
 const OPEN_ATTEMPTS_MAX: usize = 8;
-
-/// Characters of a host's name in the name of its folder.
-const NAME_MAX: usize = 120;
 
 /// The folder.
 pub(super) struct Claims {
@@ -35,7 +33,7 @@ impl Claims {
     ///
     /// A folder that cannot be used any more keeps no VM back: budgets are not shared then.
     pub(super) fn claim(&self, host: &str, of: u32) -> Option<Claim> {
-        let place = self.folder.join(clean(host));
+        let place = self.folder.join(file_name(host));
         if fs::create_dir_all(&place).is_err() {
             return Some(Claim { _file: None });
         }
@@ -53,11 +51,6 @@ impl Claims {
 
 fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
-}
-
-fn clean(host: &str) -> String {
-    let safe = |c: char| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '_' };
-    host.chars().take(NAME_MAX).map(safe).collect()
 }
 
 #[cfg(test)]
