@@ -18,6 +18,7 @@ mod hot_add;
 mod hypervisor;
 mod image;
 mod inspection;
+mod inventories;
 mod lacks;
 mod limits;
 mod log;

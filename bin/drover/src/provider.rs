@@ -18,6 +18,7 @@ use crate::hot_add::{HotAdd, check_proxies};
 use crate::plan_file::PlanFile;
 use crate::rights;
 use crate::source::VsphereSource;
+use crate::state::state_folder;
 use crate::vddk::{self, Way};
 
 /// A source that can be asked.
@@ -36,7 +37,8 @@ impl Provider {
                 let session = connect::connect_plan(source, &file.folder)?;
                 let folder = file.folder.clone();
                 let hot_add = HotAdd::new(source, &file.plan.limits, state.map(Path::to_path_buf));
-                Ok(Provider::Vsphere(Box::new(VsphereSource { session, folder, way, hot_add })))
+                let state = state_folder(state);
+                Ok(Provider::Vsphere(Box::new(VsphereSource { session, folder, state, way, hot_add })))
             }
             Source::Ova(source) => {
                 let appliance = Appliance::open(source, &file.folder, &file.plan.name)?;
@@ -57,7 +59,7 @@ impl Provider {
     /// What it has.
     pub fn inventory(&self) -> Result<Inventory, Failure> {
         match self {
-            Provider::Vsphere(source) => Ok(source.session.inventory()?),
+            Provider::Vsphere(source) => Ok(source.inventory()?),
             Provider::Appliance(appliance) => Ok(appliance.inventory()),
         }
     }
@@ -188,7 +190,9 @@ pub fn to_give_up(file: &PlanFile, store: &Store) -> Result<(Box<dyn SourceProvi
             if let Some(hot_add) = &hot_add {
                 hot_add.find(&file.plan, &session.inventory()?);
             }
-            Ok((Box::new(VsphereSource { session, folder: file.folder.clone(), way, hot_add }), about))
+            let folder = file.folder.clone();
+            let state = store.path().parent().map(Path::to_path_buf).unwrap_or_default();
+            Ok((Box::new(VsphereSource { session, folder, state, way, hot_add }), about))
         }
         Source::Ova(source) => {
             let rows = store.vms(&file.plan.name)?;

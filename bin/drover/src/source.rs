@@ -11,11 +11,12 @@ use drover_engine::{
 };
 use drover_plan::{Begun, HostRoute, PlannedDisk, PlannedVm, Problem, Route as PlanRoute};
 use drover_types::inventory::{Inventory, Snapshot, Vm, VmDisk};
-use drover_vsphere::{OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError};
+use drover_vsphere::{OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind};
 
 use crate::connect;
 use crate::exit::{Failure, vsphere_cause};
 use crate::hot_add::{self, HotAdd};
+use crate::inventories::{self, Asker, Read};
 use crate::nfc::{self, Asked, NfcWay};
 use crate::vddk::{Frozen as FrozenFile, VddkWay, Way, log_path};
 
@@ -23,6 +24,8 @@ use crate::vddk::{Frozen as FrozenFile, VddkWay, Way, log_path};
 pub struct VsphereSource {
     pub session: Session,
     pub folder: PathBuf,
+    /// Folder of drover's state.
+    pub state: PathBuf,
     /// By which protocol disks are read.
     pub way: Way,
     /// Proxies that read disks, where there are any; `way` is for what they do not give.
@@ -139,6 +142,27 @@ fn told_holders(error: ProviderError, holders: &[String]) -> ProviderError {
 }
 
 impl VsphereSource {
+    /// What it has, read by one plan of the state folder after the other.
+    pub fn inventory(&self) -> Result<Inventory, VsphereError> {
+        let session = &self.session;
+        // A vCenter that was cloned keeps its UUID.
+        let source = format!("{}_{}", session.about().instance_uuid, session.endpoint_authority());
+        let asker = Asker { source, user: session.user().to_string() };
+        let read = || session.inventory().map(|inventory| Read { inventory, warnings: session.warnings() });
+        match inventories::in_turn(&self.state, &asker, &|| session.is_stopped(), read)? {
+            Some(Read { inventory, warnings }) => {
+                session.take_over(&inventory, warnings);
+                Ok(inventory)
+            }
+            None => Err(VsphereError {
+                kind: VsphereErrorKind::Stopped,
+                op: "read the inventory".into(),
+                fault: None,
+                source: None,
+            }),
+        }
+    }
+
     /// Detaches what blocks a snapshot's removal, if it is attached to a proxy of the plan; tells whether anything was.
     fn unblock(&self, vm: &Vm) -> bool {
         // Why one cannot be detached is told by the next run, which begins with that; the removal is what failed.
@@ -165,8 +189,8 @@ impl VsphereSource {
     /// Which hosts do not give their disks in the way of the plan, as far as it can be told without opening one.
     pub fn host_problems(&self, vms: &[PlannedVm], begun: &[Begun]) -> Vec<Problem> {
         match &self.way {
-            // Where proxies alone read disks, hosts are not asked for them.
-            Way::Nfc(way) if self.hot_add.as_ref().is_none_or(|hot_add| !hot_add.insists) => {
+            // Where there are proxies, disks are read by them, and by hosts only in their stead.
+            Way::Nfc(way) if self.hot_add.is_none() => {
                 way.unreachable(&self.session, (vms, begun), |vm| self.route(&vm.route))
             }
             _ => Vec::new(),

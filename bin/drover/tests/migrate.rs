@@ -5,8 +5,12 @@
 mod collector;
 mod common;
 
+use std::process::Stdio;
+
 use collector::Collector;
+use common::process::{PATIENCE, wait_until};
 use common::{MIB, Stage, disk_file, same_bytes, signer, vm, with};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 #[test]
@@ -79,6 +83,39 @@ fn assert_evidence(stage: &Stage, plan: &str, report: &serde_json::Value) {
             refused.err
         );
     }
+}
+
+#[test]
+fn plans_of_one_state_read_the_inventory_one_after_the_other() {
+    let Some(stage) = Stage::new(77, |folder| vec![vm("one", &[&disk_file(folder, "a", MIB)])]) else {
+        return;
+    };
+    let (turns, plan) = (stage.path("state/inventories"), stage.plan("turns", &[]));
+    assert_eq!(stage.run(&["plan", "check", &plan]).code, Some(0));
+    assert!(!turns.exists(), "a check begins no state");
+    let log = stage.path("drover.log");
+    let begin = || {
+        let mut command = stage.drover.command(&["migrate", &plan, "--log-file"]);
+        command.arg(&log).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let waits =
+        || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("another plan reads the inventory"));
+    let source = format!("{}_127.0.0.1_{}", stage.somebody().about().instance_uuid, stage.sim.port);
+    std::fs::create_dir_all(&turns).unwrap();
+    let other = std::fs::File::create(turns.join(source)).unwrap();
+    other.lock().unwrap();
+    let stopped = begin();
+    wait_until("it waits", PATIENCE, waits);
+    kill_process(Pid::from_child(&stopped), Signal::INT).unwrap();
+    let output = stopped.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::remove_file(&log).unwrap();
+    let waiting = begin();
+    wait_until("it waits", PATIENCE, waits);
+    drop(other);
+    let output = waiting.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    stage.assert_equal("one", 0, &stage.path("a"));
 }
 
 #[test]

@@ -36,11 +36,15 @@ impl Session {
         let op = "read the inventory";
         let inventory = self.inner.whole_view(op)?;
         let mut inventory = Inventory { about: self.about().clone(), ..inventory };
-        for vm in &inventory.vms {
-            self.inner.learn_name(&vm.id, &vm.name);
-        }
         self.inner.add_tags(&mut inventory.vms);
+        self.take_over(&inventory, Vec::new());
         Ok(inventory)
+    }
+
+    /// Takes an inventory that another session of this account read, and its warnings, as if it had read it itself.
+    pub fn take_over(&self, inventory: &Inventory, warnings: Vec<String>) {
+        inventory.vms.iter().for_each(|vm| self.inner.learn_name(&vm.id, &vm.name));
+        warnings.into_iter().for_each(|warning| self.inner.warn(warning));
     }
 
     /// A fresh look at one VM, without its tags.

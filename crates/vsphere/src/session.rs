@@ -165,6 +165,21 @@ impl Session {
         let _ = self.inner.stop.set(asked);
     }
 
+    /// Host and port of the endpoint.
+    pub fn endpoint_authority(&self) -> String {
+        self.inner.client.endpoint().authority()
+    }
+
+    /// The account.
+    pub fn user(&self) -> &str {
+        &self.inner.options.user
+    }
+
+    /// Whether the user asked for the end.
+    pub fn is_stopped(&self) -> bool {
+        self.inner.is_stopped()
+    }
+
     /// What answers at the endpoint.
     pub fn about(&self) -> &About {
         &self.inner.content.about
