@@ -1,17 +1,18 @@
 //! Looks into a guest's disks without starting it and without mounting them: partition tables, signatures, logical volumes, and of
-//! Linux on ext4 and XFS what decides whether it boots elsewhere. All that is read was written by somebody else, so every size has a bound.
+//! Linux on ext4, XFS and btrfs what decides whether it boots elsewhere. All that is read was written by somebody else, so every size has a bound.
 //!
 //! ```text
-//! disk ─ table ─> partitions ─ signature ─> ext4, xfs ─ tree ─ linux ─> os-release, fstab, network files, boot loader
+//! disk ─ table ─> partitions ─ signature ─> ext4, xfs, btrfs ─ tree ─ linux ─> os-release, fstab, network files, boot loader
 //!                      ^                │       └ initramfs ─> drivers
 //!                      └─ volumes ─ lvm <┴> fat ─> loaders of the EFI system partition
 //! ```
 //!
-//! Not looked into, and told so: volumes of LVM that are not linear, software RAID, btrfs, encrypted partitions, and the inside of
+//! Not looked into, and told so: volumes of LVM that are not linear, software RAID, encrypted partitions, and the inside of
 //! NTFS.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod btrfs;
 mod ext4;
 mod fat;
 mod initramfs;
@@ -100,6 +101,10 @@ impl Look {
             Ok(Some(Signature::Xfs)) => match Tree::of_xfs(part) {
                 Ok(tree) => return self.trees.push(tree),
                 Err(why) => format!("XFS cannot be read: {why}"),
+            },
+            Ok(Some(Signature::Btrfs)) => match Tree::of_btrfs(part) {
+                Ok(tree) => return self.trees.push(tree),
+                Err(why) => format!("btrfs cannot be read: {why}"),
             },
             Ok(Some(Signature::Lvm)) => match self.physical.add(part) {
                 Ok(uuid) => return drop(self.places.insert(uuid, place.clone())),

@@ -30,6 +30,8 @@ pub(crate) enum Signature {
     Locked(&'static str),
     /// XFS.
     Xfs,
+    /// btrfs.
+    Btrfs,
     /// A physical volume of LVM.
     Lvm,
     /// Something that may hold a system and is not read.
@@ -60,7 +62,7 @@ fn known(head: &[u8]) -> Option<Signature> {
     } else if at(0, b"XFSB") {
         Some(S::Xfs)
     } else if at(0x10040, b"_BHRfS_M") {
-        Some(S::Unread("btrfs"))
+        Some(S::Btrfs)
     } else if at(1080, &0xef53u16.to_le_bytes()) {
         Some(S::Ext)
     } else if (0..4).any(|sector| at(sector * 512, b"LABELONE")) {
@@ -104,7 +106,7 @@ mod tests {
         assert_eq!(with(1080, &[0x53, 0xef]), Some(S::Ext));
         assert_eq!(with(512, b"LABELONE"), Some(S::Lvm));
         assert_eq!(with(0, b"XFSB"), Some(S::Xfs));
-        assert_eq!(with(0x10040, b"_BHRfS_M"), Some(S::Unread("btrfs")));
+        assert_eq!(with(0x10040, b"_BHRfS_M"), Some(S::Btrfs));
         assert_eq!(with(4096, &RAID_MAGIC.to_le_bytes()), Some(S::Unread("a software RAID")));
         assert_eq!(with(4086, b"SWAPSPACE2"), Some(S::Passed));
         assert_eq!((with(54, b"FAT12"), with(82, b"FAT32")), (Some(S::Fat), Some(S::Fat)));

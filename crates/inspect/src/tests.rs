@@ -112,6 +112,18 @@ fn a_rhel_as_its_installer_makes_it_is_seen_through_lvm_and_xfs() {
 }
 
 #[test]
+fn a_sles_is_seen_in_the_snapshot_that_its_btrfs_mounts() {
+    let mut disk = Vec::new();
+    let fixture = &include_bytes!("../fixtures/btrfs-sles.gz")[..];
+    flate2::read::GzDecoder::new(fixture).read_to_end(&mut disk).unwrap();
+    let inside = inspect(&[Arc::new(disk)]);
+    assert_eq!(inside.unseen, Vec::<String>::new());
+    assert_eq!(inside.system.as_deref(), Some("SUSE Linux Enterprise Server 15 SP6"));
+    assert!(inside.saw_root() && inside.by_path.is_empty());
+    assert_eq!(inside.free.iter().map(|it| it.place.as_str()).collect::<Vec<_>>(), ["/"]);
+}
+
+#[test]
 fn a_root_on_a_volume_of_two_disks_is_seen_and_what_is_not_is_told() {
     let tree = tempfile::tempdir().unwrap();
     put(tree.path(), "etc/os-release", "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n");

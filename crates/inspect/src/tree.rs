@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use crate::read::Part;
-use crate::{ext4, xfs};
+use crate::{btrfs, ext4, xfs};
 
 /// What a file system tells of its files. Paths have no links in them, but for the last part.
 pub(crate) trait FileSystem {
@@ -48,6 +48,12 @@ impl Tree {
     /// One of XFS.
     pub(crate) fn of_xfs(part: Part) -> Result<Tree, String> {
         let (files, free_bytes) = xfs::Xfs::load(part)?;
+        Ok(Tree { files: Box::new(files), free_bytes })
+    }
+
+    /// One of btrfs, from the subvolume that holds its system.
+    pub(crate) fn of_btrfs(part: Part) -> Result<Tree, String> {
+        let (files, free_bytes) = btrfs::Btrfs::load(part)?;
         Ok(Tree { files: Box::new(files), free_bytes })
     }
 

@@ -41,6 +41,36 @@ pub(crate) fn part(file: &Arc<File>, damage: BTreeMap<u64, u8>) -> Part {
     Part::new(Arc::new(image), 0, size)
 }
 
+/// Bytes of a file system that mkfs.btrfs makes, whose smallest is 109 MiB.
+pub(crate) const BTRFS_BYTES: u64 = 160 << 20;
+
+/// What mkfs.btrfs makes of a folder with these options; `None`, after a printed line, without it.
+pub(crate) fn btrfs(tree: &Path, options: &str) -> Option<Arc<File>> {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    File::create(&image).unwrap().set_len(BTRFS_BYTES).unwrap();
+    let mut mkfs = tool("mkfs.btrfs");
+    mkfs.arg("-q").args(options.split_whitespace()).arg("--rootdir").arg(tree).arg(&image);
+    ran(mkfs, options, &image)
+}
+
+/// A tool that is root's.
+fn tool(name: &str) -> Command {
+    let mut tool = Command::new(name);
+    tool.env("PATH", format!("{}:/usr/sbin", std::env::var("PATH").unwrap()));
+    tool
+}
+
+/// The image that a tool made; `None`, after a printed line, without the tool. Its name goes with its folder.
+fn ran(mut tool: Command, options: &str, image: &Path) -> Option<Arc<File>> {
+    let Ok(made) = tool.output() else {
+        println!("skipped: no {}", tool.get_program().display());
+        return None;
+    };
+    assert!(made.status.success(), "{options}: {}", String::from_utf8_lossy(&made.stderr));
+    Some(Arc::new(File::open(image).unwrap()))
+}
+
 /// What mkfs.xfs makes of a folder with these options; `None`, after a printed line, without it.
 pub(crate) fn xfs(tree: &Path, options: &str) -> Option<Arc<File>> {
     let mut proto = "/x\n0 0\nd--755 0 0\n".to_string();
@@ -50,16 +80,9 @@ pub(crate) fn xfs(tree: &Path, options: &str) -> Option<Arc<File>> {
     let (prototype, image) = (folder.path().join("prototype"), folder.path().join("image"));
     std::fs::write(&prototype, proto).unwrap();
     File::create(&image).unwrap().set_len(XFS_BYTES).unwrap();
-    let mut mkfs = Command::new("mkfs.xfs");
-    mkfs.env("PATH", format!("{}:/usr/sbin", std::env::var("PATH").unwrap()));
+    let mut mkfs = tool("mkfs.xfs");
     mkfs.arg("-q").args(options.split_whitespace()).arg("-p").arg(&prototype).arg(&image);
-    let Ok(made) = mkfs.output() else {
-        println!("skipped: no mkfs.xfs");
-        return None;
-    };
-    assert!(made.status.success(), "{options}: {}", String::from_utf8_lossy(&made.stderr));
-    // Its name goes with the folder.
-    Some(Arc::new(File::open(&image).unwrap()))
+    ran(mkfs, options, &image)
 }
 
 /// Source: mkfs.xfs(8), the format of prototypes.
