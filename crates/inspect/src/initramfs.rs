@@ -11,6 +11,8 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
+use lzma_rust2::XzReader;
+
 /// Drivers that a guest needs to find its root file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drivers {
@@ -72,7 +74,9 @@ impl Scan {
                     return self.packed(&mut zstd::stream::read::Decoder::with_buffer(file)?);
                 }
                 LZ4_LEGACY => return self.packed(&mut Lz4Legacy::new(file)?),
-                [0xfd, b'7', b'z', b'X'] => return Err(unknown("xz")),
+                [0xfd, b'7', b'z', b'X'] => {
+                    return self.packed(&mut XzReader::new_mem_limit(file, true, XZ_KIB_MAX));
+                }
                 [b'B', b'Z', b'h', _] => return Err(unknown("bzip2")),
                 [0x5d, 0, 0, _] => return Err(unknown("lzma")),
                 [0x89, b'L', b'Z', b'O'] => return Err(unknown("lzo")),
@@ -227,6 +231,8 @@ const LZ4_BLOCK: usize = 8 << 20;
 /// A block that does not compress grows by one byte in 255.
 const LZ4_PACKED_MAX: usize = LZ4_BLOCK + LZ4_BLOCK / 255 + 16;
 const JOINED_MAX: usize = 16;
+/// dracut packs with a dictionary of 1 MiB, and `xz -9` with one of 64 MiB.
+const XZ_KIB_MAX: u32 = 80 << 10;
 const ENTRIES_MAX: usize = 200_000;
 const BYTES_MAX: u64 = 1 << 30;
 const NAME_BYTES_MAX: u64 = 4096;
@@ -235,6 +241,7 @@ const LIST_BYTES_MAX: u64 = 1 << 20;
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::process::Command;
 
     use super::*;
 
@@ -281,12 +288,28 @@ mod tests {
         packed
     }
 
+    /// By xz with these options; nothing, after a printed line, without it.
+    fn xz(bytes: &[u8], options: &[&str]) -> Option<Vec<u8>> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("archive");
+        std::fs::write(&path, bytes).unwrap();
+        let Ok(packed) = Command::new("xz").args(options).arg("-c").arg(&path).output() else {
+            println!("skipped: no xz");
+            return None;
+        };
+        assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
+        Some(packed.stdout)
+    }
+
     #[test]
     fn drivers_are_found_behind_microcode_however_it_is_packed() {
         let wanted = Drivers { virtio_blk: true, virtio_pci: true, ..Drivers::default() };
         let early = archive(&[("kernel/x86/microcode/GenuineIntel.bin", &[7; 3000])]);
         let zstd = zstd::encode_all(&main()[..], 1).unwrap();
-        for packed in [main(), gzip(&main()), zstd, lz4(&main())] {
+        // As dracut packs, and as by hand.
+        let by_xz = [&["--check=crc32", "--lzma2=dict=1MiB"][..], &["-9"], &["-T2", "--block-size=1KiB"]];
+        let by_xz = by_xz.into_iter().filter_map(|options| xz(&main(), options));
+        for packed in [main(), gzip(&main()), zstd, lz4(&main())].into_iter().chain(by_xz) {
             assert_eq!(Drivers::of_initramfs(&packed[..]).unwrap(), wanted);
             let behind = [early.clone(), packed].concat();
             assert_eq!(Drivers::of_initramfs(&behind[..]).unwrap(), wanted);
@@ -297,7 +320,10 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_said_to_be_so() {
         let why = |bytes: &[u8]| Drivers::of_initramfs(bytes).unwrap_err().to_string();
-        assert!(why(b"\xfd7zXZ\0").contains("xz"));
+        assert!(why(b"BZh9").contains("bzip2"));
+        if let Some(packed) = xz(&main(), &["--lzma2=dict=512MiB"]) {
+            assert!(why(&packed).contains("memory"), "{}", why(&packed));
+        }
         assert!(why(b"\x7fELF").contains("no archive"));
         assert!(why(&gzip(b"nothing of the kind")).contains("no archive"));
         assert_eq!(
@@ -312,8 +338,8 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..2000), kind in 0..4usize) {
-            let head: &[u8] = [&b"070701"[..], &[0x1f, 0x8b, 8], &[0x28, 0xb5, 0x2f, 0xfd], &LZ4_LEGACY][kind];
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..2000), kind in 0..5usize) {
+            let head: &[u8] = [&b"070701"[..], &[0x1f, 0x8b, 8], &[0x28, 0xb5, 0x2f, 0xfd], &LZ4_LEGACY, b"\xfd7zXZ\0\0\x01\x69\x22\xde\x36"][kind];
             let _ = Drivers::of_initramfs(&[head, &bytes[..]].concat()[..]);
         }
     }

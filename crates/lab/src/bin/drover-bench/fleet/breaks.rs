@@ -33,14 +33,16 @@ pub fn killed(setting: &Setting<'_>) -> Result<()> {
         let command = if round == 0 { ["migrate", &plan] } else { ["resume", "killed"] };
         let mut run = Killed(Some(drover.start(&command)?));
         let begun = Instant::now();
+        let mut most = 0;
         let at_work = loop {
-            ensure!(begun.elapsed() < PATIENCE, "never were so many disks under way");
+            ensure!(begun.elapsed() < PATIENCE, "{most} disks were under way at most");
             ensure!(run.runs()?, "drover ended by itself");
             std::thread::sleep(Duration::from_millis(500));
             let status = drover.run(&["status", "killed", "--json"])?;
             // Before its first word there is no plan.
             let Ok(status) = status.json() else { continue };
             let disks = status["progress"]["disks"].as_array().map_or(0, Vec::len) as u64;
+            most = most.max(disks);
             if disks * 20 >= KILLED_DISKS * 19 {
                 break disks;
             }
