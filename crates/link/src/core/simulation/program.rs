@@ -1,7 +1,7 @@
 //! A program on one side: it opens channels, sends what can be told from their numbers, and checks what it
 //! gets.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use drover_wire::{DATA_BYTES_MAX, Header, Kind};
 
@@ -33,7 +33,7 @@ pub struct Program {
     total: u64,
     expects: u64,
     accepted: u64,
-    talks: HashMap<ChannelId, Talk>,
+    talks: BTreeMap<ChannelId, Talk>,
     done: u64,
     /// In so many of a million steps a channel is given up, in one way or another.
     pub quits: u64,
@@ -53,7 +53,7 @@ impl Program {
             total: 0,
             expects: 0,
             accepted: 0,
-            talks: HashMap::new(),
+            talks: BTreeMap::new(),
             done: 0,
             quits: 0,
             quit: 0,
