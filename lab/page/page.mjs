@@ -26,6 +26,13 @@ const context = await chromium.launchPersistentContext(folder, {
   args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
 });
 
+// Four hours after the plans of the test began, so that the timeline is one of hours.
+const BEGAN_MS = 1_760_000_000_000;
+await context.addInitScript((ahead) => {
+  const now = Date.now.bind(Date);
+  Date.now = () => now() - ahead;
+}, Date.now() - BEGAN_MS - 4 * 3_600_000);
+
 try {
   const page = context.pages()[0] ?? await context.newPage();
   page.setDefaultTimeout(20_000);

@@ -109,7 +109,7 @@ fn vm(number: usize) -> VmLine {
         warm: number.is_multiple_of(2),
         wave: Some(["pilot", "rest"][number % 2].into()),
         waits: (state == "queued").then(|| "esx1.lab: 20 of 20 VMs at once".into()),
-        foreseen_ms: Some([BEGAN_MS + 800_000, BEGAN_MS + 900_000, BEGAN_MS + 1_100_000]),
+        foreseen_ms: Some([800_000, 900_000, 1_100_000].map(|ms| BEGAN_MS + ms + 2_500 * number as i64)),
         error: (state == "failed").then(|| "write of 0x40000+0x10000: no space left".into()),
         cause: (state == "failed").then(|| "target_full".into()),
         advice: (state == "failed").then(|| "make room".into()),
