@@ -115,7 +115,8 @@ fn conversion_problems(resolution: &Resolution, there: &There, info: &Announced)
     resolution.vms.iter().filter_map(problem).collect()
 }
 
-fn pool_of(folder: &Path) -> String {
+/// The pool of a folder or a file at a site.
+pub fn pool_of(folder: &Path) -> String {
     site_name(folder).split('/').next().unwrap_or_default().to_string()
 }
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drover_disk::Disk;
-use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider, chain};
+use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetPlace, TargetProvider, chain};
 use drover_mover::StopSignal;
 use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
 use drover_qemu::MachineSpec;
@@ -188,6 +188,14 @@ impl TargetProvider for PlanTarget {
         self.at(vm)?.prepare(vm)
     }
 
+    fn places(&self, vm: &PlannedVm, is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
+        self.at(vm)?.places(vm, is_left)
+    }
+
+    fn free_bytes(&self, vm: &PlannedVm, place: &TargetPlace) -> Result<Option<u64>, ProviderError> {
+        self.at(vm)?.free_bytes(vm, place)
+    }
+
     fn open_disk(
         &self,
         disk: &PlannedDisk,
@@ -251,6 +259,25 @@ impl TargetProvider for PlanTarget {
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.at(vm)?.remove_images(vm)
     }
+}
+
+/// A folder, or the nearest one above it that is there.
+pub fn nearest_existing(folder: &Path) -> PathBuf {
+    let mut place = folder;
+    while !place.exists() {
+        match place.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => place = parent,
+            _ => return PathBuf::from("."),
+        }
+    }
+    place.to_path_buf()
+}
+
+/// Bytes that a disk may still need at its target, of which its image takes so many already. By leave, thin disks take only what they
+/// hold, and nobody knows how much that is before they are read.
+fn may_need(disk: &PlannedDisk, taken: u64, overcommit: bool) -> u64 {
+    let may_be_little = overcommit && disk.disk.thin != Some(false);
+    if may_be_little { 0 } else { disk.disk.capacity_bytes.saturating_sub(taken) }
 }
 
 const ANOTHER_PLANS: &str = "choose another folder or target_name; if the other plan is given up, `drover cancel` it, or \

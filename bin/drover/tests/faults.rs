@@ -3,9 +3,9 @@
 
 mod common;
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
+use common::small_disk::SmallDisk;
 use common::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
@@ -115,34 +115,6 @@ fn a_full_target_stops_with_its_own_code_and_goes_on_when_there_is_room() {
     let plan = stage.plan("full", &[]);
     fails_and_resumes(&stage, &plan, 8, "make room", || small.grow(100));
     stage.assert_equal("one", 0, &stage.path("a"));
-}
-
-/// A file system of its own size; needs root.
-struct SmallDisk(std::path::PathBuf);
-
-impl SmallDisk {
-    fn mount(folder: &std::path::Path, mib: u64) -> Option<SmallDisk> {
-        std::fs::create_dir_all(folder).unwrap();
-        let size = format!("size={mib}m");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "drover-test"]).arg(folder).output();
-        if !mounted.is_ok_and(|output| output.status.success()) {
-            println!("skipped: a small file system cannot be mounted (needs root)");
-            return None;
-        }
-        Some(SmallDisk(folder.to_path_buf()))
-    }
-
-    fn grow(&self, mib: u64) {
-        let size = format!("remount,size={mib}m");
-        assert!(Command::new("mount").args(["-o", &size]).arg(&self.0).status().unwrap().success());
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 #[test]

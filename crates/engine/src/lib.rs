@@ -45,7 +45,7 @@ pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running, see_its
 pub use phase::Phase;
 pub use provider::{
     Attachment, Compared, Converted, LinkBytes, Linked, OpenedSource, OpenedTarget, PowerWatch, Record,
-    SourceProvider, TargetProvider,
+    SourceProvider, TargetPlace, TargetProvider,
 };
 pub use rehearsal::{CopyState, HeldPlan, copy_of, hold_plan};
 pub use report::{

@@ -1,5 +1,6 @@
 //! What the engine needs of a hypervisor on either side.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -113,6 +114,17 @@ pub trait TargetProvider: Send + Sync {
     /// Makes the VM's folder and checks that it can take what the plan says; touches nothing that exists.
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
 
+    /// Where the disks of a VM take room that others may want, too; none where that is not known or somebody else's affair.
+    /// `is_left`: an earlier run may have left images, and what these take is needed no more.
+    fn places(&self, _: &PlannedVm, _is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
+        Ok(Vec::new())
+    }
+
+    /// Bytes that may be written to one of these places now, if that is known.
+    fn free_bytes(&self, _: &PlannedVm, _: &TargetPlace) -> Result<Option<u64>, ProviderError> {
+        Ok(None)
+    }
+
     /// Opens the image of a disk for writing: makes it, or goes on with one that drover made before.
     /// An image that drover did not make is refused.
     fn open_disk(&self, disk: &PlannedDisk, vm: &PlannedVm, size: u64)
@@ -169,6 +181,26 @@ pub trait TargetProvider: Send + Sync {
 
     /// Removes images and journals of a VM that was not migrated to its end.
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
+}
+
+/// A file system or a pool that disks of a VM go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetPlace {
+    /// What tells it from others, for all plans and processes.
+    pub key: String,
+    /// What people call it.
+    pub label: String,
+    /// A folder of it, or its name at the site that has it.
+    pub at: PathBuf,
+    /// By the places of disks in the VM, bytes that each may still need.
+    pub needs: BTreeMap<usize, u64>,
+}
+
+impl TargetPlace {
+    /// Bytes that all its disks may still need.
+    pub fn needs_bytes(&self) -> u64 {
+        self.needs.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
 }
 
 /// A target disk.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::{Limits, PlannedVm, WaveHooks};
-use drover_schedule::{Ended, Quarantined, Tenant, Wait};
+use drover_schedule::{Ended, JobId, Quarantined, Tenant, Wait};
 use drover_types::Wave;
 
 use crate::cancel::Leave;
@@ -23,8 +23,8 @@ use crate::hooks::HookRunner;
 use crate::itinerary::{Context, Journey, Outside, end_untouched};
 use crate::pace::Paces;
 use crate::parallel::OnDrop;
-use crate::provider::{SourceProvider, TargetProvider};
-use crate::slots::{GivenUp, Joining, Schedule, Slots, budgets_of};
+use crate::provider::{SourceProvider, TargetPlace, TargetProvider};
+use crate::slots::{Answer, Asks, GivenUp, Joining, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
 use crate::store::{PlanRow, PlanState, RunFacts, Store, StoreError, VmRow, VmState};
 use crate::waits::Waits;
@@ -222,6 +222,9 @@ impl Runner<'_> {
             let _over = OnDrop::new(|| over.stop());
             while let Some((id, at)) = schedule.next(tenant, self.stop, self.clock) {
                 let vm = todo[at];
+                if !self.has_room(&schedule, id, vm) {
+                    continue;
+                }
                 let slots = Slots { schedule: &schedule, clock: self.clock, id };
                 let go = move || run_vm(context, vm, slots, tenant, ends);
                 if Builder::new().spawn_scoped(scope, go).is_err() {
@@ -237,6 +240,30 @@ impl Runner<'_> {
         let hosts = schedule.quarantine(tenant);
         self.tell_schedule(run, &hosts);
         (std::mem::take(&mut ends.lock().unwrap_or_else(PoisonError::into_inner)), hosts)
+    }
+
+    /// Asks for room at the target of a VM that is about to begin. False if it does not begin, now or ever.
+    fn has_room(&self, schedule: &Schedule, id: JobId, vm: &PlannedVm) -> bool {
+        let Some(rooms) = schedule.rooms_for(id).filter(|_| !self.stop.is_set()) else { return true };
+        // What cannot be asked now is told by the VM's own check.
+        let Ok(places) = self.target.places(vm, schedule.is_left(id)) else { return true };
+        let asks = Asks {
+            plan: self.plan,
+            vm: &vm.target_name,
+            insists: schedule.goes_on(id),
+            is_warm: vm.warm.is_some(),
+            disks: vm.disks.iter().map(|disk| disk.disk.capacity_bytes).collect(),
+        };
+        let free = |place: &TargetPlace| self.target.free_bytes(vm, place).ok().flatten();
+        match rooms.ask(&asks, places, &free) {
+            Answer::Promised(room) => schedule.give_room(id, room),
+            Answer::Wait(wait) => {
+                schedule.wait_for_room(id, wait, self.clock);
+                return false;
+            }
+            Answer::Never(why) => return schedule.refuse(id, why.into(), self.clock),
+        }
+        true
     }
 
     /// All VMs have ended: calls what is left to be called after waves, and waits for it, so that a request to stop is heeded
@@ -318,6 +345,7 @@ impl Runner<'_> {
             let disks = paces.look(self.board.live(), Instant::now(), self.clock.now_ms());
             // A lost sample is a gap in a chart; trouble with the store shows itself elsewhere.
             let _ = self.store.add_sample(self.plan, read, written, &disks);
+            run.schedule.let_room_go();
             self.keep_waits(run, &mut waits);
             self.heed_words(run);
             self.tell_given_up(run);

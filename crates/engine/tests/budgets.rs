@@ -6,7 +6,7 @@ mod fakes;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use drover_engine::{Event, NoObserver, Phase, PlanState, plan_report};
+use drover_engine::{Cause, Event, NoObserver, Phase, PlanState, plan_report};
 use drover_types::inventory::{PowerState, Vm};
 use fakes::{PLAN, Watch, World, vm};
 
@@ -37,6 +37,31 @@ fn a_plan_of_many_vms_arrives_within_its_budgets() {
     let (read, opened) = (world.read(), world.calls("open source"));
     assert!(world.run(&NoObserver).is_complete());
     assert_eq!((world.read(), world.calls("open source")), (read, opened));
+}
+
+#[test]
+fn vms_wait_for_the_room_that_is_promised_to_others_and_one_that_never_fits_is_refused() {
+    let mut world = World::with(&crowd(), "start: true");
+    let bytes = |name: &str| world.planned().iter().find(|vm| vm.vm.name == name).unwrap().capacity_bytes();
+    // One VM of three disks fits, or three of one disk; the one of five disks never does.
+    let free = bytes("vm1").max(bytes("vm2"));
+    assert!(bytes("vm5") > free);
+    world.free_bytes = Some(free);
+    // Whoever finds no room asks again after a second.
+    world.clock.slow_down(400);
+    let stop = drover_mover::StopSignal::default();
+    let outcome = world.run_plan(PLAN, &world.planned(), &NoObserver, &stop).unwrap();
+    assert_eq!(
+        (outcome.done, outcome.failed.as_slice()),
+        (7, [("vm5".into(), Cause::TargetFull)].as_slice())
+    );
+    let row = world.row("vm-vm5");
+    assert!(row.error.as_deref().unwrap().contains("the world has "), "{row:?}");
+    assert_eq!(world.calls_about("create snapshot", "vm5") + world.calls_about("prepare", "vm5"), 0);
+    // By the end of all, nothing is promised any more.
+    world.free_bytes = None;
+    assert!(world.run(&NoObserver).is_complete());
+    world.assert_arrived("all of them");
 }
 
 #[test]

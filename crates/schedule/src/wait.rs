@@ -3,6 +3,7 @@
 use std::fmt;
 use std::mem::discriminant;
 
+use drover_types::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// Something that there is only so much of.
@@ -174,6 +175,19 @@ pub enum Wait {
         /// Guests that may be.
         of: u32,
     },
+    /// What it may need at its target is promised to others.
+    Room {
+        /// The folder or pool.
+        place: String,
+        /// Bytes that it may need there.
+        needs_bytes: u64,
+        /// Bytes that are free there.
+        free_bytes: u64,
+        /// Of these, the bytes that others may need.
+        promised_bytes: u64,
+        /// The plans of those others.
+        plans: Vec<String>,
+    },
     /// Other processes with the same state folder have the VM slots of its host.
     Elsewhere {
         /// Host.
@@ -193,6 +207,7 @@ impl Wait {
             | (Wait::DatastoreDisks { datastore: one, .. }, Wait::DatastoreDisks { datastore: two, .. }) => {
                 one == two
             }
+            (Wait::Room { place: one, .. }, Wait::Room { place: two, .. }) => one == two,
             (Wait::Stage { stage: one, .. }, Wait::Stage { stage: two, .. }) => one == two,
             _ => discriminant(self) == discriminant(other),
         }
@@ -219,6 +234,7 @@ impl Wait {
             Wait::Stage { .. } => "stage",
             Wait::Together { .. } => "together",
             Wait::Cutovers { .. } => "cutovers",
+            Wait::Room { .. } => "room",
             Wait::Elsewhere { .. } => "elsewhere",
         }
     }
@@ -244,6 +260,7 @@ impl Wait {
             | Wait::AntiAffinity { .. }
             | Wait::Stage { .. }
             | Wait::Together { .. }
+            | Wait::Room { .. }
             | Wait::Cutovers { .. } => false,
         }
     }
@@ -282,9 +299,27 @@ impl fmt::Display for Wait {
                 write!(f, "group {group}: {left} VMs are not ready to move over")
             }
             Wait::Cutovers { held, of } => write!(f, "{held} of {of} cutovers at once"),
+            Wait::Room { place, needs_bytes, free_bytes, promised_bytes, plans } => write!(
+                f,
+                "room in {place}: it may need {}, and of {} free {} are promised to {}",
+                Bytes(*needs_bytes),
+                Bytes(*free_bytes),
+                Bytes(*promised_bytes),
+                named(plans)
+            ),
             Wait::Elsewhere { host, of } => write!(f, "{host}: {of} VMs at once, other processes have them"),
         }
     }
+}
+
+/// Plans that are named of those that hold room.
+const NAMED_MAX: usize = 3;
+
+fn named(plans: &[String]) -> String {
+    let word = if plans.len() == 1 { "plan" } else { "plans" };
+    let more = plans.len().saturating_sub(NAMED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{word} {}{more}", plans[..plans.len().min(NAMED_MAX)].join(", "))
 }
 
 #[cfg(test)]

@@ -362,6 +362,7 @@ const WAITS = {
   disks: 'disk slots in all', own_vms: 'VM slots of their plan', own_disks: 'disk slots of their plan', turn: 'their turn', window: 'a window', wave: 'an earlier wave',
   wave_failed: 'a word to proceed', wave_hooks: 'what is called before a wave', retry: 'their next try', host: 'a host that failed', anti_affinity: 'a VM that they never run beside',
   stage: 'an earlier stage', together: 'others of their group', cutovers: 'cutover slots', elsewhere: 'slots that other processes have',
+  room: 'room at their targets that others may need',
 };
 
 /** What VMs of all plans share. */

@@ -28,7 +28,7 @@ use crate::provider::Provider;
 use crate::signals::stop_on_signals;
 use crate::source::hide_own_snapshots;
 use crate::state::{begun_here, state_folder};
-use crate::target::PlanTarget;
+use crate::target::{PlanTarget, nearest_existing};
 
 mod shown;
 
@@ -166,17 +166,6 @@ fn already_written(resolution: &Resolution, folder: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let disks = resolution.vms.iter().flat_map(|vm| &vm.disks).filter(|disk| disk.base == folder);
     disks.filter_map(|disk| std::fs::metadata(&disk.path).ok()).map(|meta| meta.blocks() * 512).sum()
-}
-
-fn nearest_existing(folder: &Path) -> PathBuf {
-    let mut place = folder;
-    while !place.exists() {
-        match place.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => place = parent,
-            _ => return PathBuf::from("."),
-        }
-    }
-    place.to_path_buf()
 }
 
 /// What a plan is, held against its source and this machine.

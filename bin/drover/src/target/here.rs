@@ -1,13 +1,15 @@
 //! QEMU and libvirt on this machine.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use drover_agent::Home;
 use drover_disk::{Disk, DiskError, FileDisk, LockedFile};
-use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
+use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetPlace, TargetProvider};
 use drover_mover::{StopSignal, journal_path};
 use drover_plan::{ImageFormat, PlannedDisk, PlannedVm, Target};
 use drover_qcow2::Qcow2Disk;
@@ -21,7 +23,7 @@ use crate::machine::{boot_bus_of, machine_of, spec_of};
 use crate::qcow2;
 use crate::target::conversion::{self, Converter, OnThisMachine};
 use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
-use crate::target::{ANOTHER_PLANS, Setting, all_removed, io_error};
+use crate::target::{ANOTHER_PLANS, Setting, all_removed, io_error, may_need, nearest_existing};
 
 /// How long a guest that must go may take before its plug is pulled.
 pub(super) const STOP_TIME: Duration = Duration::from_secs(5);
@@ -153,6 +155,30 @@ impl TargetProvider for Here {
             made.iter().rev().for_each(|folder| drop(std::fs::remove_dir(folder)));
         }
         done
+    }
+
+    fn places(&self, vm: &PlannedVm, is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
+        let mut places = BTreeMap::<u64, TargetPlace>::new();
+        for (number, disk) in vm.disks.iter().enumerate() {
+            let at = nearest_existing(&disk.base);
+            let system = std::fs::metadata(&at).map_err(|error| io_error("looking at", &at, error))?.dev();
+            let taken = match is_left {
+                true => std::fs::metadata(&disk.path).map_or(0, |meta| meta.blocks() * 512),
+                false => 0,
+            };
+            let place = places.entry(system).or_insert_with(|| TargetPlace {
+                key: format!("fs-{system:x}"),
+                label: disk.base.display().to_string(),
+                at,
+                needs: BTreeMap::new(),
+            });
+            place.needs.insert(number, may_need(disk, taken, self.target.overcommit));
+        }
+        Ok(places.into_values().collect())
+    }
+
+    fn free_bytes(&self, _: &PlannedVm, place: &TargetPlace) -> Result<Option<u64>, ProviderError> {
+        Ok(drover_disk::free_bytes(&place.at).ok())
     }
 
     fn open_disk(

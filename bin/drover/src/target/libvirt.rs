@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use drover_agent::Home;
 use drover_agent::host::{VARIABLES, variables_in};
 use drover_disk::Disk;
-use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
+use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetPlace, TargetProvider};
 use drover_mover::journal_path;
 use drover_plan::{
     Accelerator, DiskCache, DiskIo, ImageFormat, Libvirt, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget,
@@ -295,6 +295,20 @@ impl TargetProvider for Domains {
             there.make_room_for_journals(vm)?;
         }
         Ok(())
+    }
+
+    fn places(&self, vm: &PlannedVm, is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
+        match self.site(vm)? {
+            Some(there) => there.places(vm, is_left),
+            None => self.here.places(vm, is_left),
+        }
+    }
+
+    fn free_bytes(&self, vm: &PlannedVm, place: &TargetPlace) -> Result<Option<u64>, ProviderError> {
+        match self.site(vm)? {
+            Some(there) => there.free_bytes(vm, place),
+            None => self.here.free_bytes(vm, place),
+        }
     }
 
     fn open_disk(

@@ -1,6 +1,6 @@
 //! QEMU at another site, through its agent: disks go over the link, and what is to be done with machines is ordered.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,17 +12,20 @@ use drover_agent::opening::{Announced, How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
-use drover_engine::{Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetProvider};
+use drover_engine::{
+    Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetPlace, TargetProvider,
+};
 use drover_mover::{Earlier, earlier, look, why_not_of};
 use drover_plan::{Limits, PlannedDisk, PlannedVm};
 use drover_qemu::{ConvertOutcome, DiskBus, SourceGuest};
 use drover_types::guest::Inside;
 
 use super::conversion::{self, Place};
-use super::{ANOTHER_PLANS, Setting, all_removed};
+use super::{ANOTHER_PLANS, Setting, all_removed, may_need};
 use crate::endpoint::AgentPlace;
 use crate::endpoint::agent::{GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
 use crate::exit::{Exit, Failure, MORE_THREADS};
+use crate::far::pool_of;
 use crate::inspection::inspect_disks;
 use crate::machine::{boot_bus, machine_of, site_name};
 use crate::sites::{self, OpenDisks};
@@ -437,6 +440,31 @@ impl TargetProvider for There {
         }
         self.make_room_for_journals(vm)?;
         self.insist(vm, &What::Prepare(machine)).map(drop)
+    }
+
+    fn places(&self, vm: &PlannedVm, is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
+        let mut places = BTreeMap::<String, TargetPlace>::new();
+        for (number, disk) in vm.disks.iter().enumerate() {
+            let pool = pool_of(&disk.path);
+            let taken = match is_left {
+                true => self.stat(disk).ok().and_then(|stat| stat.allocated).unwrap_or_default(),
+                false => 0,
+            };
+            let place = places.entry(pool.clone()).or_insert_with(|| TargetPlace {
+                key: format!("site-{}-{pool}", self.name()),
+                label: format!("pool {pool} of {}", self.name()),
+                at: PathBuf::from(pool),
+                needs: BTreeMap::new(),
+            });
+            place.needs.insert(number, may_need(disk, taken, self.about.target.overcommit));
+        }
+        Ok(places.into_values().collect())
+    }
+
+    fn free_bytes(&self, _: &PlannedVm, place: &TargetPlace) -> Result<Option<u64>, ProviderError> {
+        let info = self.info().map_err(|refusal| self.refused(refusal))?;
+        let pool = info.pools.iter().find(|pool| Path::new(&pool.name) == place.at);
+        Ok(pool.and_then(|pool| pool.free_bytes))
     }
 
     fn open_disk(

@@ -23,6 +23,7 @@ pub mod proxy;
 pub mod running;
 pub mod scene;
 pub mod sites;
+pub mod small_disk;
 #[path = "../../../../crates/relay/tests/common/streams.rs"]
 pub mod streams;
 pub mod units;

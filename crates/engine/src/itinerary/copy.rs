@@ -111,6 +111,12 @@ impl Journey<'_> {
             options: self.context.options.clone(),
         };
         let live = self.enter(disk, DiskActivity::Copy);
+        // Later passes write over what the first one wrote.
+        if let Some(at) = self.place_of(disk)
+            && job.pass.as_ref().is_none_or(|pass| pass.number == 1)
+        {
+            self.slots.fills(at, &live);
+        }
         let found = |blocks| Ok(self.keep_distrust(blocks)?);
         let reads = self.slots.reads(&live);
         let result = copy_telling(&job, &found, &live, stop);
@@ -141,9 +147,13 @@ impl Journey<'_> {
     }
 
     fn finish_disk(&self, disk: &PlannedDisk) {
-        if let Some(at) = self.planned.disks.iter().position(|it| it.index == disk.index) {
+        if let Some(at) = self.place_of(disk) {
             self.slots.disk_finished(at);
         }
+    }
+
+    fn place_of(&self, disk: &PlannedDisk) -> Option<usize> {
+        self.planned.disks.iter().position(|it| it.index == disk.index)
     }
 
     pub(super) fn keep_copy(&self, disk: &PlannedDisk, report: &CopyReport, notes: &[String]) -> Outcome<()> {

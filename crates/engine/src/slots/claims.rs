@@ -10,7 +10,7 @@ use drover_disk::open_locked;
 use drover_types::file_name;
 
 /// How often a file is opened that others removed.
-const OPEN_ATTEMPTS_MAX: usize = 8;
+pub(super) const OPEN_ATTEMPTS_MAX: usize = 8;
 
 /// The folder.
 pub(super) struct Claims {
@@ -49,7 +49,7 @@ impl Claims {
     }
 }
 
-fn create(path: &Path) -> io::Result<File> {
+pub(super) fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }
 

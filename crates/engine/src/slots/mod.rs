@@ -1,11 +1,13 @@
 //! Slots of the source: who holds them, who waits for them.
 //!
 //! A [`Schedule`] may be shared by several runs of one process: they stand in one order then, by VM. With a folder it shares
-//! the VM slots of hosts with other processes, too ([`claims`]).
+//! the VM slots of hosts ([`claims`]) and the room at targets ([`rooms`]) with other processes, too.
 
 mod claims;
 mod job;
 mod learned;
+mod rooms;
+mod with_room;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -24,6 +26,7 @@ use self::claims::{Claim, Claims};
 pub(crate) use self::job::budgets_of;
 use self::job::{host_limits, job_of, key_of, own_limits};
 use self::learned::Learned;
+pub(crate) use self::rooms::{Answer, Asks, Room, Rooms};
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::store::VmRow;
@@ -40,8 +43,11 @@ struct State {
     runs: BTreeMap<Tenant, Run>,
     next_tenant: u64,
     claims: Option<Claims>,
+    rooms: Option<Rooms>,
     /// Hosts of which other processes hold slots that this one wanted.
     short: BTreeSet<String>,
+    /// VMs that found no room at their targets when they asked last.
+    no_room: BTreeSet<JobId>,
     /// VMs that were called up to move over: they wait for their slots, or have them and wait for others that move over.
     called_up: BTreeSet<JobId>,
     learned: Learned,
@@ -66,6 +72,8 @@ struct One {
     given_up: Option<EngineError>,
     /// Its slot among those that processes share.
     claim: Option<Claim>,
+    /// What is promised to it at its target.
+    room: Option<Room>,
 }
 
 /// A run.
@@ -126,16 +134,26 @@ pub(crate) struct Joining<'a> {
 /// Folder, beside the state, by which processes share the VM slots of hosts.
 const HOSTS_FOLDER: &str = "hosts";
 
+/// Folder, beside the state, by which processes share the room at targets.
+const ROOM_FOLDER: &str = "room";
+
 /// A stop is noticed within this time.
 const TICK: Duration = Duration::from_millis(200);
 
 impl Schedule {
-    /// One with these budgets that shares the VM slots of hosts with other processes of the same state folder.
+    /// One with these budgets that shares the VM slots of hosts, and the room at targets, with other processes of the same state
+    /// folder.
     ///
     /// # Errors
     /// If the folder cannot be used.
     pub fn of_state(budgets: Budgets, state: &Path) -> io::Result<Schedule> {
-        Schedule::new(budgets).shared_in(&state.join(HOSTS_FOLDER))
+        let schedule = Schedule::new(budgets);
+        let claims = Claims::new(&state.join(HOSTS_FOLDER))?;
+        let rooms = Rooms::new(&state.join(ROOM_FOLDER))?;
+        let mut state = schedule.lock();
+        (state.claims, state.rooms) = (Some(claims), Some(rooms));
+        drop(state);
+        Ok(schedule)
     }
 
     /// An empty one with these budgets.
@@ -146,21 +164,13 @@ impl Schedule {
             runs: BTreeMap::new(),
             next_tenant: 0,
             claims: None,
+            rooms: None,
             short: BTreeSet::new(),
+            no_room: BTreeSet::new(),
             called_up: BTreeSet::new(),
             learned: Learned::default(),
         };
         Schedule { state: Mutex::new(state), changed: Condvar::new() }
-    }
-
-    /// The same, sharing the VM slots of hosts with other processes that name the same folder.
-    ///
-    /// # Errors
-    /// If the folder cannot be used.
-    pub fn shared_in(self, folder: &Path) -> io::Result<Schedule> {
-        let claims = Some(Claims::new(folder)?);
-        self.lock().claims = claims;
-        Ok(self)
     }
 
     /// Adds the VMs of a run and its waves, all waiting, within the run's own limits. Each host gets the disks that its NFC server
@@ -197,8 +207,8 @@ impl Schedule {
         let one = |(at, (vm, id)): (usize, (&&PlannedVm, &JobId))| {
             let host = key_of(site, &vm.vm.host_id);
             let is_left = left.get(vm.vm.id.as_str()).is_some_and(|row| row.is_begun());
-            let (admitted, has_begun, given_up, claim) = (None, false, None, None);
-            (*id, One { tenant, at, host, admitted, has_begun, is_left, given_up, claim })
+            let (admitted, has_begun, given_up, claim, room) = (None, false, None, None, None);
+            (*id, One { tenant, at, host, admitted, has_begun, is_left, given_up, claim, room })
         };
         state.vms.extend(vms.iter().zip(&ids).enumerate().map(one));
         state.runs.insert(tenant, Run { not_begun: ids.into_iter().collect(), ..Run::default() });
@@ -468,7 +478,9 @@ impl State {
 
     fn end(&mut self, id: JobId, ended: Ended, now_ms: u64) {
         self.let_out(id);
-        if self.vms.contains_key(&id) {
+        self.no_room.remove(&id);
+        if let Some(one) = self.vms.get_mut(&id) {
+            one.room = None;
             self.scheduler.finished(id, ended, now_ms);
         }
     }
@@ -579,6 +591,14 @@ impl Slots<'_> {
     pub(crate) fn disk_finished(&self, disk: usize) {
         self.schedule.lock().scheduler.disk_finished(self.id, disk);
         self.schedule.changed.notify_all();
+    }
+
+    /// A disk, by its place in the plan, takes room at the target from now on: what this tells is written is promised no more.
+    pub(crate) fn fills(&self, disk: usize, progress: &Arc<Progress>) {
+        let mut state = self.schedule.lock();
+        if let Some(room) = state.vms.get_mut(&self.id).and_then(|one| one.room.as_mut()) {
+            room.fill(disk, progress.clone());
+        }
     }
 
     /// What a disk reads counts for its host until this is dropped.

@@ -13,8 +13,8 @@ use drover_disk::{Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
     Answer, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Frozen, HookResult,
     HookRunner, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, PowerWatch, ProviderError,
-    Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider, Store, TargetProvider,
-    VmRow, VmState, begun,
+    Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider, Store, TargetPlace,
+    TargetProvider, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{
@@ -112,6 +112,8 @@ pub struct World {
     pub site: (String, String),
     /// Another run was put in the place of those of this world.
     pub is_given_away: AtomicBool,
+    /// Bytes that are free at the target, whatever is written there; absent: nobody knows.
+    pub free_bytes: Option<u64>,
 }
 
 pub const PLAN: &str = "p";
@@ -147,6 +149,7 @@ impl World {
             schedule: None,
             site: Default::default(),
             is_given_away: AtomicBool::new(false),
+            free_bytes: None,
         }
     }
 
@@ -695,6 +698,16 @@ impl PowerWatch for Watched<'_> {
 impl TargetProvider for World {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.call("prepare", &vm.target_name, |_| std::fs::create_dir_all(&vm.folder).unwrap())
+    }
+
+    fn places(&self, vm: &PlannedVm, _: bool) -> Result<Vec<TargetPlace>, ProviderError> {
+        let needs = vm.disks.iter().map(|disk| disk.disk.capacity_bytes).enumerate().collect();
+        let at = self.folder.path().to_path_buf();
+        Ok(vec![TargetPlace { key: "world".into(), label: "the world".into(), at, needs }])
+    }
+
+    fn free_bytes(&self, _: &PlannedVm, _: &TargetPlace) -> Result<Option<u64>, ProviderError> {
+        Ok(self.free_bytes)
     }
 
     fn open_disk(

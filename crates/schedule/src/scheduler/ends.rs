@@ -10,6 +10,7 @@ use super::{Host, Scheduler, entry::Held};
 use crate::breaker::{Permit, backoff_ms};
 use crate::job::{JobId, Tenant};
 use crate::random::Random;
+use crate::wait::Wait;
 
 /// A job is tried again at most so often after failures of its host.
 pub const RETRIES_MAX: u32 = 3;
@@ -163,6 +164,24 @@ impl Scheduler {
     /// # Panics
     /// If it does not run.
     pub fn requeue(&mut self, id: JobId, now_ms: u64) {
+        self.take_admission_back(id, now_ms);
+        self.wait_again(id, now_ms);
+        self.check_invariants();
+    }
+
+    /// A job was admitted and has no room at its target: it is put aside until then, and waits at its old place afterwards. `wait`
+    /// is what is told of it meanwhile.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn lacks_room(&mut self, id: JobId, wait: Wait, until_ms: u64, now_ms: u64) {
+        self.take_admission_back(id, now_ms);
+        self.jobs.get_mut(&id).expect("a job that lacks room is known").room = Some(wait);
+        self.put_aside(id, Hold::For(Aside::Room(until_ms)), now_ms);
+        self.check_invariants();
+    }
+
+    fn take_admission_back(&mut self, id: JobId, now_ms: u64) {
         self.give_back(id, "given back", now_ms);
         let entry = self.jobs.get_mut(&id).expect("a job that is given back is known");
         if entry.begun == Some(entry.turns) {
@@ -170,8 +189,6 @@ impl Scheduler {
             self.waves.give_back(entry);
         }
         entry.turns -= 1;
-        self.wait_again(id, now_ms);
-        self.check_invariants();
     }
 
     /// A running job begins anew: its guest runs at the source as if it had never been moved, so it waits for its window, its

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use super::time_ms;
 use crate::budgets::{Order, Rates};
 use crate::job::{Job, JobId, Tenant};
+use crate::wait::Wait;
 
 /// A job as the scheduler keeps it.
 #[derive(Clone, Debug)]
@@ -41,6 +42,8 @@ pub(super) struct Entry {
     pub(super) retries: u32,
     /// It is parked because of its wave alone.
     pub(super) awaits_wave: bool,
+    /// What was told of the room that it lacked last.
+    pub(super) room: Option<Wait>,
 }
 
 /// What a job does.
@@ -65,6 +68,8 @@ pub(super) enum Aside {
     Window(u64),
     /// It is tried again then.
     Retry(u64),
+    /// There was no room at its target. It is asked for again then.
+    Room(u64),
     /// A job of the same anti-affinity key runs.
     Affinity,
     /// An earlier stage of its group is left.
@@ -130,6 +135,7 @@ impl Entry {
             key: Key::default(),
             retries: 0,
             awaits_wave: false,
+            room: None,
         }
     }
 

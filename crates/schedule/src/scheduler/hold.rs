@@ -93,7 +93,7 @@ impl Scheduler {
             Hold::For(aside) => aside,
         };
         match aside {
-            Aside::Window(at) | Aside::Retry(at) => drop(self.holds.at.insert((at, id))),
+            Aside::Window(at) | Aside::Retry(at) | Aside::Room(at) => drop(self.holds.at.insert((at, id))),
             Aside::Stage => drop(self.holds.stages.insert(id)),
             Aside::Wave(until) => {
                 self.holds.at.insert((until, id));
@@ -115,7 +115,7 @@ impl Scheduler {
     /// Takes a job out of where it was put aside.
     pub(super) fn take_back(&mut self, id: JobId, aside: Aside) {
         match aside {
-            Aside::Window(at) | Aside::Retry(at) => drop(self.holds.at.remove(&(at, id))),
+            Aside::Window(at) | Aside::Retry(at) | Aside::Room(at) => drop(self.holds.at.remove(&(at, id))),
             Aside::Stage => drop(self.holds.stages.remove(&id)),
             Aside::Wave(until) => {
                 self.holds.at.remove(&(until, id));

@@ -150,6 +150,7 @@ impl Scheduler {
         match aside {
             Aside::Window(opens_ms) => Wait::Window { opens_ms },
             Aside::Retry(at_ms) => Wait::Retry { at_ms },
+            Aside::Room(at_ms) => entry.room.clone().unwrap_or(Wait::Retry { at_ms }),
             Aside::Affinity => {
                 let other = entry.job.anti_affinity.as_deref().and_then(|key| self.holds.runs(key));
                 let other = other.and_then(|id| self.job(id)).map(|job| job.name.clone());

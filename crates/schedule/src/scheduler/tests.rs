@@ -73,6 +73,22 @@ fn passes_go_round_however_large_a_vm_is_or_how_soon_it_is_back() {
 }
 
 #[test]
+fn a_job_without_room_at_its_target_lets_others_go_and_asks_again_at_its_old_place() {
+    let mut scheduler = of(&[job("a", 1, 9, 0), job("a", 1, 8, 0), job("a", 1, 1, 0)], 1, 8);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    let plans = vec!["x".into()];
+    let room = Wait::Room { place: "/vms".into(), needs_bytes: 9, free_bytes: 10, promised_bytes: 4, plans };
+    scheduler.lacks_room(JobId(0), room.clone(), 1000, 0);
+    assert_eq!(scheduler.wait_of(JobId(0), 0), Some(room));
+    assert_eq!(admitted_at(&mut scheduler, 999), [1], "it holds nothing");
+    assert_eq!(scheduler.next_event_ms(999), Some(1000));
+    assert_eq!(admitted_at(&mut scheduler, 1000), [0; 0]);
+    assert_eq!(scheduler.wait_of(JobId(0), 1000).map(|wait| wait.kind()), Some("host_vms"));
+    arrive(&mut scheduler, 1);
+    assert_eq!(admitted_at(&mut scheduler, 1000), [0], "before the third");
+}
+
+#[test]
 fn a_full_host_does_not_hold_back_the_others() {
     let mut scheduler = of(&[job("a", 1, 9, 0), job("a", 1, 8, 0), job("b", 1, 1, 0)], 1, 8);
     assert_eq!(admitted(&mut scheduler), [0, 2]);

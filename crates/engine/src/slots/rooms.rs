@@ -1,0 +1,323 @@
+//! Room at targets that is promised to VMs, by which plans and processes with one state folder keep out of each other's way.
+//!
+//! ```text
+//! room/PLACE/lock              held for a moment, while somebody looks at what is promised and promises more
+//! room/PLACE/PID-N.PLAN        a promise: its length is what the VM may still need, in blocks of 64 KiB; no byte is in it
+//! ```
+//!
+//! A promise is held by the lock of its file, so that it ends with its process however that dies. Its length tells the bytes, because it
+//! is changed in one step and read without a lock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use drover_disk::open_locked;
+use drover_mover::Progress;
+use drover_schedule::Wait;
+use drover_types::{BLOCK_BYTES, Bytes, file_name};
+
+use super::claims::{OPEN_ATTEMPTS_MAX, create};
+use crate::error::{Cause, ProviderError};
+use crate::provider::TargetPlace;
+
+/// Locks that are held by others are tried this often; after that they count as held for longer.
+const LOCK_ATTEMPTS_MAX: usize = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+const LOCK: &str = "lock";
+
+/// Tells promises of one process apart.
+static PROMISES: AtomicU64 = AtomicU64::new(0);
+
+/// The folder of all promises.
+#[derive(Clone)]
+pub(crate) struct Rooms {
+    folder: PathBuf,
+}
+
+/// Who asks.
+pub(crate) struct Asks<'a> {
+    pub(crate) plan: &'a str,
+    pub(crate) vm: &'a str,
+    /// It goes on whatever is free: its guest is down.
+    pub(crate) insists: bool,
+    /// It is copied in passes, between which its guest writes to what was zero before.
+    pub(crate) is_warm: bool,
+    /// Bytes of each of its disks.
+    pub(crate) disks: Vec<u64>,
+}
+
+/// What came of it.
+pub(crate) enum Answer {
+    /// What it may need is promised to it.
+    Promised(Room),
+    /// Others have what it may need.
+    Wait(Wait),
+    /// It never fits.
+    Never(ProviderError),
+}
+
+/// What is promised to a VM, at all places of its disks; free when dropped.
+#[derive(Default)]
+pub(crate) struct Room {
+    promises: Vec<Promise>,
+    disks: Vec<Filling>,
+    is_warm: bool,
+}
+
+/// A disk on its way.
+struct Filling {
+    bytes: u64,
+    copy: Option<Arc<Progress>>,
+}
+
+struct Promise {
+    file: File,
+    path: PathBuf,
+    /// By the places of disks in their VM, what each needed here at first, and what it may still need.
+    needs: BTreeMap<usize, (u64, u64)>,
+    /// Blocks that the file tells.
+    told: u64,
+}
+
+/// What is promised at a place.
+#[derive(Default)]
+struct Promised {
+    bytes: u64,
+    plans: BTreeSet<String>,
+}
+
+impl Rooms {
+    pub(super) fn new(folder: &Path) -> io::Result<Rooms> {
+        fs::create_dir_all(folder)?;
+        Ok(Rooms { folder: folder.to_path_buf() })
+    }
+
+    /// Asks for room at all places of a VM. What is free there is asked for after what is promised was summed up: what is written
+    /// between counts twice, never not at all.
+    ///
+    /// A folder that cannot be used any more keeps no VM back, and so does a place that does not tell what is free.
+    pub(crate) fn ask(
+        &self,
+        asks: &Asks<'_>,
+        places: Vec<TargetPlace>,
+        free: &dyn Fn(&TargetPlace) -> Option<u64>,
+    ) -> Answer {
+        let disks = asks.disks.iter().map(|bytes| Filling { bytes: *bytes, copy: None }).collect();
+        let mut room = Room { promises: Vec::new(), disks, is_warm: asks.is_warm };
+        for place in places.into_iter().filter(|place| place.needs_bytes() > 0) {
+            let folder = self.folder.join(file_name(&place.key));
+            let Ok(_lock) = fs::create_dir_all(&folder).and_then(|()| lock(&folder)) else { continue };
+            let Ok(promised) = promised(&folder) else { continue };
+            let Some(free_bytes) = free(&place) else { continue };
+            let left = free_bytes.saturating_sub(promised.bytes);
+            if left < place.needs_bytes() && !asks.insists {
+                return no_room(asks, &place, free_bytes, promised);
+            }
+            room.promises.extend(promise(&folder, asks.plan, place).ok());
+        }
+        Answer::Promised(room)
+    }
+}
+
+impl Room {
+    /// A disk, by its place in the VM, is copied from now on.
+    pub(super) fn fill(&mut self, disk: usize, copy: Arc<Progress>) {
+        if let Some(filling) = self.disks.get_mut(disk) {
+            filling.copy = Some(copy);
+        }
+    }
+
+    /// Lets go what is written, or proved to be zero, since this was called last.
+    pub(super) fn let_go(&mut self) {
+        for (number, filling) in self.disks.iter().enumerate() {
+            let Some(copy) = filling.copy.as_ref().map(|copy| copy.snapshot()) else { continue };
+            for promise in &mut self.promises {
+                let Some((first, needs)) = promise.needs.get_mut(&number) else { continue };
+                let left = match self.is_warm {
+                    // What is zero now may hold data by the next pass.
+                    true => first.saturating_sub(copy.written),
+                    false => filling.bytes.saturating_sub(copy.done()),
+                };
+                *needs = left.min(*needs);
+            }
+        }
+        self.promises.iter_mut().for_each(Promise::tell);
+    }
+}
+
+impl Promise {
+    fn tell(&mut self) {
+        let blocks = blocks(self.needs.values().map(|(_, needs)| needs).sum());
+        // One that cannot be made smaller holds others up, and no more.
+        if blocks != self.told && self.file.set_len(blocks).is_ok() {
+            self.told = blocks;
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        // One that stays is held by nobody, and goes when the next one asks.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn lock(folder: &Path) -> io::Result<File> {
+    let path = folder.join(LOCK);
+    for _ in 0..LOCK_ATTEMPTS_MAX {
+        match open_locked(&path, OPEN_ATTEMPTS_MAX, create, |file| Ok(file.try_lock()?)) {
+            Err((_, error)) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(LOCK_PAUSE),
+            result => return result.map_err(|(_, error)| error),
+        }
+    }
+    Err(io::ErrorKind::WouldBlock.into())
+}
+
+/// Sums up what is promised, and removes what was promised to processes that are no more. The place is locked.
+fn promised(folder: &Path) -> io::Result<Promised> {
+    let mut sum = Promised::default();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| *name != LOCK) else {
+            continue;
+        };
+        let Ok(file) = File::open(&path) else { continue };
+        if file.try_lock().is_ok() {
+            let _ = fs::remove_file(&path);
+            continue;
+        }
+        sum.bytes = sum.bytes.saturating_add(file.metadata()?.len().saturating_mul(BLOCK_BYTES));
+        sum.plans.extend(name.split_once('.').map(|(_, plan)| plan.to_string()));
+    }
+    Ok(sum)
+}
+
+fn promise(folder: &Path, plan: &str, place: TargetPlace) -> io::Result<Promise> {
+    let number = PROMISES.fetch_add(1, Relaxed);
+    let path = folder.join(format!("{}-{number}.{}", std::process::id(), file_name(plan)));
+    let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+    let needs = place.needs.into_iter().map(|(disk, bytes)| (disk, (bytes, bytes))).collect();
+    let mut promise = Promise { file, path, needs, told: 0 };
+    promise.file.try_lock()?;
+    promise.tell();
+    Ok(promise)
+}
+
+fn no_room(asks: &Asks<'_>, place: &TargetPlace, free_bytes: u64, promised: Promised) -> Answer {
+    let (place, needs_bytes) = (place.label.clone(), place.needs_bytes());
+    // Others that write there may come to less than was promised to them.
+    if !promised.plans.is_empty() {
+        let plans = promised.plans.into_iter().collect();
+        return Answer::Wait(Wait::Room {
+            place,
+            needs_bytes,
+            free_bytes,
+            promised_bytes: promised.bytes,
+            plans,
+        });
+    }
+    let what = format!(
+        "{place} has {} left, and {} may need {} there",
+        Bytes(free_bytes),
+        asks.vm,
+        Bytes(needs_bytes)
+    );
+    Answer::Never(ProviderError::new(Cause::TargetFull, what).advise(MAKE_ROOM))
+}
+
+fn blocks(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES)
+}
+
+const MAKE_ROOM: &str = "make room there or choose another place; or, as thin disks take only what they hold, allow it with \
+                         `target.overcommit: true`; then `drover resume`";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn asks(plan: &str) -> Asks<'_> {
+        Asks { plan, vm: "web", insists: false, is_warm: false, disks: vec![40 * MIB] }
+    }
+
+    fn at(key: &str, needs: u64) -> Vec<TargetPlace> {
+        let needs = BTreeMap::from([(0, needs * MIB)]);
+        vec![TargetPlace { key: key.into(), label: format!("/{key}"), at: PathBuf::from("/"), needs }]
+    }
+
+    fn promised_to(rooms: &Rooms, plan: &str, needs: u64) -> Room {
+        match rooms.ask(&asks(plan), at("a", needs), &|_| Some(100 * MIB)) {
+            Answer::Promised(room) => room,
+            Answer::Wait(wait) => panic!("{wait}"),
+            Answer::Never(error) => panic!("{error}"),
+        }
+    }
+
+    fn waits(rooms: &Rooms, needs: u64) -> Option<String> {
+        match rooms.ask(&asks("other"), at("a", needs), &|_| Some(100 * MIB)) {
+            Answer::Wait(wait) => Some(wait.to_string()),
+            Answer::Promised(_) => None,
+            Answer::Never(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn what_is_promised_to_one_is_not_promised_to_another_until_it_is_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (Rooms::new(folder.path()).unwrap(), Rooms::new(folder.path()).unwrap());
+        let held = promised_to(&one, "first", 60);
+        assert_eq!(
+            waits(&other, 60).unwrap(),
+            "room in /a: it may need 60 MiB, and of 100 MiB free 60 MiB are promised to plan first"
+        );
+        assert_eq!(waits(&other, 40), None, "there is room for less");
+        drop(held);
+        assert_eq!(waits(&other, 60), None);
+    }
+
+    #[test]
+    fn a_promise_becomes_smaller_by_what_is_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let rooms = Rooms::new(folder.path()).unwrap();
+        let mut room = promised_to(&rooms, "first", 40);
+        let copy = Arc::new(Progress::default());
+        room.fill(0, copy.clone());
+        copy.tell(30 * MIB, 40 * MIB);
+        assert!(waits(&rooms, 90).is_some());
+        room.let_go();
+        assert_eq!(waits(&rooms, 90), None);
+        assert!(waits(&rooms, 91).is_some());
+    }
+
+    #[test]
+    fn what_never_fits_is_told_with_what_to_try_and_what_goes_on_is_not_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let rooms = Rooms::new(folder.path()).unwrap();
+        let ask = |asks: &Asks<'_>, free| rooms.ask(asks, at("a", 60), &|_| free);
+        let Answer::Never(error) = ask(&asks("p"), Some(40 * MIB)) else { panic!("it does not fit") };
+        assert_eq!(error.to_string(), "/a has 40 MiB left, and web may need 60 MiB there");
+        assert!(error.advice.unwrap().contains("make room"));
+        let insists = Asks { insists: true, ..asks("p") };
+        assert!(matches!(ask(&insists, Some(40 * MIB)), Answer::Promised(_)));
+        assert!(matches!(ask(&asks("p"), None), Answer::Promised(_)), "nobody knows what is free");
+    }
+
+    #[test]
+    fn a_promise_that_nobody_holds_any_more_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let rooms = Rooms::new(folder.path()).unwrap();
+        let left = folder.path().join("a/1-0.dead");
+        fs::create_dir_all(left.parent().unwrap()).unwrap();
+        File::create(&left).unwrap().set_len(1 << 20).unwrap();
+        assert_eq!(waits(&rooms, 60), None);
+        assert!(!left.exists());
+    }
+}
