@@ -31,6 +31,8 @@ pub struct Climb {
     short: u32,
     /// As many as could be read when more were let in: something else limits them.
     reach: u32,
+    /// Whether the numbers beside the chosen one were measured.
+    is_settled: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,6 +87,7 @@ impl Climb {
             settled: 0,
             short: 0,
             reach: u32::MAX,
+            is_settled: false,
         }
     }
 
@@ -96,6 +99,16 @@ impl Climb {
     /// The number that it began with.
     pub fn started_at(&self) -> u32 {
         self.start
+    }
+
+    /// Whether nothing is tried for now.
+    pub fn is_settled(&self) -> bool {
+        self.is_settled
+    }
+
+    /// Whether something else limits the disks to as many as this does.
+    pub fn is_at_reach(&self) -> bool {
+        self.limit >= self.reach
     }
 
     /// The budgets allow so many from now on.
@@ -138,7 +151,8 @@ impl Climb {
             }
             self.step /= 2;
         };
-        if next == self.limit {
+        self.is_settled = next == self.limit;
+        if self.is_settled {
             self.look_again_at_times();
             return;
         }
@@ -167,7 +181,7 @@ impl Climb {
         if self.settled >= SAMPLES_KEPT {
             let limit = self.limit;
             self.measured.retain(|disks, _| *disks == limit);
-            (self.settled, self.reach) = (0, u32::MAX);
+            (self.settled, self.reach, self.is_settled) = (0, u32::MAX, false);
         }
     }
 

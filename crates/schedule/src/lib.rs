@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - [`Scheduler`] holds VMs of several tenants (plans) and admits them within [`Budgets`].
-//! - [`Climb`] finds by measuring how many disks of a host, or of a datastore, are worth reading at once.
+//! - [`Climb`] finds by measuring how many disks of a host, or of a datastore, are worth reading at once; [`Learner`] holds one for each.
 //! - [`Breaker`] leaves a host alone that keeps failing, and tries it again with one VM.
 //! - [`simulate`] runs the same scheduler on a virtual clock over resources with rates.
 #![forbid(unsafe_code)]
@@ -20,6 +20,7 @@ mod breaker;
 mod budgets;
 mod climb;
 mod job;
+mod learner;
 mod random;
 mod scheduler;
 pub mod simulate;
@@ -29,6 +30,9 @@ pub use breaker::{Breaker, Permit};
 pub use budgets::{Budgets, HostLimits, Order, Rates};
 pub use climb::{Climb, Found};
 pub use job::{Disk, Group, Job, JobId, Tenant, Window};
+pub use learner::{Learner, Look};
 pub use random::Random;
-pub use scheduler::{Admission, Ended, Quarantined, Scheduler, TenantLimits, Usage, WaveUsage};
+pub use scheduler::{
+    Admission, DatastoreUsage, Ended, Quarantined, Scheduler, TenantLimits, Usage, WaveUsage,
+};
 pub use wait::{Resource, Wait};

@@ -112,13 +112,12 @@ impl Journey<'_> {
         };
         let live = self.enter(disk, DiskActivity::Copy);
         // Later passes write over what the first one wrote.
-        if let Some(at) = self.place_of(disk)
-            && job.pass.as_ref().is_none_or(|pass| pass.number == 1)
-        {
+        let at = self.place_of(disk);
+        if let Some(at) = at.filter(|_| job.pass.as_ref().is_none_or(|pass| pass.number == 1)) {
             self.slots.fills(at, &live);
         }
         let found = |blocks| Ok(self.keep_distrust(blocks)?);
-        let reads = self.slots.reads(&live);
+        let reads = self.slots.reads(at, &live);
         let result = copy_telling(&job, &found, &live, stop);
         drop(reads);
         self.context.board.leave(&live);

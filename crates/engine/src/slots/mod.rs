@@ -18,7 +18,7 @@ use std::time::Duration;
 use drover_mover::{Progress, StopSignal};
 use drover_plan::{Limits, PlannedVm};
 use drover_schedule::{
-    Budgets, Ended, HostLimits, Job, JobId, Quarantined, Scheduler, Tenant, Usage, Wait, WaveUsage,
+    Budgets, Ended, HostLimits, Job, JobId, Quarantined, Resource, Scheduler, Tenant, Usage, Wait, WaveUsage,
 };
 use drover_types::Wave;
 
@@ -340,11 +340,20 @@ impl Schedule {
         state.scheduler.quarantine(&state.hosts_of(tenant))
     }
 
-    /// What was found by measuring of the hosts of a run, a line for each: `esx3: 7 disks at once; an 8th gained 1 %`.
+    /// What was found by measuring of the hosts and datastores of a run, a line for each: `esx3: 7 disks at once; an 8th gained 1 %`.
     pub(crate) fn found(&self, tenant: Tenant) -> Vec<String> {
         let state = self.lock();
-        let hosts = state.hosts_of(tenant);
-        state.learned.found(&hosts, |host| state.scheduler.label(host))
+        let hosts = state.hosts_of(tenant).into_iter().map(|host| Resource::Host(host.into()));
+        let own = state.vms.iter().filter(|(_, one)| one.tenant == tenant);
+        let jobs = own.filter_map(|(id, _)| state.scheduler.job(*id));
+        let datastores =
+            jobs.flat_map(|job| &job.disks).map(|disk| Resource::Datastore(disk.datastore.clone()));
+        let all = hosts.chain(datastores).collect();
+        state.learned.found(&all, |resource| match resource {
+            Resource::Datastore(name) => format!("datastore {}", state.scheduler.datastore_label(name)),
+            Resource::Host(name) => state.scheduler.label(name),
+            other => other.to_string(),
+        })
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -504,7 +513,7 @@ impl State {
         }
     }
 
-    /// Begins to measure hosts that are new.
+    /// Begins to measure hosts and datastores that are new.
     fn learn(&mut self, site: &str, vms: &[&PlannedVm]) {
         let mut disks: BTreeMap<String, (usize, usize)> = BTreeMap::new();
         for vm in vms {
@@ -516,7 +525,10 @@ impl State {
             // As many disks as the VMs have that it may serve at once.
             let start = (usage.vms_max as usize * disks).div_ceil(vms.max(1));
             let max = usage.disks_max.min(self.scheduler.budgets().disks);
-            self.learned.begin(&host, u32::try_from(start).unwrap_or(u32::MAX), max);
+            self.learned.begin_host(&host, u32::try_from(start).unwrap_or(u32::MAX), max);
+        }
+        for disk in vms.iter().flat_map(|vm| &vm.disks) {
+            self.learned.begin_datastore(&key_of(site, &disk.disk.datastore));
         }
     }
 }
@@ -601,13 +613,16 @@ impl Slots<'_> {
         }
     }
 
-    /// What a disk reads counts for its host until this is dropped.
-    pub(crate) fn reads(&self, progress: &Arc<Progress>) -> impl Drop + use<'_> {
+    /// What a disk, by its place in the plan, reads counts for its host and its datastore until this is dropped.
+    pub(crate) fn reads(&self, disk: Option<usize>, progress: &Arc<Progress>) -> impl Drop + use<'_> {
         let (progress, schedule, id) = (progress.clone(), self.schedule, self.id);
         let mut state = schedule.lock();
-        let host = state.vms.get(&id).map(|one| one.host.clone()).unwrap_or_default();
-        state.learned.enter(&host, progress.clone());
-        crate::parallel::OnDrop::new(move || schedule.lock().learned.leave(&host, &progress))
+        let host = state.vms.get(&id).map(|one| Resource::Host(one.host.clone()));
+        let disk = disk.and_then(|disk| state.scheduler.job(id)?.disks.get(disk));
+        let datastore = disk.map(|disk| Resource::Datastore(disk.datastore.clone()));
+        let through: Vec<Resource> = host.into_iter().chain(datastore).collect();
+        state.learned.enter(&through, &progress);
+        crate::parallel::OnDrop::new(move || schedule.lock().learned.leave(&through, &progress))
     }
 
     /// Lets others have them until [`Slots::take`]; nothing if that is so already.

@@ -31,7 +31,7 @@ use self::cutover::Groups;
 pub use self::ends::{Ended, Quarantined};
 use self::entry::{Entry, Key, State};
 use self::hold::Holds;
-pub use self::tells::Usage;
+pub use self::tells::{DatastoreUsage, Usage};
 use self::tenants::Share;
 pub use self::tenants::TenantLimits;
 pub use self::waves::WaveUsage;
@@ -108,6 +108,8 @@ struct Datastore {
     /// What people call it.
     label: String,
     limit: Option<u32>,
+    /// Disks at once that are worth it; never more than `limit`.
+    learned: Option<u32>,
     disks: u32,
     left_bytes: u64,
 }
@@ -269,6 +271,13 @@ impl Scheduler {
         self.datastores[datastore].limit = disks;
     }
 
+    /// Disks of one datastore at once that are worth it, as [`crate::Learner`] found; `None` as many as may be.
+    pub fn learn_datastore(&mut self, datastore: &str, disks: Option<u32>) {
+        self.awaited = None;
+        let datastore = self.datastore(datastore);
+        self.datastores[datastore].learned = disks;
+    }
+
     fn vms_max(&self, host: &Host) -> u32 {
         host.limits.vms.unwrap_or(self.budgets.vms_per_host).max(1)
     }
@@ -279,7 +288,8 @@ impl Scheduler {
     }
 
     fn datastore_max(&self, datastore: &Datastore) -> u32 {
-        datastore.limit.unwrap_or(self.budgets.disks_per_datastore).max(1)
+        let budget = datastore.limit.unwrap_or(self.budgets.disks_per_datastore);
+        budget.min(datastore.learned.unwrap_or(u32::MAX)).max(1)
     }
 
     /// How long a host has still to do, in milliseconds.

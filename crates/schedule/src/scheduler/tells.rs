@@ -25,6 +25,17 @@ pub struct Usage {
     pub waiting: usize,
 }
 
+/// How much of a datastore is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatastoreUsage {
+    /// Disks that are read.
+    pub disks: u32,
+    /// Disks at once that are worth it, if that was found.
+    pub learned: Option<u32>,
+    /// Hosts at which VMs wait that have most of their disks there.
+    pub waiting_at: Vec<String>,
+}
+
 impl Usage {
     /// Whether the host shows what it gives: others wait, and its disks or its VMs are as many as may be.
     pub fn is_full(&self) -> bool {
@@ -85,6 +96,24 @@ impl Scheduler {
     /// What one host has in use.
     pub fn usage_of(&self, host: &str) -> Option<Usage> {
         self.host_of.get(host).map(|host| self.usage_at(&self.hosts[*host]))
+    }
+
+    /// What one datastore has in use.
+    pub fn datastore_usage(&self, datastore: &str) -> Option<DatastoreUsage> {
+        let number = *self.datastore_of.get(datastore)?;
+        let it = &self.datastores[number];
+        let waits = |host: &&Host| host.lanes.keys().any(|(_, datastore)| *datastore == number);
+        Some(DatastoreUsage {
+            disks: it.disks,
+            learned: it.learned,
+            waiting_at: self.hosts.iter().filter(waits).map(|host| host.name.clone()).collect(),
+        })
+    }
+
+    /// What people call a datastore.
+    pub fn datastore_label(&self, datastore: &str) -> String {
+        let number = self.datastore_of.get(datastore);
+        number.map_or(datastore, |number| &self.datastores[*number].label).to_string()
     }
 
     fn usage_at(&self, host: &Host) -> Usage {

@@ -17,8 +17,8 @@ pub struct Outcome {
     pub resources: Vec<ResourceUse>,
     /// Which resource limited most of the transfers when.
     pub limited: Vec<Limited>,
-    /// Disks at once that were found by measuring, by host.
-    pub found: Vec<(String, Found)>,
+    /// Disks at once that were found by measuring, of hosts and datastores.
+    pub found: Vec<(Resource, Found)>,
     /// Decisions of the scheduler.
     pub decisions: u64,
     /// Greatest number of disks that were read at once.

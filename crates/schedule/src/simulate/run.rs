@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 use super::outcome::{Limited, Moved, Outcome};
 use super::transfers::{Flow, Transfers};
 use super::{Fleet, PASSES_MAX, Vm, WarmMove};
-use crate::climb::Climb;
 use crate::job::{JobId, Tenant};
+use crate::learner::{Learner, Look};
 use crate::scheduler::{Admission, Ended, Scheduler};
 use crate::wait::{Resource, Wait};
 
@@ -65,7 +65,7 @@ pub(super) struct Run<'a> {
     for_wave: BTreeMap<(Tenant, String), Vec<usize>>,
     /// Openings of waves that are still waited for.
     openings: u32,
-    climbs: Vec<(String, Climb, f64, u32)>,
+    learner: Option<Learner>,
     spans: Vec<Limited>,
     decisions: u64,
     disks_max: u32,
@@ -79,7 +79,7 @@ impl<'a> Run<'a> {
         fleet.waves.iter().for_each(|(tenant, waves)| scheduler.set_waves(*tenant, waves));
         let ids = submit(&mut scheduler, fleet);
         let index = ids.iter().copied().zip(0..).collect();
-        let climbs = climbs(&mut scheduler, fleet);
+        let learner = fleet.climb_from.map(|start| learner(&mut scheduler, fleet, start));
         Run {
             fleet,
             scheduler,
@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
             asking: Vec::new(),
             for_wave: BTreeMap::new(),
             openings: OPENINGS_MAX,
-            climbs,
+            learner,
             spans: Vec::new(),
             decisions: 0,
             disks_max: 0,
@@ -106,7 +106,7 @@ impl<'a> Run<'a> {
         loop {
             self.decide();
             let Some(mut next) = self.next_ms() else { break };
-            let samples = !self.climbs.is_empty();
+            let samples = self.learner.is_some();
             if samples && sample_at < next {
                 next = sample_at;
             }
@@ -365,21 +365,9 @@ impl<'a> Run<'a> {
     }
 
     fn sample(&mut self) {
-        let usage = self.scheduler.usage();
-        for (host, climb, bytes, held) in &mut self.climbs {
-            let Some(it) = usage.iter().find(|it| it.host == *host) else { continue };
-            let read = self.transfers.host_bytes(host);
-            let rate = (read - std::mem::replace(bytes, read)) * 1000.0 / SAMPLE_MS;
-            if std::mem::replace(held, it.disks) != it.disks || !it.is_full() {
-                continue;
-            }
-            let before = climb.limit();
-            if climb.sample(it.disks, rate) != before {
-                let limits = self.scheduler.host_limits(host);
-                let learned = Some(climb.limit());
-                self.scheduler.set_host(host, crate::HostLimits { learned, ..limits });
-            }
-        }
+        let Some(learner) = &mut self.learner else { return };
+        let read = |resource: &Resource| self.transfers.bytes(resource);
+        learner.look(&mut self.scheduler, &Look { passed_ms: SAMPLE_MS, counts: true, read: &read });
     }
 
     fn note_limit(&mut self, until: f64) {
@@ -407,7 +395,7 @@ impl<'a> Run<'a> {
             vms: self.going.into_iter().map(told).collect(),
             resources: self.transfers.uses(),
             limited: self.spans,
-            found: self.climbs.into_iter().map(|(host, climb, ..)| (host, climb.found())).collect(),
+            found: self.learner.map(|learner| learner.found()).unwrap_or_default(),
             decisions: self.decisions,
             disks_max: self.disks_max,
         }
@@ -432,17 +420,19 @@ fn job_of(vm: &Vm) -> crate::job::Job {
     crate::job::Job { fixed_ms, is_warm: vm.warm.is_some(), ..vm.job.clone() }
 }
 
-fn climbs(scheduler: &mut Scheduler, fleet: &Fleet) -> Vec<(String, Climb, f64, u32)> {
-    let Some(start) = fleet.climb_from else { return Vec::new() };
-    let budget = fleet.budgets.disks;
-    let mut all = Vec::new();
+/// Begins to judge all hosts with so many disks, and all datastores.
+fn learner(scheduler: &mut Scheduler, fleet: &Fleet, start: u32) -> Learner {
+    let mut learner = Learner::default();
     for usage in scheduler.usage() {
-        let climb = Climb::new(start, usage.disks_max.min(budget));
+        let max = usage.disks_max.min(fleet.budgets.disks);
+        learner.begin_host(&usage.host, start, max);
         let limits = scheduler.host_limits(&usage.host);
-        scheduler.set_host(&usage.host, crate::HostLimits { learned: Some(climb.limit()), ..limits });
-        all.push((usage.host, climb, 0.0, 0));
+        let learned = Some(start.clamp(1, max.max(1)));
+        scheduler.set_host(&usage.host, crate::HostLimits { learned, ..limits });
     }
-    all
+    let disks = fleet.vms.iter().flat_map(|vm| &vm.job.disks);
+    disks.for_each(|disk| learner.begin_datastore(&disk.datastore));
+    learner
 }
 
 /// Bytes of each disk that changed within so many milliseconds; no disk changes more than it holds.

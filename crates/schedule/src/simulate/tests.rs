@@ -91,7 +91,7 @@ fn more_disks_than_a_host_gains_by_are_not_read() {
     let mut many = fleet((0..200).map(|_| vm("a", 10_000, 1)).collect(), rates(100, 300));
     many.climb_from = Some(20);
     let outcome = simulate(&many);
-    let [(host, found)] = &outcome.found[..] else { panic!("one host") };
+    let [(Resource::Host(host), found)] = &outcome.found[..] else { panic!("one host") };
     assert_eq!((host.as_str(), found.disks), ("a", 3), "{found}");
     assert!(outcome.makespan_ms as f64 <= lower_bound_ms(&many) as f64 * 1.05);
 }

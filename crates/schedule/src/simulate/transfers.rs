@@ -201,9 +201,9 @@ impl<'a> Transfers<'a> {
         self.is_stale |= std::mem::replace(&mut self.rates[*link], rate) != rate;
     }
 
-    /// Bytes of a host so far.
-    pub(super) fn host_bytes(&self, host: &str) -> f64 {
-        let number = self.number_of.get(&Resource::Host(host.to_string()));
+    /// Bytes that went through a resource so far; none of a datastore without a rate.
+    pub(super) fn bytes(&self, resource: &Resource) -> f64 {
+        let number = self.number_of.get(resource);
         number.map_or(0.0, |number| self.resources[*number].bytes)
     }
 
