@@ -9,17 +9,18 @@ use drover_engine::{
     SystemClock, VmReport, VmRow, VmState,
 };
 use drover_forecast::{
-    Copied, FleetVm, Forecast, Progress, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX,
+    Copied, FleetVm, Forecast, Line, Progress, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX,
     daily_windows, foresee_roughly, left_of, spread_over,
 };
 use drover_plan::{Limits, Plan, PlannedVm};
 use drover_schedule::Budgets;
 use drover_types::inventory::{Inventory, WriteRates};
-use drover_types::{DayLimit, Wave, WaveWindow};
+use drover_types::{Wave, WaveWindow};
 
 use crate::cli::WhatIfArgs;
 use crate::exit::Failure;
 use crate::provider::Provider;
+use crate::sites;
 use crate::state::state_folder;
 
 /// The latest plans are looked at: what was measured long ago says little.
@@ -92,32 +93,46 @@ pub fn budgets(limits: &Limits) -> Budgets {
     Budgets { vms_per_host: limits.vms_per_host, disks: limits.disks, ..Budgets::default() }
 }
 
-/// What plans may send over their line, by the hours: the model has one line, so it is that of one plan alone.
-pub fn line_of(plans: &[&Plan]) -> Vec<DayLimit> {
-    match plans {
-        [plan] if plan.target.via.is_some() => plan.target.rate_limit.clone(),
-        _ => Vec::new(),
+/// What plans may send over their lines: each by its own `rate_limit`, and all that go to one site by the limit of that.
+pub fn lines_of(plans: &[&Plan], state: Option<&Path>) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let mut sites: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (number, Plan { name, target, .. }) in plans.iter().copied().enumerate() {
+        if !target.rate_limit.is_empty() {
+            let (name, limits) = (format!("rate_limit of plan {name}"), target.rate_limit.clone());
+            lines.push(Line { name, limits, plans: vec![number] });
+        }
+        if let Some(site) = target.via.as_deref() {
+            sites.entry(site).or_default().push(number);
+        }
     }
+    for (site, plans) in sites {
+        let limits = sites::limits_of(state, site);
+        if !limits.is_empty() {
+            lines.push(Line { name: format!("limit of site {site}"), limits, plans });
+        }
+    }
+    lines
 }
 
-/// The question of VMs, changed as the flags say. `line` is what they may send, by the hours.
+/// The question of VMs, changed as the flags say. `lines` are what they may send.
 pub fn question(
     vms: Vec<FleetVm>,
     plans: Vec<String>,
     waves: BTreeMap<usize, Vec<Wave>>,
     budgets: Budgets,
-    line: Vec<DayLimit>,
+    lines: Vec<Line>,
     args: &WhatIfArgs,
 ) -> Result<Question, Failure> {
     let start_ms = SystemClock.now_ms().max(0) as u64;
     let mut question =
-        Question { vms, plans, waves, rates: rates_here(args)?, budgets, line, start_ms, seed: args.seed };
+        Question { vms, plans, waves, rates: rates_here(args)?, budgets, lines, start_ms, seed: args.seed };
     if let Some(hosts) = args.hosts {
         spread_over(&mut question.vms, hosts as usize);
     }
     if let Some(link) = args.link {
         question.rates.link = Quantity::given(link as f64);
-        question.line.clear();
+        question.lines.clear();
     }
     if let Some(vms) = args.in_flight {
         question.budgets.vms_per_host = vms;
@@ -164,17 +179,17 @@ pub fn written(provider: &Provider, vms: &[PlannedVm], args: &WhatIfArgs) -> Wri
 pub fn begin(store: &Store, plan: &Plan, vms: &[PlannedVm], hosts: &BTreeMap<String, String>) -> Foresight {
     let host = |id: &str| hosts.get(id).cloned().unwrap_or_else(|| id.to_string());
     let ids: Vec<String> = vms.iter().map(|vm| vm.vm.id.clone()).collect();
+    let folder = store.path().parent().map(Path::to_path_buf).unwrap_or_default();
     let question = Question {
         vms: vms.iter().map(|vm| FleetVm::planned(vm, 0, &host(&vm.vm.host_id))).collect(),
         plans: vec![plan.name.clone()],
         waves: [(0, plan.waves())].into(),
         rates: Rates::default(),
         budgets: budgets(&plan.limits),
-        line: line_of(&[plan]),
+        lines: lines_of(&[plan], Some(&folder)),
         start_ms: SystemClock.now_ms().max(0) as u64,
         seed: 1,
     };
-    let folder = store.path().parent().map(Path::to_path_buf).unwrap_or_default();
     let disks = vms.iter().map(|vm| vm.disks.iter().map(|disk| disk.disk.label.clone()).collect()).collect();
     let run = Begun {
         folder: folder.clone(),
@@ -269,21 +284,43 @@ fn foreseen(question: &Question, ids: Vec<String>) -> Foreseen {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use drover_agent::trust::{Fingerprint, Folder, Peer, Peers};
     use drover_engine::DiskActivity;
+    use drover_types::DayLimit;
 
     use super::*;
 
     #[test]
-    fn the_line_of_one_plan_counts_by_its_hours_unless_a_flag_tells_another() {
+    fn plans_to_one_site_share_its_limit_and_have_their_own_unless_a_flag_tells_another() {
         let state = tempfile::tempdir().unwrap();
-        let line = vec![DayLimit { from: 480, to: 1080, bytes_per_second: 25_000_000 }];
+        let folder = Folder::open(state.path()).unwrap();
+        let limits = vec![DayLimit { from: 480, to: 1080, bytes_per_second: 25_000_000 }];
+        let peer = Peer::new("site-b", Fingerprint([1; 32]), vec!["b:1".to_string()], 0);
+        Peers::new(folder).add(Peer { limits: limits.clone(), ..peer }).unwrap().unwrap();
+        let plan = |name: &str, target: &str| {
+            let source = "source: {type: vsphere, endpoint: vc, user: u, password_env: P}";
+            let text = format!(
+                "version: 1\nname: {name}\n{source}\ntarget: {{type: qemu, folder: vms{target}}}\nvms: [{{glob: '*'}}]\n"
+            );
+            Plan::parse(&text).unwrap()
+        };
+        let plans = [
+            plan("one", ", via: site-b, rate_limit: [100m]"),
+            plan("two", ", via: site-b"),
+            plan("three", ""),
+            plan("four", ", via: site-c"),
+        ];
         let asked = |link| {
             let args = WhatIfArgs { link, state: Some(state.path().into()), ..WhatIfArgs::default() };
-            question(Vec::new(), Vec::new(), BTreeMap::new(), Budgets::default(), line.clone(), &args)
-                .unwrap()
+            let lines = lines_of(&plans.iter().collect::<Vec<_>>(), Some(state.path()));
+            question(Vec::new(), Vec::new(), BTreeMap::new(), Budgets::default(), lines, &args).unwrap()
         };
-        assert_eq!(asked(None).line, line);
-        assert_eq!(asked(Some(1)).line, []);
+        let lines = asked(None).lines;
+        let of: Vec<(&str, &[usize])> =
+            lines.iter().map(|line| (line.name.as_str(), line.plans.as_slice())).collect();
+        assert_eq!(of, [("rate_limit of plan one", &[0][..]), ("limit of site site-b", &[0, 1][..])]);
+        assert_eq!(lines[1].limits, limits);
+        assert_eq!(asked(Some(1)).lines, []);
     }
 
     #[test]
@@ -336,7 +373,7 @@ mod tests {
             waves: BTreeMap::new(),
             rates: Rates::default(),
             budgets: Budgets::default(),
-            line: Vec::new(),
+            lines: Vec::new(),
             start_ms: 1_000,
             seed: 1,
         };

@@ -115,6 +115,15 @@ pub fn is_limited(state: Option<&Path>, name: &str) -> Result<bool, Failure> {
     Ok(!dialled(folder(state)?, name)?.limits.is_empty())
 }
 
+/// What may go to the site of that name, by the hours; nothing where that is not known.
+pub fn limits_of(state: Option<&Path>, name: &str) -> Vec<DayLimit> {
+    // Nothing is made only to look.
+    if !Folder::is_there(&state_folder(state)) {
+        return Vec::new();
+    }
+    folder(state).and_then(|folder| dialled(folder, name)).map(|peer| peer.limits).unwrap_or_default()
+}
+
 /// A site whose line is measured.
 pub struct Measured {
     identity: Identity,

@@ -25,8 +25,8 @@ pub struct Question {
     pub rates: Rates,
     /// Budgets of the schedule.
     pub budgets: Budgets,
-    /// The line's rate by the time of day, beside that of `rates`.
-    pub line: Vec<DayLimit>,
+    /// What some of the plans may send over the line, beside the rate of `rates`.
+    pub lines: Vec<Line>,
     /// When it begins, in milliseconds since 1970.
     pub start_ms: u64,
     /// For the draws: the same seed gives the same forecast.
@@ -42,10 +42,21 @@ impl Question {
             waves: BTreeMap::new(),
             rates: self.rates.clone(),
             budgets: self.budgets.clone(),
-            line: self.line.clone(),
+            lines: self.lines.clone(),
             ..*self
         }
     }
+}
+
+/// A limit that plans share on their way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// What people call it.
+    pub name: String,
+    /// How much, by the time of day.
+    pub limits: Vec<DayLimit>,
+    /// Numbers of the plans.
+    pub plans: Vec<usize>,
 }
 
 /// Draws of a small fleet; more do not move P10 and P90 by much.
@@ -268,18 +279,23 @@ impl Draw<'_> {
 /// Rates are drawn once for all: what is not known of a datacentre is the same for each of its hosts. Times are drawn for each VM.
 fn fleet_of(question: &Question, draw: &mut Draw<'_>) -> Fleet {
     let rates = &question.rates;
-    let mut link = vec![DayLimit { from: 0, to: 0, bytes_per_second: draw.rate(&rates.link) }];
-    link.extend(&question.line);
+    let link = vec![DayLimit { from: 0, to: 0, bytes_per_second: draw.rate(&rates.link) }];
     let capacities = Capacities {
         stream: Some(draw.rate(&rates.stream)),
         host: Some(draw.rate(&rates.host)),
         datastore: Some(draw.rate(&rates.datastore)),
         pool: Some(draw.rate(&rates.pool)),
         link,
+        lines: question.lines.iter().map(|line| (line.name.clone(), line.limits.clone())).collect(),
         ..Capacities::default()
     };
     let verify = draw.of(&rates.verify).max(1.0);
-    let vms = question.vms.iter().map(|vm| vm_of(vm, rates, verify, capacities.stream, draw)).collect();
+    let vm = |vm: &FleetVm| {
+        let lines = question.lines.iter().filter(|line| line.plans.contains(&vm.plan));
+        let lines = lines.map(|line| line.name.clone()).collect();
+        Vm { lines, ..vm_of(vm, rates, verify, capacities.stream, draw) }
+    };
+    let vms = question.vms.iter().map(vm).collect();
     Fleet {
         vms,
         waves: question.waves.iter().map(|(plan, it)| (Tenant(*plan as u64), it.clone())).collect(),
@@ -342,6 +358,7 @@ fn vm_of(vm: &FleetVm, rates: &Rates, verify: f64, stream: Option<u64>, draw: &m
         verify_ms: (proven / verify * 1000.0) as u64,
         start_ms: draw.millis(&rates.start_s),
         warm,
+        lines: Vec::new(),
     }
 }
 
@@ -463,7 +480,7 @@ pub(crate) mod tests {
             waves: BTreeMap::new(),
             rates: Rates::default(),
             budgets: Budgets::default(),
-            line: Vec::new(),
+            lines: Vec::new(),
             start_ms: 1_800_000_000_000,
             seed: 7,
         }

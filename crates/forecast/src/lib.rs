@@ -30,7 +30,7 @@ pub use assess::{
     data_bytes, data_bytes_of,
 };
 pub use fleet::{FleetDisk, FleetVm, WarmWish, may_run, spread_over};
-pub use foresee::{By, Forecast, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
+pub use foresee::{By, Forecast, Line, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
 pub use learn::{Copied, Seen};
 pub use left::{Progress, left_of};
 pub use limits::{Gain, Limiting};

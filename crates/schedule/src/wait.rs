@@ -18,6 +18,8 @@ pub enum Resource {
     Datastore(String),
     /// The line to the target.
     Link,
+    /// A part of the line with a rate of its own, such as the limit of a site.
+    Line(String),
     /// A pool or folder of the target.
     Pool(String),
     /// This machine.
@@ -31,6 +33,7 @@ impl fmt::Display for Resource {
             Resource::Host(name) => write!(f, "host {name}"),
             Resource::Datastore(name) => write!(f, "datastore {name}"),
             Resource::Link => f.write_str("link"),
+            Resource::Line(name) => f.write_str(name),
             Resource::Pool(name) => write!(f, "target pool {name}"),
             Resource::Cpu => f.write_str("this machine's CPU"),
         }

@@ -40,8 +40,8 @@ fn estimates(
     let foreseen = |warm: Option<WarmWish>| -> Result<_, Failure> {
         let vms = FleetVm::of_inventory(inventory, written, warm);
         let plans = vec!["all VMs".to_string()];
-        let (waves, budgets, line) = (BTreeMap::new(), Budgets::default(), Vec::new());
-        Ok(foresee(&foresight::question(vms, plans, waves, budgets, line, &args.what_if)?))
+        let (waves, budgets, lines) = (BTreeMap::new(), Budgets::default(), Vec::new());
+        Ok(foresee(&foresight::question(vms, plans, waves, budgets, lines, &args.what_if)?))
     };
     let at_once = WarmWish { interval_ms: 0, cutover_ms: None, downtime_ms: 0 };
     Ok(Estimates::new(foreseen(None)?, foreseen(Some(at_once))?, sums))

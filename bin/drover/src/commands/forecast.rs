@@ -55,8 +55,8 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         read.push(file.plan);
     }
     let budgets = budgets.unwrap_or_default();
-    let line = foresight::line_of(&read.iter().collect::<Vec<_>>());
-    let question = foresight::question(vms, names, waves, budgets, line, what_if)?;
+    let lines = foresight::lines_of(&read.iter().collect::<Vec<_>>(), what_if.state.as_deref());
+    let question = foresight::question(vms, names, waves, budgets, lines, what_if)?;
     Ok(Asked { question, hosts, through_provider })
 }
 

@@ -41,8 +41,8 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     let what_if = WhatIfArgs { window: Vec::new(), ..args.what_if.clone() };
     let names = vec![file.plan.name.clone()];
     let budgets = foresight::budgets(&file.plan.limits);
-    let line = foresight::line_of(&[&file.plan]);
-    let mut question = foresight::question(fleet, names, BTreeMap::new(), budgets, line, &what_if)?;
+    let lines = foresight::lines_of(&[&file.plan], args.what_if.state.as_deref());
+    let mut question = foresight::question(fleet, names, BTreeMap::new(), budgets, lines, &what_if)?;
     let first = args.first.unwrap_or(SystemClock.now_ms()).max(0) as u64;
     let (opens, closes) = first_window(hours, first);
     question.start_ms = opens;

@@ -26,6 +26,9 @@ pub struct FolderError {
     source: io::Error,
 }
 
+/// Its name in the state.
+const NAME: &str = "link";
+
 impl FolderError {
     pub(crate) fn new(op: &'static str, path: PathBuf, source: io::Error) -> FolderError {
         FolderError { op, path, source }
@@ -33,12 +36,17 @@ impl FolderError {
 }
 
 impl Folder {
+    /// Whether a state has one.
+    pub fn is_there(state: &Path) -> bool {
+        state.join(NAME).is_dir()
+    }
+
     /// Opens it, and makes it if it is not there.
     ///
     /// # Errors
     /// When it cannot be made, or others may look into it or change it.
     pub fn open(state: &Path) -> Result<Folder, FolderError> {
-        let path = state.join("link");
+        let path = state.join(NAME);
         let failed = |op| {
             let path = path.clone();
             move |source| FolderError { op, path, source }

@@ -6,7 +6,7 @@ use super::{Capacities, Fleet, Vm};
 use crate::scheduler::time_ms;
 
 /// A time below which no schedule moves the fleet, in milliseconds: the most that any resource has to do, or the longest VM.
-/// The line counts with its greatest rate. Later passes of warm VMs are not in it.
+/// Lines count with their greatest rates. Later passes of warm VMs are not in it.
 pub fn lower_bound_ms(fleet: &Fleet) -> u64 {
     let capacities = &fleet.capacities;
     let mut work = Work::default();
@@ -24,6 +24,7 @@ pub fn lower_bound_ms(fleet: &Fleet) -> u64 {
         all(&work.hosts, &|name| capacities.host(name)),
         all(&work.datastores, &|name| capacities.datastore(name)),
         all(&work.pools, &|name| capacities.pool(name)),
+        all(&work.lines, &|name| capacities.line(name)),
         longest,
     ]
     .into_iter()
@@ -37,6 +38,7 @@ struct Work<'a> {
     hosts: BTreeMap<&'a str, u64>,
     datastores: BTreeMap<&'a str, u64>,
     pools: BTreeMap<&'a str, u64>,
+    lines: BTreeMap<&'a str, u64>,
     bytes: u64,
 }
 
@@ -46,6 +48,7 @@ impl<'a> Work<'a> {
             *self.hosts.entry(&vm.job.host).or_default() += disk.bytes;
             *self.datastores.entry(&disk.datastore).or_default() += disk.bytes;
             disk.pool.iter().for_each(|pool| *self.pools.entry(pool).or_default() += disk.bytes);
+            vm.lines.iter().for_each(|line| *self.lines.entry(line).or_default() += disk.bytes);
             self.bytes += disk.bytes;
         }
     }
@@ -68,6 +71,11 @@ impl Capacities {
     /// Of a datastore.
     pub fn datastore(&self, name: &str) -> Option<u64> {
         self.datastores.get(name).copied().or(self.datastore)
+    }
+
+    /// The greatest of a line that only some VMs share.
+    fn line(&self, name: &str) -> Option<u64> {
+        self.lines.get(name)?.iter().map(|limit| limit.bytes_per_second).max()
     }
 
     /// Of a pool.

@@ -59,6 +59,8 @@ pub struct Vm {
     pub start_ms: u64,
     /// How it moves while it runs; absent if it moves cold.
     pub warm: Option<WarmMove>,
+    /// Which of [`Capacities::lines`] its bytes go over, beside the link.
+    pub lines: Vec<String>,
 }
 
 /// Passes of a VM that runs.
@@ -94,8 +96,10 @@ pub struct Capacities {
     pub pool: Option<u64>,
     /// Target pools.
     pub pools: BTreeMap<String, u64>,
-    /// The line, by the time of day.
+    /// The line of all, by the time of day.
     pub link: Vec<DayLimit>,
+    /// What only some VMs share of it ([`Vm::lines`]), by the time of day.
+    pub lines: BTreeMap<String, Vec<DayLimit>>,
     /// This machine.
     pub cpu: Option<u64>,
 }

@@ -63,6 +63,21 @@ fn the_line_is_as_wide_as_its_hours_say() {
 }
 
 #[test]
+fn those_that_share_a_line_have_it_between_them_and_others_do_not_wait_for_it() {
+    let over = |line: &str, host: &str| Vm { lines: vec![line.into()], ..vm(host, 1000, 1) };
+    let lines = [("site b", 100 * MIB), ("site c", 100 * MIB)].map(|(name, bytes_per_second)| {
+        (name.to_string(), vec![drover_types::DayLimit { from: 0, to: 0, bytes_per_second }])
+    });
+    let vms = vec![over("site b", "a"), over("site b", "b"), over("site c", "c")];
+    let fleet = fleet(vms, Capacities { lines: lines.into(), ..rates(100, 300) });
+    let outcome = simulate(&fleet);
+    let ends: Vec<Option<u64>> = outcome.vms.iter().map(|vm| vm.end_ms).collect();
+    assert_eq!(ends, [Some(20_000), Some(20_000), Some(10_000)]);
+    assert_eq!(outcome.vms[0].limited_by[0].0, Resource::Line("site b".into()));
+    assert_eq!(lower_bound_ms(&fleet), 20_000);
+}
+
+#[test]
 fn a_warm_vm_goes_through_passes_and_is_down_for_the_last_only() {
     let warm = WarmMove { churn: MIB, interval_ms: 100_000, cutover_ms: Some(500_000), downtime_ms: 0 };
     let one = Vm { shutdown_ms: 10_000, start_ms: 5000, warm: Some(warm), ..vm("a", 10_000, 1) };

@@ -102,6 +102,10 @@ impl<'a> Transfers<'a> {
         if !all.link.is_empty() {
             through.push(self.number(Resource::Link, limit_at(&all.link, now_ms / 1000).or(Some(u64::MAX))));
         }
+        for (line, limits) in vm.lines.iter().filter_map(|line| Some((line, all.lines.get(line)?))) {
+            let rate = limit_at(limits, now_ms / 1000).or(Some(u64::MAX));
+            through.push(self.number(Resource::Line(line.clone()), rate));
+        }
         if all.cpu.is_some() {
             through.push(self.number(Resource::Cpu, all.cpu));
         }
@@ -189,16 +193,31 @@ impl<'a> Transfers<'a> {
 
     /// Milliseconds until the line may have another rate, if it has hours.
     pub(super) fn until_hours_ms(&self, now_ms: f64) -> Option<f64> {
-        let changes = self.capacities.link.len() > 1 || self.capacities.link.iter().any(has_hours);
+        let lines = self.lines().map(|(_, limits)| limits);
+        let changes = lines.into_iter().any(|limits| limits.len() > 1 || limits.iter().any(has_hours));
         changes.then(|| MINUTE_MS - now_ms % MINUTE_MS)
     }
 
-    /// The line has the rate of this time.
+    /// Lines have the rates of this time.
     pub(super) fn set_hours(&mut self, now_ms: f64) {
-        let Some(link) = self.number_of.get(&Resource::Link) else { return };
-        let rate =
-            limit_at(&self.capacities.link, now_ms as u64 / 1000).map_or(UNLIMITED, |rate| rate as f64);
-        self.is_stale |= std::mem::replace(&mut self.rates[*link], rate) != rate;
+        let rate = |limits: &[DayLimit]| limit_at(limits, now_ms as u64 / 1000);
+        let rates: Vec<(usize, f64)> = self
+            .lines()
+            .filter_map(|(resource, limits)| {
+                let number = *self.number_of.get(&resource)?;
+                Some((number, rate(limits).map_or(UNLIMITED, |rate| rate as f64)))
+            })
+            .collect();
+        for (line, rate) in rates {
+            self.is_stale |= std::mem::replace(&mut self.rates[line], rate) != rate;
+        }
+    }
+
+    /// The line of all, and those that only some VMs share.
+    fn lines(&self) -> impl Iterator<Item = (Resource, &[DayLimit])> {
+        let lines = self.capacities.lines.iter();
+        let lines = lines.map(|(name, limits)| (Resource::Line(name.clone()), limits.as_slice()));
+        std::iter::once((Resource::Link, self.capacities.link.as_slice())).chain(lines)
     }
 
     /// Bytes that went through a resource so far; none of a datastore without a rate.
