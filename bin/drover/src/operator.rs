@@ -110,6 +110,7 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     let (sender, receiver) = sync_channel(QUEUE);
     KINDS.iter().try_for_each(|kind| follow(*kind, &cluster, &namespace, &sender))?;
     let mut operator = Operator::new(cluster, namespace, shape, budgets, lease.clone(), told, sender);
+    operator.keep_failed_seconds = i64::try_from(args.keep_failed.as_secs()).unwrap_or(i64::MAX);
     let ended = operator.serve(&receiver, &|| stop.is_set());
     if ended.is_ok() {
         lease.give_back();
@@ -214,6 +215,8 @@ struct Operator {
     cluster: Arc<Cluster>,
     namespace: String,
     shape: Shape,
+    /// For how long Jobs of workers that failed are kept.
+    keep_failed_seconds: i64,
     lease: Lease,
     sender: SyncSender<Message>,
     plans: BTreeMap<String, Plan>,
@@ -254,6 +257,7 @@ impl Operator {
             cluster,
             namespace,
             shape,
+            keep_failed_seconds: 0,
             lease,
             sender,
             plans: BTreeMap::new(),

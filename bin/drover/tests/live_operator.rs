@@ -521,6 +521,16 @@ fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
     retry();
     let message = told("RightsMissing");
     assert!(message.contains("create virtualmachines"), "{message}");
+    // What it failed of before can still be read.
+    let failed = |job: &Value| {
+        let conditions = job["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|it| it["type"] == "Failed" && it["status"] == "True")
+    };
+    operated.wait("three failed, and are kept", || {
+        operated.items(JOBS).iter().filter(|it| failed(it)).count() == 3
+    });
+    let lines = operated.says(&["logs", "web01", "--failed"]);
+    assert!(lines.contains("RightsMissing"), "{lines}");
     let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"},
         "spec": {"hard": {"persistentvolumeclaims": "1"}}});
     let quotas = "/api/v1/namespaces/vms/resourcequotas";
@@ -549,6 +559,7 @@ fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
     });
     let message = operated.condition("web01", "Arrived")["message"].to_string();
     assert!(message.contains("deploy/crds.yaml"), "{message}");
+    assert!(operated.landing.names(JOBS).is_empty(), "they went with it");
     chart::install_resources(cluster, NAMESPACE).unwrap();
     cluster.remove(&format!("{quotas}/small")).unwrap();
     operated.wait("it arrives", || operated.phase("web01") == "Done");

@@ -9,10 +9,13 @@
 //! A status is written before the act that it announces. Each act can be carried out twice, and each is decided anew from what is there:
 //! an operator that dies between the two loses nothing. A worker is made only when no pod of an earlier one is left.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use crate::admission::HostTold;
 use crate::lock::{self, LockSeen, MOVED_ELSEWHERE};
 use crate::model::{JobRef, MigrationSpec, Named, Phase, Status, Work};
-use crate::objects::{Note, job_name, migration_name};
+use crate::objects::{Note, epoch_of, job_name, migration_name};
 use crate::time::Moment;
 
 mod settle;
@@ -37,6 +40,8 @@ const LOCK_REFUSED_SECONDS: i64 = 30;
 const CLAIM_GOES_SECONDS: i64 = 10;
 /// Failures in a row, without progress, after which a Migration is not tried again by itself.
 pub const FAILURES_MAX: u32 = 8;
+/// Jobs of workers that failed which are kept for their logs, of each work, beside the last one.
+pub const FAILED_JOBS_MAX: usize = 3;
 /// Seconds for which undoing is tried by itself.
 pub const UNDO_SECONDS_MAX: i64 = 24 * 3600;
 
@@ -86,6 +91,10 @@ pub struct JobSeen {
     pub has_ended: bool,
     /// Whether the cluster took its pod away.
     pub was_disrupted: bool,
+    /// When it failed, if it did.
+    pub failed_at: Option<Moment>,
+    /// What its worker does, where it says so.
+    pub work: Option<Work>,
 }
 
 /// The state claim, as it is.
@@ -135,6 +144,8 @@ pub struct Facts {
     pub namespace_ends: Option<bool>,
     /// Whether the scheduler admitted it.
     pub is_admitted: bool,
+    /// For how many seconds Jobs of workers that failed are kept.
+    pub keep_failed_seconds: i64,
 }
 
 /// What is to be done next.
@@ -239,8 +250,10 @@ impl Run<'_> {
         };
         let jobs = &self.facts.jobs;
         let (is_made, last) = (jobs.iter().any(is_current), self.last_log());
+        let failed = self.failed_logs();
         let is_stray = |job: &&JobSeen| match is_current(job) {
             true => false,
+            false if failed.contains_key(&job.name) => false,
             // Until the next worker is there, people read in its log why.
             false if job.has_ended && !is_made => last.as_ref() != Some(&job.name),
             // Nobody waits for its end beside a worker that has to be attended to.
@@ -256,21 +269,47 @@ impl Run<'_> {
             }
             return Act::RemoveJob(Named { name: job.name.clone(), uid: job.uid.clone() });
         }
+        if let Some(until) = failed.into_values().min() {
+            self.wake(until);
+        }
         if let Some(job) = self.status.job.clone() {
             return self.at_work(job);
         }
         self.at_rest()
     }
 
-    /// The Job of the last worker that came to its end, where messages send people to its log.
-    fn last_log(&self) -> Option<String> {
-        let is_read = match self.status.phase {
+    /// Whether people may want to read in the logs of workers that have ended.
+    fn is_read(&self) -> bool {
+        match self.status.phase {
             Phase::Cancelled => false,
             Phase::Cancelling => true,
             _ => !self.is_unwanted(),
-        };
-        let epoch = self.status.epoch.checked_sub(1).filter(|_| is_read)?;
+        }
+    }
+
+    /// The Job of the last worker that came to its end, where messages send people to its log.
+    fn last_log(&self) -> Option<String> {
+        let epoch = self.status.epoch.checked_sub(1).filter(|_| self.is_read())?;
         Some(job_name(&self.facts.me.name, epoch))
+    }
+
+    /// The Jobs of the last workers that failed, and until when each is kept, also when others came after it. Those that switch a guest on
+    /// again, of which there may be many, do not take the place of those that failed to move it.
+    fn failed_logs(&self) -> BTreeMap<String, Moment> {
+        let Facts { me, now, jobs, keep_failed_seconds, .. } = self.facts;
+        let until = |job: &JobSeen| {
+            let is_kept = job.has_ended && !job.is_going && self.is_read();
+            let until = job.failed_at.filter(|_| is_kept)?.plus(*keep_failed_seconds);
+            (until > *now).then_some(until)
+        };
+        let mut failed: Vec<_> =
+            jobs.iter().filter_map(|job| Some((job, epoch_of(&me.name, &job.name)?, until(job)?))).collect();
+        failed.sort_by_key(|(_, epoch, _)| Reverse(*epoch));
+        let of = |work: Work| {
+            let all = failed.iter().filter(move |(job, ..)| job.work.unwrap_or(Work::Move) == work);
+            all.take(FAILED_JOBS_MAX).map(|(job, _, until)| (job.name.clone(), *until))
+        };
+        [Work::Move, Work::Undo, Work::SwitchOn].into_iter().flat_map(of).collect()
     }
 
     /// Whether what it began is to be undone, or is to be gone.

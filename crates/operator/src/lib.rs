@@ -44,5 +44,7 @@ pub const CUTOVER: &str = "drover.dev/cutover";
 pub const MIGRATION: &str = "drover.dev/migration";
 /// Annotation of the same: the Migration's UID.
 pub const MIGRATION_UID: &str = "drover.dev/migration-uid";
+/// Annotation of a Job: what its worker does.
+pub const WORK: &str = "drover.dev/work";
 /// Annotation of a Job: the epoch of its worker.
 pub const EPOCH: &str = "drover.dev/epoch";

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::model::{MigrationSpec, Named, Work};
 use crate::time::Moment;
-use crate::{API, EPOCH, MIGRATION, MIGRATION_UID};
+use crate::{API, EPOCH, MIGRATION, MIGRATION_UID, WORK};
 
 /// Who made it.
 const MANAGED: (&str, &str) = ("app.kubernetes.io/managed-by", "drover-operator");
@@ -62,6 +62,11 @@ pub fn job_name(migration: &str, epoch: u64) -> String {
     format!("{migration}-{epoch}")
 }
 
+/// The epoch that a Job of this name is of, if it is the name of a worker's.
+pub fn epoch_of(migration: &str, job: &str) -> Option<u64> {
+    job.strip_prefix(migration)?.strip_prefix('-')?.parse().ok()
+}
+
 /// The name of the claim with a VM's state.
 pub fn claim_name(migration: &str) -> String {
     format!("{migration}-state")
@@ -94,6 +99,7 @@ pub fn claim(migration: &Named, shape: &Shape) -> Value {
 pub fn job(migration: &Named, epoch: u64, work: Work, secret: &str, begun: bool, shape: &Shape) -> Value {
     let mut metadata = metadata(migration, &job_name(&migration.name, epoch));
     metadata["annotations"][EPOCH] = json!(epoch.to_string());
+    metadata["annotations"][WORK] = json!(work);
     let mut args = vec![
         json!("operator"),
         json!("worker"),
@@ -212,6 +218,10 @@ mod tests {
         let name = migration_name("ABCDEF12-3d1c", &uuid.to_uppercase());
         assert_eq!(name, format!("vm-{uuid}-abcdef12"));
         assert!(job_name(&name, 99_999_999).len() <= 63 && claim_name(&name).len() <= 63);
+        assert_eq!(epoch_of(&name, &job_name(&name, 12)), Some(12));
+        for other in ["stray", &name, &claim_name(&name), "vm-1-1-1"] {
+            assert_eq!(epoch_of(&name, other), None, "{other}");
+        }
     }
 
     #[test]
@@ -242,6 +252,7 @@ mod tests {
         let pod = &job["spec"]["template"]["spec"];
         assert_eq!(job["spec"]["backoffLimit"], 0);
         assert_eq!(job["metadata"]["annotations"][EPOCH], "3");
+        assert_eq!(job["metadata"]["annotations"][WORK], "Undo");
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
         assert_eq!(pod["containers"][0]["securityContext"]["capabilities"]["drop"][0], "ALL");
         assert_eq!(pod["containers"][0]["resources"]["requests"]["memory"], "1Gi");

@@ -202,6 +202,7 @@ pub const KUBECTL_LOGS: &str = "\
 Examples:
   kubectl drover logs web01
   kubectl drover logs web01 --follow --tail 20
+  kubectl drover logs web01 --failed
 
 Next: kubectl drover retry web01";
 

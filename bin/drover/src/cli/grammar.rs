@@ -16,7 +16,8 @@ const RATES: [&str; 9] = [
     "lab wan --rate",
 ];
 const SIZES: [&str; 3] = ["copy a b --request", "agent run --memory", "lab wan --rate 1g --queue"];
-const TIMES: [&str; 4] = [
+const TIMES: [&str; 5] = [
+    "operator --keep-failed",
     "agent pair --new-token --valid",
     "live a --to b --downtime",
     "live a --to b --deadline",

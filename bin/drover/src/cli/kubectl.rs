@@ -75,6 +75,9 @@ pub struct KubectlLogsArgs {
     /// VM, by its name at the source or the target, or its Migration's
     #[arg(value_name = "VM")]
     pub name: String,
+    /// Of the last worker that failed, while it is kept
+    #[arg(long, conflicts_with = "follow")]
+    pub failed: bool,
     /// Go on until the worker ends
     #[arg(long, short)]
     pub follow: bool,

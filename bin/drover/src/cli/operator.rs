@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use drover_types::units::time;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -37,6 +39,9 @@ pub struct OperatorArgs {
     /// Memory of a worker: its request and its limit
     #[arg(long, value_name = "QUANTITY", default_value = "1Gi")]
     pub worker_memory: String,
+    /// How long Jobs of workers that failed are kept, for their logs
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = time)]
+    pub keep_failed: Duration,
     /// VMs of one ESXi host at once
     #[arg(long, value_name = "NUMBER", default_value_t = 20)]
     pub vms_per_host: u32,

@@ -120,9 +120,10 @@ fn logs(args: &KubectlLogsArgs) -> Result<Exit, Failure> {
     let pods = format!("/api/v1/namespaces/{}/pods", place.namespace);
     let query = format!("{pods}?labelSelector={}%3D{}", MIGRATION.replace('/', "%2F"), row.name);
     let found = place.cluster.get(&query).map_err(failure)?.unwrap_or_default();
-    let Some(pod) = last_of(&found) else {
+    let Some(pod) = last_of(&found, args.failed) else {
         let why = if row.message.is_empty() { String::new() } else { format!(": {}", row.message) };
-        let what = format!("{} has no worker now ({}{why})", row.vm, row.phase);
+        let lacks = if args.failed { "no log of a worker that failed" } else { "no worker now" };
+        let what = format!("{} has {lacks} ({}{why})", row.vm, row.phase);
         return Err(Failure::new(Exit::Plan, what)
             .advise(format!("kubectl drover status {} -n {}", row.vm, place.namespace)));
     };
@@ -136,10 +137,11 @@ fn logs(args: &KubectlLogsArgs) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// The pod that was made last.
-fn last_of(list: &Value) -> Option<String> {
+/// The pod that was made last, or the last one that failed.
+fn last_of(list: &Value, has_failed: bool) -> Option<String> {
     let made = |pod: &&Value| pod["metadata"]["creationTimestamp"].as_str().unwrap_or_default().to_string();
-    let last = list["items"].as_array()?.iter().max_by_key(made)?;
+    let all = list["items"].as_array()?.iter();
+    let last = all.filter(|pod| !has_failed || pod["status"]["phase"] == "Failed").max_by_key(made)?;
     last["metadata"]["name"].as_str().map(str::to_string)
 }
 
@@ -220,7 +222,11 @@ mod tests {
     fn the_last_pod_has_the_log() {
         let pod = |name: &str, made: &str| json!({"metadata": {"name": name, "creationTimestamp": made}});
         let list = json!({"items": [pod("a", "2026-01-02T00:00:00Z"), pod("b", "2026-01-10T00:00:00Z"), pod("c", "2025-12-31T00:00:00Z")]});
-        assert_eq!(last_of(&list).as_deref(), Some("b"));
-        assert_eq!(last_of(&json!({"items": []})), None);
+        assert_eq!(last_of(&list, false).as_deref(), Some("b"));
+        assert_eq!(last_of(&json!({"items": []}), false), None);
+        let mut list = list;
+        assert_eq!(last_of(&list, true), None);
+        list["items"][0]["status"]["phase"] = json!("Failed");
+        assert_eq!(last_of(&list, true).as_deref(), Some("a"));
     }
 }

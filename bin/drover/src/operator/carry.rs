@@ -6,7 +6,9 @@ use drover_operator::jobs::Known;
 use drover_operator::lock::{self, LockSeen};
 use drover_operator::model::{Named, Work};
 use drover_operator::objects::{self, Note};
-use drover_operator::{FINALIZER, MIGRATION, MIGRATION_UID};
+use drover_operator::time::Moment;
+use drover_operator::{FINALIZER, MIGRATION, MIGRATION_UID, WORK};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Kind, Meta, Operator, now, path_of};
@@ -35,7 +37,10 @@ pub fn job_seen(object: &Value) -> JobSeen {
     let has_ended =
         (failed.is_some() || is("Complete").is_some()) && left("active") + left("terminating") == 0;
     let was_disrupted = failed.or(is("FailureTarget")).is_some_and(|it| it["reason"] == "PodFailurePolicy");
-    JobSeen { name: meta.name, uid: meta.uid, is_going: meta.is_going, has_ended, was_disrupted }
+    let failed_at = failed.and_then(|it| Moment::parse(it["lastTransitionTime"].as_str()?));
+    let work = Work::deserialize(&object["metadata"]["annotations"][WORK]).ok();
+    let Meta { name, uid, is_going, .. } = meta;
+    JobSeen { name, uid, is_going, has_ended, was_disrupted, failed_at, work }
 }
 
 /// What a refused request says of a lock; an error where that may pass.
@@ -266,6 +271,13 @@ mod tests {
         let job = |status: Value| job_seen(&json!({"metadata": {"name": "j"}, "status": status}));
         let failed = json!([{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]);
         assert!(job(json!({"conditions": failed})).has_ended);
+        let at = json!([{"type": "Failed", "status": "True", "lastTransitionTime": "1970-01-01T00:00:07Z"}]);
+        assert_eq!(job(json!({"conditions": at})).failed_at, Some(Moment(7)));
+        let complete =
+            json!([{"type": "Complete", "status": "True", "lastTransitionTime": "1970-01-01T00:00:07Z"}]);
+        assert_eq!(job(json!({"conditions": complete})).failed_at, None);
+        let annotated = json!({"metadata": {"name": "j", "annotations": {WORK: "SwitchOn"}}});
+        assert_eq!((job_seen(&annotated).work, job(json!({})).work), (Some(Work::SwitchOn), None));
         assert!(!job(json!({"conditions": failed, "terminating": 1})).has_ended);
         assert!(!job(json!({"active": 1})).has_ended && !job(json!({})).has_ended);
         let evicted =

@@ -104,6 +104,7 @@ impl Operator {
             pods: None,
             namespace_ends: None,
             is_admitted: self.admissions.has(name),
+            keep_failed_seconds: self.keep_failed_seconds,
         }
     }
 

@@ -7,6 +7,7 @@ mod undo;
 
 const SOURCE: &str = "0a1b2c3d-0000";
 const VM: &str = "5030a0e6-3d1c-0c4c-8b0e-9a6d1f1a2b3c";
+const KEEP_SECONDS: i64 = 86_400;
 
 /// A cluster that carries out whatever is decided, with a worker of the test's.
 struct World {
@@ -55,6 +56,7 @@ impl World {
             pods: None,
             namespace_ends: None,
             is_admitted: true,
+            keep_failed_seconds: KEEP_SECONDS,
         };
         World {
             spec,
@@ -113,6 +115,7 @@ impl World {
                     self.job = Some(JobSeen {
                         uid: format!("j {}", job.name),
                         name: job.name,
+                        work: Some(job.work),
                         ..JobSeen::default()
                     });
                     self.has_pods = true;
@@ -194,8 +197,10 @@ impl World {
 
     /// The worker's pod ends.
     fn dies(&mut self, by_cluster: bool) {
+        let has_failed = self.status.word().and_then(|word| word.exit) != Some(0);
         let job = self.job.as_mut().unwrap();
         (job.has_ended, job.was_disrupted) = (true, by_cluster);
+        job.failed_at = has_failed.then_some(self.facts.now);
         self.has_pods = false;
         self.settle();
     }
@@ -287,27 +292,51 @@ fn a_second_worker_waits_for_the_end_of_the_first() {
 }
 
 #[test]
-fn the_log_of_a_failure_is_there_until_the_next_try() {
-    let job = |epoch| job_name(&migration_name(SOURCE, VM), epoch);
-    let names = |world: &World| -> Vec<String> {
-        world.job.iter().chain(&world.old_jobs).map(|job| job.name.clone()).collect()
+fn the_last_logs_of_failures_are_kept_for_a_time() {
+    let epochs = |world: &World| -> Vec<u64> {
+        let all = world.job.iter().chain(&world.old_jobs);
+        let mut epochs: Vec<u64> =
+            all.map(|job| epoch_of(&world.facts.me.name, &job.name).unwrap()).collect();
+        epochs.sort();
+        epochs
     };
     let mut world = World::new();
     world.settle();
     world.works();
     world.says(6, "Source");
-    assert_eq!((world.status.phase, names(&world)), (Phase::Retrying, vec![job(1)]));
+    assert_eq!((world.status.phase, epochs(&world)), (Phase::Retrying, vec![1]));
     world.later(PAUSE_SECONDS_MAX);
-    assert_eq!((world.status.phase, names(&world)), (Phase::Running, vec![job(2)]), "it made room");
-    // One that does not go holds up nobody.
+    assert_eq!(
+        (world.status.phase, epochs(&world)),
+        (Phase::Running, vec![1, 2]),
+        "also beside the next one"
+    );
+    for _ in 0..3 {
+        world.works();
+        world.fails(6, "Source");
+    }
+    assert_eq!(epochs(&world), [2, 3, 4, 5], "so many, and the one that works");
     world.works();
-    world.old_jobs = vec![JobSeen {
-        name: job(1),
-        uid: "j1".into(),
-        is_going: true,
-        has_ended: true,
-        was_disrupted: false,
-    }];
+    world.says(0, "Success");
+    assert_eq!((world.status.phase, epochs(&world)), (Phase::Done, vec![2, 3, 4, 5]));
+    world.later(KEEP_SECONDS - 2 * PAUSE_SECONDS_MAX);
+    assert_eq!(epochs(&world), [4, 5], "those that failed a day ago are gone");
+    world.later(KEEP_SECONDS);
+    assert_eq!(epochs(&world), [5], "what has arrived keeps its last");
+    // With its Migration all go.
+    let mut world = World::new();
+    world.settle();
+    world.fails(3, "Plan");
+    world.facts.is_going = true;
+    world.settle();
+    assert!(world.is_gone && epochs(&world).is_empty());
+    // One that does not go holds up nobody.
+    let mut world = World::new();
+    world.settle();
+    world.works();
+    world.fails(6, "Source");
+    world.works();
+    world.old_jobs.iter_mut().for_each(|job| job.is_going = true);
     world.says(0, "Success");
     assert_eq!(world.status.phase, Phase::Done);
 
@@ -319,12 +348,12 @@ fn the_log_of_a_failure_is_there_until_the_next_try() {
     world.settle();
     world.works();
     world.says(6, "LeftBehind");
-    assert_eq!((world.status.phase, names(&world)), (Phase::Cancelling, vec![job(2)]));
+    assert_eq!((world.status.phase, epochs(&world)), (Phase::Cancelling, vec![2]));
     world.later(PAUSE_SECONDS_MAX);
-    assert_eq!(names(&world), [job(3)]);
+    assert_eq!(epochs(&world), [2, 3]);
     world.works();
     world.says(0, "Undone");
-    assert_eq!((world.status.phase, names(&world).len()), (Phase::Cancelled, 0));
+    assert_eq!((world.status.phase, epochs(&world).len()), (Phase::Cancelled, 0));
 }
 
 #[test]

@@ -260,6 +260,8 @@ fn after_it_failed_a_guest_that_is_off_is_switched_on_again() {
     assert_eq!((world.status.phase, world.reason("Arrived")), failed, "why it failed is still told");
     world.switches_on(0);
     assert!(world.is_on_again() && !world.status.guest_off && world.claim.is_some());
+    let moves = world.old_jobs.iter().filter(|job| job.work == Some(Work::Move)).count();
+    assert_eq!(moves, OUTAGES_MAX as usize, "the logs of what failed first are still there");
     let made = world.made.len();
     world.later(100_000);
     assert_eq!(world.made.len(), made, "that is all");
