@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::process::Stdio;
+
 use common::debian::{DISK_BYTES, debian, marked, put_marking_converter};
 use common::kubernetes::{CLAIMS, Landing, MACHINES, PATIENCE, PODS, SECRETS, assert_holds};
 use common::process::{EndsWithTest, wait_until};
@@ -111,12 +113,19 @@ fn a_copy_survives_its_pod_and_its_drover_and_a_cancel_leaves_nothing() {
         landing.cluster.get(&format!("{PODS}/web01-drover")).unwrap().unwrap()["metadata"]["uid"].clone();
     assert_ne!(before, after);
 
-    // Drover dies: resumed, it goes on with the same pod.
+    // Drover dies: resumed, it goes on with the same pod, which is its own from then on.
+    let pod = || landing.cluster.get(&format!("{PODS}/web01-drover")).unwrap().unwrap_or_default();
+    let run = || pod()["metadata"]["annotations"]["drover.dev/run"].clone();
     running.0.kill().unwrap();
     running.0.wait().unwrap();
     let recorded = landing.recorded();
-    let resumed = landing.stage.run(&["resume", "slow"]);
-    assert_eq!(resumed.code, Some(0), "{}{}\n{}", resumed.out, resumed.err, landing.told());
+    let first = run();
+    let resumed = landing.stage.drover.command(&["resume", "slow"]).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("it takes the pod", PATIENCE, || run().is_string() && run() != first);
+    assert_eq!(pod()["metadata"]["uid"], after);
+    let resumed = resumed.wait_with_output().unwrap();
+    let words = String::from_utf8_lossy(&resumed.stderr);
+    assert!(resumed.status.success(), "{words}\n{}", landing.told());
     assert_holds(&a, &landing.stage.path("a"));
     let report = landing.stage.report("slow");
     let disk = &report["vms"][0]["disks"][0];

@@ -17,6 +17,8 @@ pub const PEER: &str = "drover.dev/peer";
 pub const AGENT_KEY: &str = "drover.dev/agent-key";
 /// Says what was asked for: a hash of a worker's specification.
 pub const SHAPE: &str = "drover.dev/shape";
+/// Says which run of drover has a worker: one that ends leaves the pod that another took from it.
+pub const RUN: &str = "drover.dev/run";
 /// The group of KubeVirt's objects.
 pub const KUBEVIRT: &str = "kubevirt.io";
 /// There between leave to start a machine and its start.
@@ -97,6 +99,11 @@ pub fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
 /// Whether it is that owner's.
 pub fn is_of(object: &Value, owner: &str) -> bool {
     annotation(object, OWNER) == Some(owner)
+}
+
+/// Whether its end was asked for.
+pub fn is_going(object: &Value) -> bool {
+    !object["metadata"]["deletionTimestamp"].is_null()
 }
 
 /// Whether an instance has not ended.
@@ -203,6 +210,8 @@ pub struct Keys {
     pub agent: String,
     /// Fingerprint of this host's key.
     pub peer: String,
+    /// This run of drover.
+    pub run: String,
 }
 
 /// The pod that has a VM's volumes while drover writes to them.
@@ -211,6 +220,7 @@ pub fn worker(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, keys: &Keys) -> V
     let mut metadata = metadata(vm, kubevirt, plan, &name);
     metadata.annotations.insert(AGENT_KEY.into(), keys.agent.clone());
     metadata.annotations.insert(PEER.into(), keys.peer.clone());
+    metadata.annotations.insert(RUN.into(), keys.run.clone());
     let is_block = kubevirt.volume_mode == VolumeMode::Block;
     let listen = format!("0.0.0.0:{AGENT_PORT}");
     let mut args: Vec<String> = [
@@ -286,9 +296,10 @@ pub fn worker(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, keys: &Keys) -> V
 }
 
 /// What a worker's agent starts with. It goes with the pod, and before if the agent has answered.
-pub fn secret(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, files: &[(&str, &str)]) -> Value {
+pub fn secret(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, run: &str, files: &[(&str, &str)]) -> Value {
     let files: BTreeMap<&str, &str> = files.iter().copied().collect();
-    let metadata = metadata(vm, kubevirt, plan, &worker_name(vm));
+    let mut metadata = metadata(vm, kubevirt, plan, &worker_name(vm));
+    metadata.annotations.insert(RUN.into(), run.into());
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": files})
 }
 

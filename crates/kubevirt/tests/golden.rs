@@ -182,7 +182,7 @@ fn claims_are_whole_units_and_leave_room_for_a_file_system() {
 
 #[test]
 fn workers_have_no_more_rights_than_their_volumes_want() {
-    let keys = Keys { agent: "aa".into(), peer: "bb".into() };
+    let keys = Keys { agent: "aa".into(), peer: "bb".into(), run: "7".into() };
     let (vm, files) = planned("volume_mode: filesystem", |_| {});
     let pod = objects::worker(&vm, &files, "p", &keys);
     let (spec, container) = (&pod["spec"], &pod["spec"]["containers"][0]);
@@ -202,7 +202,7 @@ fn workers_have_no_more_rights_than_their_volumes_want() {
 fn workers_are_told_apart_by_what_was_asked_for_and_owners_by_their_installation() {
     let (vm, kubevirt) = planned("", |_| {});
     let shape = |kubevirt: &Kubevirt, agent: &str| {
-        let keys = Keys { agent: agent.into(), peer: "bb".into() };
+        let keys = Keys { agent: agent.into(), peer: "bb".into(), run: "7".into() };
         let pod = objects::worker(&vm, kubevirt, "p", &keys);
         objects::annotation(&pod, objects::SHAPE).unwrap().to_string()
     };

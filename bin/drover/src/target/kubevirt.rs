@@ -10,6 +10,7 @@ mod worker;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,10 @@ pub struct Claims {
     hands: Mutex<HashMap<String, Arc<Hand>>>,
     /// VMs whose recorded cluster was found to be this one.
     asked: Mutex<HashSet<String>>,
+    /// Tells this run of drover from others.
+    run: String,
+    /// By VM, whether this run had its pod.
+    had: Mutex<HashMap<String, Arc<AtomicBool>>>,
     /// Held while claims are made.
     making: Mutex<()>,
     limit: OnceLock<Arc<RateLimit>>,
@@ -75,6 +80,8 @@ impl Claims {
             cluster: Mutex::default(),
             hands: Mutex::default(),
             asked: Mutex::default(),
+            run: drover_mover::new_epoch(0).to_string(),
+            had: Mutex::default(),
             making: Mutex::default(),
             limit: OnceLock::new(),
             ready: Mutex::default(),
@@ -168,6 +175,14 @@ impl Claims {
             identity,
             limit: limit.clone(),
             stop: self.about.stop.clone(),
+            run: self.run.clone(),
+            had: self
+                .had
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(vm.vm.id.clone())
+                .or_default()
+                .clone(),
             forward: Mutex::default(),
             turn: Mutex::default(),
             dialled: Mutex::default(),
@@ -247,7 +262,7 @@ impl Claims {
                 continue;
             };
             let name = objects::claim_name(disk);
-            if !claim["metadata"]["deletionTimestamp"].is_null() {
+            if objects::is_going(&claim) {
                 let what =
                     format!("persistent volume claim {}/{name} is being removed", self.kubevirt.namespace);
                 return Err(ProviderError::new(Cause::Target, what)

@@ -15,7 +15,7 @@ use super::{Claims, failed};
 const RIGHTS: &[(&str, &str, &str, &[&str])] = &[
     ("", "persistentvolumeclaims", "", &["get", "create", "delete"]),
     ("", "namespaces", "", &["get"]),
-    ("", "pods", "", &["get", "create", "delete"]),
+    ("", "pods", "", &["get", "create", "patch", "delete"]),
     ("", "resourcequotas", "", &["list"]),
     ("", "secrets", "", &["get", "create", "patch", "delete"]),
     ("kubevirt.io", "virtualmachines", "", &["get", "create", "patch", "delete"]),

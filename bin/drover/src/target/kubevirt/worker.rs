@@ -3,14 +3,20 @@
 //! One pod of one name is there at a time: the API server gives the name away again once the node's kubelet has said that the one before
 //! is gone, or somebody removed it by force. Drover never does: on a node that nobody reaches it might still write. The cluster does, when a
 //! Node object is removed or a node is tainted as out of service. What an agent knows of epochs goes with its pod.
+//!
+//! A run of drover takes the pod that an earlier one left, by an annotation. One whose pod was taken from it leaves it alone from then on.
 
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::trust::{Fingerprint, Identity, Peer, Seed};
 use drover_agent::{Refusal, Route, Site, dial};
 use drover_disk::DiskErrorKind;
-use drover_kubevirt::objects::{self, AGENT_KEY, AGENT_PORT, Keys, Kind, PEER, SHAPE, Standing};
+use drover_kubevirt::objects::{self, AGENT_KEY, AGENT_PORT, Keys, Kind, PEER, RUN, SHAPE, Standing};
 use drover_kubevirt::{Change, Cluster, Forward, KubeError, KubeErrorKind};
 use drover_link::{RateLimit, Session};
 use drover_log::log;
@@ -33,6 +39,8 @@ const LOOK_AT_CLAIMS: Duration = Duration::from_secs(3);
 const LOOK_WHEN_DOWN: Duration = Duration::from_secs(2);
 /// Pods that are made anew in one wait because the one before ended by itself.
 const PODS_MAX: usize = 3;
+/// Tries to remove an object that changes meanwhile.
+const REMOVALS_MAX: usize = 20;
 
 /// The worker of one VM.
 pub(super) struct Worker {
@@ -42,6 +50,10 @@ pub(super) struct Worker {
     pub plan: String,
     pub identity: Identity,
     pub stop: StopSignal,
+    /// Tells this run of drover from others.
+    pub run: String,
+    /// Whether this run had the pod: whose name is on it by now took it from this one.
+    pub had: Arc<AtomicBool>,
     pub forward: Mutex<Option<Forward>>,
     /// Held while the pod is awaited: disks of a VM are opened at the same time.
     pub turn: Mutex<()>,
@@ -49,6 +61,16 @@ pub(super) struct Worker {
     pub dialled: Mutex<Option<String>>,
     /// How much the plan may send in a second, to all its workers.
     pub limit: Arc<RateLimit>,
+}
+
+/// Which run of drover has an object of this plan's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    This,
+    /// One that left it.
+    Earlier,
+    /// One that took the place of this one.
+    Successor,
 }
 
 impl Worker {
@@ -98,7 +120,7 @@ impl Worker {
                 }
                 Ok(session) => {
                     // It has served its purpose; with the pod it goes at the latest.
-                    let _ = self.remove_one(Kind::Secret);
+                    let _ = self.remove_unless(Kind::Secret, &[Holder::Successor]);
                     *self.dialled.lock().unwrap_or_else(PoisonError::into_inner) =
                         Some(objects::uid(&pod).to_string());
                     return Ok(session);
@@ -164,6 +186,10 @@ impl Worker {
                     made += 1;
                 }
                 Some(pod) if !objects::is_of(&pod, &self.owner()) => return Err(self.taken(&pod)),
+                Some(pod) if self.holder(&pod) == Holder::Successor => return Err(self.replaced()),
+                Some(pod) if self.holder(&pod) == Holder::Earlier && !objects::is_going(&pod) => {
+                    self.take(&pod)?;
+                }
                 Some(pod) => match objects::standing(&pod) {
                     Standing::Running => match self.agent_of(&pod) {
                         Some(agent) => return Ok((pod, agent)),
@@ -173,7 +199,7 @@ impl Worker {
                         }
                     },
                     Standing::Ended(reason) => {
-                        if pod["metadata"]["deletionTimestamp"].is_null() {
+                        if !objects::is_going(&pod) {
                             self.end(&pod)?;
                             why = reason;
                         }
@@ -236,10 +262,18 @@ impl Worker {
         let peer = Peer::new("drover", self.identity.fingerprint(), Vec::new(), drover_agent::now());
         let seed = Seed::new(&peer).map_err(|error| internal(&error))?;
         let files: Vec<(&str, &str)> = seed.files.iter().map(|(name, file)| (*name, file.reveal())).collect();
-        self.remove_one(Kind::Secret)?;
-        let secret = objects::secret(&self.vm, &self.kubevirt, &self.plan, &files);
+        if self.remove_unless(Kind::Secret, &[Holder::Successor])? {
+            return Err(self.replaced());
+        }
+        // From now on there may be something of this run.
+        self.had.store(true, Ordering::SeqCst);
+        let secret = objects::secret(&self.vm, &self.kubevirt, &self.plan, &self.run, &files);
         self.cluster.create(&objects::path(&self.kubevirt, Kind::Secret, ""), &secret, false)?;
-        let keys = Keys { agent: seed.agent.to_string(), peer: self.identity.fingerprint().to_string() };
+        let keys = Keys {
+            agent: seed.agent.to_string(),
+            peer: self.identity.fingerprint().to_string(),
+            run: self.run.clone(),
+        };
         let pod = objects::worker(&self.vm, &self.kubevirt, &self.plan, &keys);
         let pod = self.cluster.create(&objects::path(&self.kubevirt, Kind::Pod, ""), &pod, false)?;
         let owner =
@@ -252,30 +286,95 @@ impl Worker {
         self.cluster.delete(&self.path(Kind::Pod), objects::uid(pod))
     }
 
-    /// Asks for the end of the pod or its secret, if it is this plan's.
-    fn remove_one(&self, kind: Kind) -> Result<(), KubeError> {
-        match self.cluster.get(&self.path(kind))? {
-            Some(object) if objects::is_of(&object, &self.owner()) => {
-                self.cluster.delete(&self.path(kind), objects::uid(&object))
-            }
-            _ => Ok(()),
+    fn holder(&self, object: &Value) -> Holder {
+        let is_this = objects::annotation(object, RUN) == Some(self.run.as_str());
+        match (is_this, self.had.load(Ordering::SeqCst)) {
+            (true, _) => Holder::This,
+            (false, false) => Holder::Earlier,
+            (false, true) => Holder::Successor,
         }
     }
 
-    /// Asks for the end of the pod and of what belongs to it, without waiting.
-    pub fn dismiss(&self) -> Result<(), KubeError> {
-        self.remove_one(Kind::Pod)?;
-        self.remove_one(Kind::Secret)
+    /// Puts this run's name on the pod that an earlier one left, and on its secret. Refused if another is there by now.
+    fn take(&self, pod: &Value) -> Result<(), KubeError> {
+        let mark = |kind: Kind, object: &Value| {
+            let run = format!("/metadata/annotations/{}", RUN.replace('/', "~1"));
+            let operations = json!([
+                {"op": "test", "path": "/metadata/uid", "value": objects::uid(object)},
+                {"op": "test", "path": "/metadata/resourceVersion", "value": object["metadata"]["resourceVersion"]},
+                {"op": "add", "path": run, "value": self.run},
+            ]);
+            match self.cluster.change(&self.path(kind), Change::Operations, &operations) {
+                // It has changed, or is gone: it is looked at again.
+                Err(error) if matches!(error.kind, KubeErrorKind::Refused | KubeErrorKind::Missing) => {
+                    Ok(false)
+                }
+                changed => changed.map(|_| true),
+            }
+        };
+        let secret = self.cluster.get(&self.path(Kind::Secret))?;
+        if let Some(secret) = secret.filter(|secret| objects::is_of(secret, &self.owner()))
+            && !mark(Kind::Secret, &secret)?
+        {
+            return Ok(());
+        }
+        if mark(Kind::Pod, pod)? {
+            self.had.store(true, Ordering::SeqCst);
+        }
+        Ok(())
     }
 
-    /// The same, until the pod is gone: nothing writes to the volumes any more then.
+    /// Asks for the end of the pod or its secret, if it is this plan's and none of these has it. Whether one of them does.
+    fn remove_unless(&self, kind: Kind, keepers: &[Holder]) -> Result<bool, KubeError> {
+        let path = self.path(kind);
+        for _ in 0..REMOVALS_MAX {
+            let found = self.cluster.get(&path)?.filter(|it| objects::is_of(it, &self.owner()));
+            let Some(object) = found else { return Ok(false) };
+            if keepers.contains(&self.holder(&object)) {
+                return Ok(true);
+            }
+            if objects::is_going(&object) {
+                return Ok(false);
+            }
+            // Of what has changed since, another may have taken it.
+            let version = &object["metadata"]["resourceVersion"];
+            let same = json!({"uid": objects::uid(&object), "resourceVersion": version});
+            self.cluster.remove(&path, &same, "Background")?;
+        }
+        Err(self.failed(format!(
+            "is still there after {REMOVALS_MAX} tries to remove it: it changes all the time"
+        )))
+    }
+
+    /// Asks for the end of the pod and of what belongs to it, without waiting, if this run has it.
+    pub fn dismiss(&self) -> Result<(), KubeError> {
+        let others = [Holder::Earlier, Holder::Successor];
+        if self.remove_unless(Kind::Pod, &others)? {
+            log!("kubevirt", "the worker pod {} is left to another run of drover", self.name());
+            return Ok(());
+        }
+        self.remove_unless(Kind::Secret, &others).map(drop)
+    }
+
+    /// Asks for the end of the pod, also of one that an earlier run left, and waits until it is gone: nothing writes to the volumes any
+    /// more then.
     pub fn remove(&self) -> Result<(), KubeError> {
-        self.dismiss()?;
-        let is_ours = |pod: &Value| objects::is_of(pod, &self.owner());
+        for kind in [Kind::Pod, Kind::Secret] {
+            if self.remove_unless(kind, &[Holder::Successor])? {
+                return Err(self.replaced());
+            }
+        }
+        let is_ours =
+            |pod: &Value| objects::is_of(pod, &self.owner()) && self.holder(pod) != Holder::Successor;
         wait_until_gone(&self.cluster, &self.path(Kind::Pod), is_ours).map_err(|error| match error.kind {
             KubeErrorKind::Conflict => self.failed("is still there, though its end was asked for".into()),
             _ => error,
         })
+    }
+
+    fn replaced(&self) -> KubeError {
+        let error = self.failed("is another run's of drover, which took the place of this one".into());
+        KubeError { kind: KubeErrorKind::Conflict, ..error }
     }
 
     fn failed(&self, what: String) -> KubeError {

@@ -1,0 +1,286 @@
+//! What runs of drover do to a pod that more than one of them has or had, against an API server that keeps objects.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+
+use drover_kubevirt::Access;
+use drover_plan::Plan;
+use drover_types::inventory::{About, DiskBus, Inventory, PowerState, Vm, VmDisk};
+use tempfile::TempDir;
+
+use super::*;
+
+/// Objects by their paths, with versions that grow.
+#[derive(Default)]
+struct Store {
+    objects: BTreeMap<String, Value>,
+    version: u64,
+    /// What is done to an object before the next change or removal of it.
+    meanwhile: Option<fn(&mut Value)>,
+}
+
+impl Store {
+    fn put(&mut self, path: &str, mut object: Value) -> Value {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.objects.insert(path.to_string(), object.clone());
+        object
+    }
+
+    fn status(code: u16, reason: &str) -> (u16, Value) {
+        (code, json!({"kind": "Status", "reason": reason, "message": reason, "details": {"name": "a"}}))
+    }
+
+    fn answer(&mut self, method: &str, path: &str, body: Value) -> (u16, Value) {
+        if method == "POST" {
+            let path = format!("{path}/{}", body["metadata"]["name"].as_str().unwrap());
+            if self.objects.contains_key(&path) {
+                return Store::status(409, "AlreadyExists");
+            }
+            let mut object = body;
+            object["metadata"]["uid"] = json!(format!("uid-{}", self.version));
+            return (201, self.put(&path, object));
+        }
+        if let Some(meanwhile) = self.meanwhile.take_if(|_| method != "GET")
+            && let Some(mut object) = self.objects.get(path).cloned()
+        {
+            meanwhile(&mut object);
+            self.put(path, object);
+        }
+        let Some(object) = self.objects.get(path).cloned() else { return Store::status(404, "NotFound") };
+        match method {
+            "GET" => (200, object),
+            "PATCH" => match changed(object, &body) {
+                Some(object) => (200, self.put(path, object)),
+                None => Store::status(422, "Invalid"),
+            },
+            _ => {
+                let wanted = body["preconditions"].as_object().unwrap();
+                if wanted.iter().any(|(key, value)| object["metadata"][key] != *value) {
+                    return Store::status(409, "Conflict");
+                }
+                self.objects.remove(path);
+                (200, json!({}))
+            }
+        }
+    }
+}
+
+/// An object after a merge of metadata, or after operations of which none fails.
+fn changed(mut object: Value, body: &Value) -> Option<Value> {
+    let Some(operations) = body.as_array() else {
+        for (key, value) in body["metadata"].as_object().unwrap() {
+            object["metadata"][key] = value.clone();
+        }
+        return Some(object);
+    };
+    for operation in operations {
+        let path = operation["path"].as_str().unwrap();
+        match operation["op"].as_str().unwrap() {
+            "test" => drop((object.pointer(path)? == &operation["value"]).then_some(())?),
+            _ => {
+                let (parent, key) = path.rsplit_once('/').unwrap();
+                object.pointer_mut(parent)?[key.replace("~1", "/")] = operation["value"].clone();
+            }
+        }
+    }
+    Some(object)
+}
+
+/// An API server that keeps objects, and a kubeconfig for it.
+struct Api {
+    store: Arc<Mutex<Store>>,
+    cluster: Arc<Cluster>,
+    folder: TempDir,
+}
+
+impl Api {
+    fn new() -> Api {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let store = Arc::new(Mutex::new(Store::default()));
+        let kept = store.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (stream, store) = (stream.unwrap(), kept.clone());
+                std::thread::spawn(move || serve(stream, &store));
+            }
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config");
+        let text = format!(
+            "apiVersion: v1\nkind: Config\nclusters: [{{name: a, cluster: {{server: '{server}'}}}}]\nusers: [{{name: a, user: {{}}}}]\n\
+             contexts: [{{name: a, context: {{cluster: a, user: a}}}}]\ncurrent-context: a\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let cluster = Cluster::connect(&Access { kubeconfig: Some(path), context: None }).unwrap();
+        Api { store, cluster, folder }
+    }
+
+    /// A run of drover that moves the VM.
+    fn run(&self, run: &str, keys: &str) -> Worker {
+        let text = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
+             target: {type: kubevirt, namespace: vms, image: drover, worker_timeout: 10s, KEYS}\nvms: [{name: web01}]\n";
+        let plan = Plan::parse(&text.replace("KEYS", keys)).unwrap();
+        let disk = VmDisk {
+            key: 2000,
+            capacity_bytes: 1 << 20,
+            datastore: "ds1".into(),
+            bus: DiskBus::Scsi,
+            ..VmDisk::default()
+        };
+        let vm = Vm {
+            id: "vm-1".into(),
+            name: "web01".into(),
+            instance_uuid: "50110000-1111-2222-3333-444455556666".into(),
+            power: PowerState::Off,
+            cpus: 1,
+            memory_mib: 32,
+            disks: vec![disk],
+            ..Vm::default()
+        };
+        // A successor has the state of the one before, and so its key.
+        let state = self.folder.path().join("state");
+        let about = About { is_vcenter: true, ..About::default() };
+        let inventory = Inventory { about, vms: vec![vm], ..Inventory::default() };
+        Worker {
+            cluster: self.cluster.clone(),
+            kubevirt: plan.target.kubevirt().unwrap().clone(),
+            vm: drover_plan::resolve(&plan, &inventory).vms.remove(0),
+            plan: "p of here".into(),
+            identity: sites::identity(&sites::folder(Some(&state)).unwrap()).unwrap(),
+            stop: StopSignal::default(),
+            run: run.into(),
+            had: Arc::default(),
+            forward: Mutex::default(),
+            turn: Mutex::default(),
+            dialled: Mutex::default(),
+            limit: Arc::new(RateLimit::new(None)),
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Store)) {
+        change(&mut self.store.lock().unwrap());
+    }
+
+    fn object(&self, path: &str) -> Option<Value> {
+        self.store.lock().unwrap().objects.get(path).cloned()
+    }
+
+    fn runs(&self, is_running: bool) {
+        self.change(|store| {
+            let mut pod = store.objects[POD].clone();
+            let state = if is_running { "running" } else { "waiting" };
+            pod["status"] = json!({"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [{"name": "agent", "state": {state: {}}}]});
+            store.put(POD, pod);
+        });
+    }
+}
+
+const POD: &str = "/api/v1/namespaces/vms/pods/web01-drover";
+const SECRET: &str = "/api/v1/namespaces/vms/secrets/web01-drover";
+
+fn serve(mut stream: std::net::TcpStream, store: &Mutex<Store>) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    loop {
+        let (mut first, mut length) = (String::new(), 0);
+        if reader.read_line(&mut first).unwrap_or_default() == 0 {
+            return;
+        }
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            if let Some(bytes) = line.to_lowercase().strip_prefix("content-length:") {
+                length = bytes.trim().parse().unwrap();
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        let mut words = first.split(' ');
+        let (method, path) = (words.next().unwrap(), words.next().unwrap().split('?').next().unwrap());
+        let body = serde_json::from_slice(&body).unwrap_or_default();
+        let (code, answer) = store.lock().unwrap().answer(method, path, body);
+        let answer = answer.to_string();
+        let head = format!("HTTP/1.1 {code} x\r\ncontent-length: {}\r\n\r\n", answer.len());
+        if stream.write_all((head + &answer).as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+fn holder(object: &Value) -> &str {
+    objects::annotation(object, RUN).unwrap()
+}
+
+#[test]
+fn one_that_ends_leaves_the_pod_that_another_took_from_it() {
+    let api = Api::new();
+    let first = api.run("1", "reach: pod");
+    first.make().unwrap();
+    api.runs(true);
+    first.ensure().unwrap();
+    let successor = api.run("2", "reach: pod");
+    let (pod, _) = successor.ensure().unwrap();
+    assert_eq!(objects::uid(&pod), objects::uid(&api.object(POD).unwrap()), "what its agent knows stays");
+    assert_eq!((holder(&pod), holder(&api.object(SECRET).unwrap())), ("2", "2"));
+
+    // The first one comes to its end, or dials again.
+    first.dismiss().unwrap();
+    assert!(api.object(POD).is_some() && api.object(SECRET).is_some());
+    for refused in [first.ensure().map(drop), first.remove()] {
+        let error = refused.unwrap_err();
+        assert!(error.kind == KubeErrorKind::Conflict && error.what.contains("took the place"), "{error}");
+    }
+    assert_eq!(holder(&api.object(POD).unwrap()), "2", "it is not taken back");
+
+    successor.dismiss().unwrap();
+    assert!(api.object(POD).is_none() && api.object(SECRET).is_none());
+}
+
+#[test]
+fn a_pod_that_is_taken_while_it_is_being_dismissed_stays() {
+    let api = Api::new();
+    let first = api.run("1", "reach: pod");
+    first.make().unwrap();
+    api.runs(true);
+    first.ensure().unwrap();
+    // Between its look and its removal.
+    api.change(|store| store.meanwhile = Some(|pod| pod["metadata"]["annotations"][RUN] = json!("2")));
+    first.dismiss().unwrap();
+    assert_eq!(holder(&api.object(POD).unwrap()), "2");
+    // What has only come to run since goes.
+    let api = Api::new();
+    let first = api.run("1", "reach: pod");
+    first.make().unwrap();
+    api.change(|store| store.meanwhile = Some(|pod| pod["status"]["phase"] = json!("Running")));
+    first.dismiss().unwrap();
+    assert!(api.object(POD).is_none() && api.object(SECRET).is_none());
+}
+
+#[test]
+fn what_an_earlier_run_left_is_removed_by_who_is_to_remove_it_and_by_nobody_else() {
+    let api = Api::new();
+    let first = api.run("1", "reach: pod");
+    first.make().unwrap();
+    let later = api.run("2", "reach: pod");
+    later.dismiss().unwrap();
+    assert!(api.object(POD).is_some(), "it never had it");
+    later.remove().unwrap();
+    assert!(api.object(POD).is_none() && api.object(SECRET).is_none());
+    // One of before runs were told apart.
+    let api = Api::new();
+    let first = api.run("1", "reach: pod");
+    first.make().unwrap();
+    api.change(|store| {
+        let mut pod = store.objects[POD].clone();
+        pod["metadata"]["annotations"].as_object_mut().unwrap().remove(RUN);
+        store.put(POD, pod);
+    });
+    api.runs(true);
+    let later = api.run("2", "reach: pod");
+    assert_eq!(holder(&later.ensure().unwrap().0), "2");
+}
