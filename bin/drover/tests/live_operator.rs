@@ -108,6 +108,7 @@ fn a_cancel_leaves_nothing_and_a_removed_migration_is_undone() {
     assert!(text.contains("web01  slow  Running") && text.contains("Resolved"), "{text}");
     let lines = operated.says(&["logs", "web01", "--tail", "200"]);
     assert!(lines.lines().any(|line| line.contains("\"event\":")), "{lines}");
+    assert!(lines.contains("worker pod vms/web01-drover is reached at its address"), "{lines}");
     let refused = operated.kubectl(&["cutover", "web01"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(3), "a cold VM has no cutover: {refused:?}");
     operated.says(&["cancel", &name]);

@@ -4,13 +4,14 @@
 
 mod common;
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use common::debian::{DISK_BYTES, debian, marked, put_marking_converter};
-use common::kubernetes::{CLAIMS, Landing, MACHINES, PATIENCE, PODS, SECRETS, assert_holds};
+use common::kubernetes::{CLAIMS, Landing, MACHINES, PATIENCE, PODS, SECRETS, SERVICES, assert_holds};
 use common::process::{EndsWithTest, wait_until};
 use common::{MIB, disk_file, vm, with};
 use drover_lab::cluster::Volume;
+use drover_lab::run_by;
 use serde_json::json;
 
 #[test]
@@ -180,6 +181,91 @@ fn a_copy_survives_its_pod_and_its_drover_and_a_cancel_leaves_nothing() {
     );
 }
 
+/// A rule of the packet filter in the network of the nodes.
+fn rule(landing: &Landing, words: &str) {
+    let there = landing.cluster.in_network().unwrap();
+    let mut command = Command::new(&there[0]);
+    let done = command.args(&there[1..]).arg("iptables").args(words.split_whitespace()).status().unwrap();
+    assert!(done.success(), "iptables {words}");
+}
+
+/// What kube-proxy and the controller of a load balancer do for the next Service that there is, once.
+fn play_service(landing: &Landing) {
+    wait_until("a Service", PATIENCE, || landing.names(SERVICES).len() == 1);
+    let path = format!("{SERVICES}/{}", landing.names(SERVICES)[0]);
+    let service = landing.cluster.get(&path).unwrap().unwrap();
+    let pod = landing.cluster.get(&format!("{PODS}/{}", landing.names(SERVICES)[0])).unwrap().unwrap();
+    let pod = pod["status"]["podIP"].as_str().unwrap().to_string();
+    let port = match service["spec"]["type"] == "LoadBalancer" {
+        true => json!(7843),
+        false => service["spec"]["ports"][0]["nodePort"].clone(),
+    };
+    rule(landing, &format!("-t nat -I OUTPUT -d {NODE} -p tcp --dport {port} -j DNAT --to {pod}:7843"));
+    if service["spec"]["type"] == "LoadBalancer" {
+        let given = json!({"status": {"loadBalancer": {"ingress": [{"ip": NODE}]}}});
+        landing.cluster.merge(&format!("{path}/status"), &given).unwrap();
+    }
+}
+
+const NODE: &str = "10.99.0.1";
+
+#[test]
+fn an_agent_is_reached_by_the_way_that_the_plan_says_and_by_auto_where_it_answers() {
+    let landing = Landing::new(186, true, |folder| vec![vm("web01", &[&disk_file(folder, "a", 2 * MIB)])]);
+    let Some(mut landing) = landing else { return };
+    let outside = landing.cluster.let_out(landing.stage.sim.port).unwrap();
+    let port = landing.stage.sim.port;
+    let (hosts, own) =
+        (format!("    from: hosts\n    port: {port}\n"), format!("endpoint: 127.0.0.1:{port}"));
+    let there = format!("endpoint: {outside}");
+    let (here, inner) = (landing.cluster.kubeconfig(), landing.cluster.inner_kubeconfig());
+    let (here, inner) = (here.display().to_string(), inner.display().to_string());
+    let ways = [
+        ("auto", false, "at its address 10.98.0."),
+        ("auto", true, "through the API server"),
+        ("pod", false, "at its address 10.98.0."),
+        ("port-forward", false, "through the API server"),
+        ("node-port", false, "by a Service of type NodePort, at 10.99.0.1:"),
+        ("load-balancer", false, "by a Service of type LoadBalancer, at 10.99.0.1:7843"),
+    ];
+    for (number, (reach, is_cut, words)) in ways.into_iter().enumerate() {
+        let volume = landing.cluster.volume(&format!("v-{number}"), Volume::Block, 2 * MIB).unwrap();
+        let (reach, target) = (format!("reach: {reach}"), format!("web{number}"));
+        let renamed = format!("  - name: \"web01\"\n    target_name: {target}");
+        let edits = [
+            (hosts.as_str(), "    from: provider\n"),
+            (own.as_str(), there.as_str()),
+            (here.as_str(), inner.as_str()),
+            ("reach: port-forward", reach.as_str()),
+            ("  - name: \"web01\"", renamed.as_str()),
+        ];
+        let plan = landing.plan(&target, &edits);
+        if is_cut {
+            rule(&landing, "-I OUTPUT -p tcp --dport 7843 -j REJECT");
+        }
+        let network = landing.cluster.in_network().unwrap();
+        let mut command = run_by(&network, &landing.stage.drover.command(&["migrate", &plan]));
+        let running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        if ["node-port", "load-balancer"].iter().any(|it| reach.ends_with(it)) {
+            play_service(&landing);
+        }
+        let done = running.wait_with_output().unwrap();
+        let told = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{reach}: {told}\n{}", landing.told());
+        assert!(
+            told.contains(&format!("worker pod vms/{target}-drover is reached {words}")),
+            "{reach}: {told}"
+        );
+        assert_holds(&volume, &landing.stage.path("a"));
+        if is_cut {
+            rule(&landing, "-D OUTPUT -p tcp --dport 7843 -j REJECT");
+        }
+        wait_until("pod and Service go", PATIENCE, || {
+            landing.names(PODS).is_empty() && landing.names(SERVICES).is_empty()
+        });
+    }
+}
+
 #[test]
 fn a_guest_is_converted_in_its_volume_once() {
     let landing = Landing::new(184, true, |folder| {
@@ -268,10 +354,18 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
             "create persistentvolumeclaims",
             "get pods/portforward",
             "create pods/portforward",
+            "patch pods",
             "list resourcequotas",
             "get namespaces",
             "patch virtualmachines",
         ],
+    );
+    check(
+        &[
+            ("  namespace: vms", "  context: nobody\n  namespace: vms"),
+            ("reach: port-forward", "reach: node-port"),
+        ],
+        &["get services, create services, delete services"],
     );
     check(&[("  namespace: vms", "  context: nothing\n  namespace: vms")], &["nothing"]);
     check(&[("\"*\": user", "\"*\": br0")], &["attaches NICs to no bridge"]);

@@ -26,11 +26,13 @@ pub(crate) struct Reached {
     pub server: String,
     pub namespace: String,
     pub plugin: Option<String>,
+    /// Whether this is a pod of the cluster.
+    pub is_inside: bool,
 }
 
 /// Reads the configuration. Blocks for as long as a plug-in takes.
 pub(crate) fn reach(access: &Access, handle: &Handle) -> Result<Reached, KubeError> {
-    let config = handle.block_on(config_of(access))?;
+    let (config, is_inside) = handle.block_on(config_of(access))?;
     let (server, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
     let plugin = config.auth_info.exec.as_ref().and_then(|exec| exec.command.clone());
     let _entered = handle.enter();
@@ -38,17 +40,17 @@ pub(crate) fn reach(access: &Access, handle: &Handle) -> Result<Reached, KubeErr
         let words = credential_words(&error, plugin.as_deref()).unwrap_or_else(|| words_of(&error));
         KubeError::new(KubeErrorKind::Config, words)
     })?;
-    Ok(Reached { client, server, namespace, plugin })
+    Ok(Reached { client, server, namespace, plugin, is_inside })
 }
 
-async fn config_of(access: &Access) -> Result<Config, KubeError> {
+async fn config_of(access: &Access) -> Result<(Config, bool), KubeError> {
     let failed = |words: String| KubeError::new(KubeErrorKind::Config, words);
     let is_asked = access.kubeconfig.is_some() || access.context.is_some();
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let is_there = has_kubeconfig(std::env::var_os("KUBECONFIG").as_deref(), home.as_deref());
     // Nobody has one: drover may run in a pod of the cluster. One that is broken is no reason to ask another cluster.
     if !is_asked && !is_there && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
-        return Config::incluster().map_err(|error| failed(words_of(&error)));
+        return Config::incluster().map(|config| (config, true)).map_err(|error| failed(words_of(&error)));
     }
     let options = KubeConfigOptions { context: access.context.clone(), ..KubeConfigOptions::default() };
     let read = async {
@@ -66,7 +68,7 @@ async fn config_of(access: &Access) -> Result<Config, KubeError> {
         }
         Config::from_custom_kubeconfig(kubeconfig, &options).await
     };
-    read.await.map_err(|error| match &error {
+    read.await.map(|config| (config, false)).map_err(|error| match &error {
         // The parser shows the line, and what is in it may be a password.
         KubeconfigError::Parse(_) => {
             let place = access.kubeconfig.as_ref().map(|path| format!(" {}", path.display()));

@@ -83,6 +83,7 @@ pub struct Cluster {
     server: String,
     namespace: String,
     plugin: Option<String>,
+    is_inside: bool,
     /// When nothing is waited for any more.
     last: OnceLock<Instant>,
     /// How long an answer may take, where that is less than [`ANSWER_MAX`].
@@ -129,7 +130,7 @@ impl Cluster {
             }
         });
         match reached {
-            Ok(Reached { client, server, namespace, plugin }) => {
+            Ok(Reached { client, server, namespace, plugin, is_inside }) => {
                 let (last, patience) = (OnceLock::new(), OnceLock::new());
                 Ok(Arc::new(Cluster {
                     runtime: Some(runtime),
@@ -138,6 +139,7 @@ impl Cluster {
                     server,
                     namespace,
                     plugin,
+                    is_inside,
                     last,
                     patience,
                     requests: AtomicU64::new(0),
@@ -158,6 +160,11 @@ impl Cluster {
     /// The namespace of the context, or the pod's own; `default` where none is named.
     pub fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    /// Whether drover runs in a pod of it, by that pod's own configuration.
+    pub fn is_inside(&self) -> bool {
+        self.is_inside
     }
 
     /// How many requests were made so far; streams of changes count none.

@@ -133,6 +133,7 @@ pub fn path(kubevirt: &Kubevirt, kind: Kind, name: &str) -> String {
         Kind::Claim => ("/api/v1", "persistentvolumeclaims"),
         Kind::Pod => ("/api/v1", "pods"),
         Kind::Secret => ("/api/v1", "secrets"),
+        Kind::Service => ("/api/v1", "services"),
         Kind::Quota => ("/api/v1", "resourcequotas"),
         Kind::Machine => ("/apis/kubevirt.io/v1", "virtualmachines"),
         Kind::Instance => ("/apis/kubevirt.io/v1", "virtualmachineinstances"),
@@ -150,6 +151,8 @@ pub enum Kind {
     Pod,
     /// Secret.
     Secret,
+    /// Service.
+    Service,
     /// ResourceQuota.
     Quota,
     /// VirtualMachine.
@@ -303,6 +306,67 @@ pub fn secret(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, run: &str, files:
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": files})
 }
 
+/// What leads from outside of the cluster to a worker's agent: a Service of this type. It goes with the pod whose UID this is.
+pub fn service(
+    vm: &PlannedVm,
+    kubevirt: &Kubevirt,
+    plan: &str,
+    run: &str,
+    service_type: &str,
+    pod_uid: Option<&str>,
+) -> Value {
+    let mut metadata = metadata(vm, kubevirt, plan, &worker_name(vm));
+    metadata.annotations.insert(RUN.into(), run.into());
+    let mut service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": metadata,
+        "spec": {
+            "type": service_type, "selector": metadata.labels,
+            "ports": [{"name": "agent", "port": AGENT_PORT, "targetPort": AGENT_PORT, "protocol": "TCP"}],
+        },
+    });
+    if let Some(uid) = pod_uid {
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": worker_name(vm), "uid": uid});
+        service["metadata"]["ownerReferences"] = json!([owner]);
+    }
+    service
+}
+
+/// Where a worker's Service is reached, as far as the cluster says so yet; of a port of a node the addresses are the node's, or those that the pod
+/// tells of it.
+pub fn service_addresses(service: &Value, pod: &Value, node: Option<&Value>) -> Vec<String> {
+    let texts = |list: &Value, keys: &[&str]| -> Vec<String> {
+        let all = list.as_array().map(Vec::as_slice).unwrap_or_default();
+        all.iter()
+            .filter_map(|it| keys.iter().find_map(|key| it[*key].as_str()))
+            .map(str::to_string)
+            .collect()
+    };
+    if service["spec"]["type"] == "LoadBalancer" {
+        let hosts = texts(&service["status"]["loadBalancer"]["ingress"], &["ip", "hostname"]);
+        return hosts.iter().map(|host| address(host, u64::from(AGENT_PORT))).collect();
+    }
+    let Some(port) = service["spec"]["ports"][0]["nodePort"].as_u64() else { return Vec::new() };
+    let told = node.map(|node| node["status"]["addresses"].as_array().map(Vec::as_slice).unwrap_or_default());
+    let is_dialled = |it: &&Value| it["type"] == "ExternalIP" || it["type"] == "InternalIP";
+    let of_node = told.unwrap_or_default().iter().filter(is_dialled).filter_map(|it| it["address"].as_str());
+    let mut hosts: Vec<String> = of_node.map(str::to_string).collect();
+    hosts.extend(texts(&pod["status"]["hostIPs"], &["ip"]));
+    hosts.extend(pod["status"]["hostIP"].as_str().map(str::to_string));
+    let mut seen = std::collections::HashSet::new();
+    hosts.retain(|host| seen.insert(host.clone()));
+    hosts.iter().map(|host| address(host, port)).collect()
+}
+
+/// Where a worker's agent listens in the network of the cluster's pods.
+pub fn pod_address(pod: &Value) -> Option<String> {
+    let host = pod["status"]["podIP"].as_str().filter(|host| !host.is_empty())?;
+    Some(address(host, u64::from(AGENT_PORT)))
+}
+
+fn address(host: &str, port: u64) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 /// The container of a worker's agent.
 const CONTAINER: &str = "agent";
 
@@ -442,6 +506,27 @@ mod tests {
         assert_eq!(profile_modes(&profile, VolumeMode::Block), Some(vec!["ReadWriteMany".to_string()]));
         assert_eq!(profile_modes(&profile, VolumeMode::Filesystem), None);
         assert_eq!(profile_modes(&json!({"status": {}}), VolumeMode::Block), None);
+    }
+
+    #[test]
+    fn a_service_is_reached_where_the_cluster_says() {
+        let pod = json!({"status": {"podIP": "10.1.0.5", "hostIP": "192.0.2.1", "hostIPs": [{"ip": "192.0.2.1"}, {"ip": "2001:db8::1"}]}});
+        assert_eq!(pod_address(&pod).as_deref(), Some("10.1.0.5:7843"));
+        assert_eq!(pod_address(&json!({"status": {"podIP": "fd00::5"}})).as_deref(), Some("[fd00::5]:7843"));
+        assert_eq!(pod_address(&json!({"status": {}})), None);
+        let port = json!({"spec": {"type": "NodePort", "ports": [{"nodePort": 30001}]}});
+        assert_eq!(service_addresses(&port, &pod, None), ["192.0.2.1:30001", "[2001:db8::1]:30001"]);
+        let node = json!({"status": {"addresses": [{"type": "Hostname", "address": "n"}, {"type": "ExternalIP", "address": "203.0.113.9"},
+            {"type": "InternalIP", "address": "192.0.2.1"}]}});
+        let both = service_addresses(&port, &pod, Some(&node));
+        assert_eq!(both, ["203.0.113.9:30001", "192.0.2.1:30001", "[2001:db8::1]:30001"]);
+        let balanced = |ingress: Value| {
+            let service = json!({"spec": {"type": "LoadBalancer", "ports": [{"nodePort": 30001}]}, "status": {"loadBalancer": ingress}});
+            service_addresses(&service, &pod, Some(&node))
+        };
+        assert_eq!(balanced(json!({})), Vec::<String>::new(), "not yet");
+        let told = balanced(json!({"ingress": [{"ip": "203.0.113.7"}, {"hostname": "lb.example.org"}]}));
+        assert_eq!(told, ["203.0.113.7:7843", "lb.example.org:7843"]);
     }
 
     #[test]

@@ -146,6 +146,25 @@ impl Cluster {
         self.folder.join("kubeconfig")
     }
 
+    /// The kubeconfig in the network of its nodes ([`Cluster::in_network`]).
+    pub fn inner_kubeconfig(&self) -> PathBuf {
+        self.folder.join("node.kubeconfig")
+    }
+
+    /// What runs a command in the network of its nodes, where pods have their addresses.
+    ///
+    /// # Errors
+    /// If none of its processes is there.
+    pub fn in_network(&self) -> Result<Vec<String>> {
+        let up = self.child.id();
+        let children = std::fs::read_to_string(format!("/proc/{up}/task/{up}/children"))?;
+        let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net"));
+        let own = network("self")?;
+        let is_there = |process: &&str| network(process).is_ok_and(|it| it != own);
+        let process = children.split_whitespace().find(is_there).context("nobody is in its network")?;
+        Ok(vec!["nsenter".to_string(), format!("--net=/proc/{process}/ns/net")])
+    }
+
     /// Lets pods reach a port of this host; gives the address at which they do. There is one such port.
     ///
     /// # Errors

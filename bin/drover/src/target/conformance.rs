@@ -395,7 +395,7 @@ fn kubevirt_does_what_the_engine_takes_for_granted() {
     let kubeconfig = folder.path().join("kubeconfig");
     fs::copy(cluster.kubeconfig(), &kubeconfig).unwrap();
     let target = format!(
-        "{{type: kubevirt, kubeconfig: '{}', namespace: default, storage_class: {}, image: '{}', image_pull: Never, worker_timeout: 90s}}",
+        "{{type: kubevirt, kubeconfig: '{}', namespace: default, storage_class: {}, image: '{}', image_pull: Never, reach: port-forward, worker_timeout: 90s}}",
         kubeconfig.display(),
         cluster::CLASS,
         cluster::IMAGE

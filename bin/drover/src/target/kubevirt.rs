@@ -57,6 +57,8 @@ pub struct Claims {
     run: String,
     /// By VM, whether this run had its pod.
     had: Mutex<HashMap<String, Arc<AtomicBool>>>,
+    /// Whether addresses of pods were found not to answer here.
+    is_apart: Arc<AtomicBool>,
     /// Held while claims are made.
     making: Mutex<()>,
     limit: OnceLock<Arc<RateLimit>>,
@@ -82,6 +84,7 @@ impl Claims {
             asked: Mutex::default(),
             run: drover_mover::new_epoch(0).to_string(),
             had: Mutex::default(),
+            is_apart: Arc::default(),
             making: Mutex::default(),
             limit: OnceLock::new(),
             ready: Mutex::default(),
@@ -183,6 +186,8 @@ impl Claims {
                 .entry(vm.vm.id.clone())
                 .or_default()
                 .clone(),
+            is_apart: self.is_apart.clone(),
+            way: Mutex::default(),
             forward: Mutex::default(),
             turn: Mutex::default(),
             dialled: Mutex::default(),

@@ -16,6 +16,7 @@ pub const NAMESPACE: &str = "vms";
 pub const CLAIMS: &str = "/api/v1/namespaces/vms/persistentvolumeclaims";
 pub const PODS: &str = "/api/v1/namespaces/vms/pods";
 pub const SECRETS: &str = "/api/v1/namespaces/vms/secrets";
+pub const SERVICES: &str = "/api/v1/namespaces/vms/services";
 pub const MACHINES: &str = "/apis/kubevirt.io/v1/namespaces/vms/virtualmachines";
 
 /// A source, and a cluster.
@@ -47,7 +48,7 @@ impl Landing {
         );
         let target = format!(
             "type: kubevirt\n  kubeconfig: {}\n  namespace: {NAMESPACE}\n  storage_class: {CLASS}\n  image: {IMAGE}\n  \
-             image_pull: Never\n  worker_timeout: 60s\n",
+             image_pull: Never\n  reach: port-forward\n  worker_timeout: 60s\n",
             self.cluster.kubeconfig().display()
         );
         let mut all = vec![(qemu.as_str(), target.as_str())];

@@ -196,9 +196,10 @@ pub(crate) static KUBEVIRT: Table = Table {
         ),
         key(
             "reach",
-            Kind::Choice(&["forward", "pod"]),
-            "forward",
-            "How drover reaches the worker pods: through the API server, or at their addresses.",
+            Kind::Choice(&["auto", "pod", "port-forward", "node-port", "load-balancer", "forward"]),
+            "auto",
+            "How drover reaches the worker pods: at their addresses, through the API server (`forward` is its old name), or by a Service of \
+             each. auto: at their addresses where those answer, else through the API server.",
         ),
         key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
         key("worker_timeout", Kind::Duration, "5m", "How long a worker pod may take to come."),

@@ -176,10 +176,27 @@ pub enum RunStrategy {
 /// How drover reaches a worker pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Through the API server.
-    Forward,
+    /// At the pod's address where that answers, else through the API server.
+    Auto,
     /// At the pod's address.
     Pod,
+    /// Through the API server.
+    Forward,
+    /// By a Service of the pod's own: at a port of its node.
+    NodePort,
+    /// By a Service of the pod's own: at the address that a load balancer gives it.
+    LoadBalancer,
+}
+
+impl Reach {
+    /// The type of the pod's Service, if it has one.
+    pub fn service(self) -> Option<&'static str> {
+        match self {
+            Reach::NodePort => Some("NodePort"),
+            Reach::LoadBalancer => Some("LoadBalancer"),
+            Reach::Auto | Reach::Pod | Reach::Forward => None,
+        }
+    }
 }
 
 /// What a plan says of libvirt's domains.

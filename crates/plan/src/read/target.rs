@@ -102,7 +102,10 @@ impl Reader {
             },
             reach: match self.choice(&fields, "reach") {
                 Some("pod") => Reach::Pod,
-                _ => Reach::Forward,
+                Some("port-forward" | "forward") => Reach::Forward,
+                Some("node-port") => Reach::NodePort,
+                Some("load-balancer") => Reach::LoadBalancer,
+                _ => Reach::Auto,
             },
             worker_timeout_s: self.duration(&fields, "worker_timeout").map_or(300, |time| time.as_secs()),
         };

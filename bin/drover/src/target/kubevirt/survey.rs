@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use drover_engine::{ProviderError, chain};
 use drover_kubevirt::objects::{self, Keys, Kind};
 use drover_kubevirt::{Cluster, KubeError, KubeErrorKind, vm};
-use drover_plan::{At, KubevirtNetwork, NetworkTarget, PlannedVm, Problem, Resolution};
+use drover_plan::{At, KubevirtNetwork, NetworkTarget, PlannedVm, Problem, Reach, Resolution};
 use drover_types::Bytes;
 use serde_json::{Value, json};
 
@@ -124,8 +124,14 @@ impl Claims {
 
     fn right_problems(&self, cluster: &Cluster) -> Vec<Problem> {
         let mut rights: Vec<_> = RIGHTS.to_vec();
-        if self.kubevirt.reach == drover_plan::Reach::Forward {
-            rights.push(("", "pods", "portforward", &["get", "create"]));
+        match self.kubevirt.reach {
+            // In a pod of the cluster the addresses of pods answer, as a rule.
+            Reach::Auto if cluster.is_inside() => {}
+            Reach::Auto | Reach::Forward => rights.push(("", "pods", "portforward", &["get", "create"])),
+            Reach::NodePort | Reach::LoadBalancer => {
+                rights.push(("", "services", "", &["get", "create", "delete"]));
+            }
+            Reach::Pod => {}
         }
         let mut lacking = Vec::new();
         for (group, resource, part, verbs) in rights {
@@ -320,6 +326,13 @@ impl Claims {
             if cluster.get(&objects::path(&self.kubevirt, Kind::Pod, &objects::worker_name(vm)))?.is_none() {
                 let pod = objects::worker(vm, &self.kubevirt, &plan, &Keys::default());
                 cluster.create(&objects::path(&self.kubevirt, Kind::Pod, ""), &pod, true)?;
+            }
+            let name = objects::worker_name(vm);
+            if let Some(kind) = self.kubevirt.reach.service()
+                && cluster.get(&objects::path(&self.kubevirt, Kind::Service, &name))?.is_none()
+            {
+                let service = objects::service(vm, &self.kubevirt, &plan, "", kind, None);
+                cluster.create(&objects::path(&self.kubevirt, Kind::Service, ""), &service, true)?;
             }
             let path = objects::path(&self.kubevirt, Kind::Machine, &objects::vm_name(vm));
             match cluster.get(&path)? {

@@ -6,7 +6,9 @@
 //!
 //! A run of drover takes the pod that an earlier one left, by an annotation. One whose pod was taken from it leaves it alone from then on.
 
+mod reach;
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +16,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::trust::{Fingerprint, Identity, Peer, Seed};
-use drover_agent::{Refusal, Route, Site, dial};
+use drover_agent::{Refusal, Site};
 use drover_disk::DiskErrorKind;
-use drover_kubevirt::objects::{self, AGENT_KEY, AGENT_PORT, Keys, Kind, PEER, RUN, SHAPE, Standing};
+use drover_kubevirt::objects::{self, AGENT_KEY, Keys, Kind, PEER, RUN, SHAPE, Standing};
 use drover_kubevirt::{Change, Cluster, Forward, KubeError, KubeErrorKind};
-use drover_link::{RateLimit, Session};
+use drover_link::RateLimit;
 use drover_log::log;
 use drover_mover::StopSignal;
-use drover_plan::{Kubevirt, PlannedVm, Reach};
+use drover_plan::{Kubevirt, PlannedVm};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, MORE_THREADS};
@@ -29,8 +31,6 @@ use crate::sites;
 
 /// How often a pod is looked at that is awaited.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long the agent of a pod that runs may take to answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 /// How long a pod may take to go, and with it a claim. A kubelet that is away keeps it for longer.
 pub(super) const GONE_WITHIN: Duration = Duration::from_secs(90);
 /// How often events about claims are asked for while a pod waits.
@@ -54,6 +54,10 @@ pub(super) struct Worker {
     pub run: String,
     /// Whether this run had the pod: whose name is on it by now took it from this one.
     pub had: Arc<AtomicBool>,
+    /// Whether addresses of pods were found not to answer here.
+    pub is_apart: Arc<AtomicBool>,
+    /// In words, how the agent was reached last.
+    pub way: Mutex<Option<String>>,
     pub forward: Mutex<Option<Forward>>,
     /// Held while the pod is awaited: disks of a VM are opened at the same time.
     pub turn: Mutex<()>,
@@ -86,49 +90,6 @@ impl Worker {
         objects::owner_of_vm(&self.vm, &self.plan)
     }
 
-    /// A session to the agent; makes the pod if there is none.
-    pub fn dial(&self) -> Result<Session, Refusal> {
-        let (pod, agent) = self.ensure().map_err(|error| refused(&error))?;
-        let address = match self.kubevirt.reach {
-            Reach::Pod => {
-                let address = pod["status"]["podIP"].as_str().unwrap_or_default();
-                if address.contains(':') {
-                    format!("[{address}]:{AGENT_PORT}")
-                } else {
-                    format!("{address}:{AGENT_PORT}")
-                }
-            }
-            Reach::Forward => self.forwarded().map_err(|error| refused(&error))?,
-        };
-        let until = Instant::now() + ANSWER_WITHIN;
-        loop {
-            let route = Route {
-                addresses: vec![address.clone()],
-                own_name: sites::own_name(),
-                rate_limit: Some(self.limit.clone()),
-                ..Route::default()
-            };
-            match dial(&self.identity, agent, &route) {
-                Err(_) if Instant::now() < until && !self.stop.is_set() => std::thread::sleep(LOOK),
-                Err(error) => {
-                    let refusal = Refusal::from(error);
-                    let forward = self.forward.lock().unwrap_or_else(PoisonError::into_inner);
-                    return Err(match forward.as_ref().and_then(Forward::last_refusal) {
-                        Some(why) => Refusal::new(refusal.kind, format!("{}: {why}", refusal.why)),
-                        None => refusal,
-                    });
-                }
-                Ok(session) => {
-                    // It has served its purpose; with the pod it goes at the latest.
-                    let _ = self.remove_unless(Kind::Secret, &[Holder::Successor]);
-                    *self.dialled.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some(objects::uid(&pod).to_string());
-                    return Ok(session);
-                }
-            }
-        }
-    }
-
     /// Whether the pod that the session leads to has come to its end: it serves nobody any more.
     fn has_ended(&self) -> bool {
         let dialled = self.dialled.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -159,17 +120,6 @@ impl Worker {
         })
     }
 
-    fn forwarded(&self) -> Result<String, KubeError> {
-        let mut forward = self.forward.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(forward) = forward.as_ref() {
-            return Ok(forward.address().to_string());
-        }
-        let made = Forward::open(&self.cluster, &self.kubevirt.namespace, &self.name(), AGENT_PORT)?;
-        let address = made.address().to_string();
-        *forward = Some(made);
-        Ok(address)
-    }
-
     /// The pod, running, and what its agent is known by.
     pub fn ensure(&self) -> Result<(Value, Fingerprint), KubeError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,7 +135,7 @@ impl Worker {
                     self.make()?;
                     made += 1;
                 }
-                Some(pod) if !objects::is_of(&pod, &self.owner()) => return Err(self.taken(&pod)),
+                Some(pod) if !objects::is_of(&pod, &self.owner()) => return Err(self.taken("pod", &pod)),
                 Some(pod) if self.holder(&pod) == Holder::Successor => return Err(self.replaced()),
                 Some(pod) if self.holder(&pod) == Holder::Earlier && !objects::is_going(&pod) => {
                     self.take(&pod)?;
@@ -353,16 +303,25 @@ impl Worker {
             log!("kubevirt", "the worker pod {} is left to another run of drover", self.name());
             return Ok(());
         }
-        self.remove_unless(Kind::Secret, &others).map(drop)
+        self.parts().iter().try_for_each(|part| self.remove_unless(*part, &others).map(drop))
+    }
+
+    /// What belongs to the pod, and goes with it at the latest.
+    fn parts(&self) -> &'static [Kind] {
+        match self.kubevirt.reach.service() {
+            Some(_) => &[Kind::Secret, Kind::Service],
+            None => &[Kind::Secret],
+        }
     }
 
     /// Asks for the end of the pod, also of one that an earlier run left, and waits until it is gone: nothing writes to the volumes any
     /// more then.
     pub fn remove(&self) -> Result<(), KubeError> {
-        for kind in [Kind::Pod, Kind::Secret] {
-            if self.remove_unless(kind, &[Holder::Successor])? {
-                return Err(self.replaced());
-            }
+        if self.remove_unless(Kind::Pod, &[Holder::Successor])? {
+            return Err(self.replaced());
+        }
+        for part in self.parts() {
+            self.remove_unless(*part, &[Holder::Successor])?;
         }
         let is_ours =
             |pod: &Value| objects::is_of(pod, &self.owner()) && self.holder(pod) != Holder::Successor;
@@ -382,9 +341,9 @@ impl Worker {
         KubeError { kind: KubeErrorKind::Server, what: format!("{place} {what}") }
     }
 
-    fn taken(&self, pod: &Value) -> KubeError {
-        let whose = objects::annotation(pod, objects::OWNER).unwrap_or("drover did not make it");
-        let what = format!("a pod {}/{} is there already: {whose}", self.kubevirt.namespace, self.name());
+    fn taken(&self, kind: &str, object: &Value) -> KubeError {
+        let whose = objects::annotation(object, objects::OWNER).unwrap_or("drover did not make it");
+        let what = format!("a {kind} {}/{} is there already: {whose}", self.kubevirt.namespace, self.name());
         KubeError { kind: KubeErrorKind::Conflict, what }
     }
 }

@@ -163,3 +163,23 @@ fn a_vm_is_pinned_to_a_host_that_the_plan_has() {
         assert!(found.len() == 1 && found[0].contains(words), "{over}: {found:#?}");
     }
 }
+
+#[test]
+fn ways_to_the_agents_of_a_cluster_are_read_also_by_an_old_name() {
+    let local =
+        LOCAL.replace("type: libvirt, pool: images", "type: kubevirt, namespace: n, image: i, reach: R");
+    for (name, reach, service) in [
+        ("auto", Reach::Auto, None),
+        ("pod", Reach::Pod, None),
+        ("port-forward", Reach::Forward, None),
+        ("forward", Reach::Forward, None),
+        ("node-port", Reach::NodePort, Some("NodePort")),
+        ("load-balancer", Reach::LoadBalancer, Some("LoadBalancer")),
+    ] {
+        let plan = Plan::parse(&local.replace("reach: R", &format!("reach: {name}"))).unwrap();
+        let found = plan.target.kubevirt().unwrap().reach;
+        assert_eq!((found, found.service()), (reach, service), "{name}");
+    }
+    let silent = Plan::parse(&local.replace(", reach: R", "")).unwrap();
+    assert_eq!(silent.target.kubevirt().unwrap().reach, Reach::Auto);
+}

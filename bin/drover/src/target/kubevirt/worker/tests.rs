@@ -40,6 +40,9 @@ impl Store {
             }
             let mut object = body;
             object["metadata"]["uid"] = json!(format!("uid-{}", self.version));
+            if object["spec"]["type"] == "NodePort" {
+                object["spec"]["ports"][0]["nodePort"] = json!(30001);
+            }
             return (201, self.put(&path, object));
         }
         if let Some(meanwhile) = self.meanwhile.take_if(|_| method != "GET")
@@ -153,6 +156,8 @@ impl Api {
             stop: StopSignal::default(),
             run: run.into(),
             had: Arc::default(),
+            is_apart: Arc::default(),
+            way: Mutex::default(),
             forward: Mutex::default(),
             turn: Mutex::default(),
             dialled: Mutex::default(),
@@ -283,4 +288,58 @@ fn what_an_earlier_run_left_is_removed_by_who_is_to_remove_it_and_by_nobody_else
     api.runs(true);
     let later = api.run("2", "reach: pod");
     assert_eq!(holder(&later.ensure().unwrap().0), "2");
+}
+
+const SERVICE: &str = "/api/v1/namespaces/vms/services/web01-drover";
+
+#[test]
+fn a_service_of_a_type_is_made_for_the_pod_and_goes_with_it() {
+    let api = Api::new();
+    let first = api.run("1", "reach: node-port");
+    first.make().unwrap();
+    let pod = |api: &Api| {
+        let mut pod = api.object(POD).unwrap();
+        pod["status"] = json!({"hostIP": "192.0.2.1"});
+        pod
+    };
+    assert_eq!(first.service_of(&pod(&api)).unwrap(), ["192.0.2.1:30001"]);
+    let service = api.object(SERVICE).unwrap();
+    assert_eq!(service["spec"]["selector"], api.object(POD).unwrap()["metadata"]["labels"]);
+    assert!(objects::is_owned_by(&service, &pod(&api)));
+    // Of the same pod it is used again, of another it is made anew.
+    first.service_of(&pod(&api)).unwrap();
+    assert_eq!(objects::uid(&api.object(SERVICE).unwrap()), objects::uid(&service));
+    let mut other = pod(&api);
+    other["metadata"]["uid"] = json!("another");
+    first.service_of(&other).unwrap();
+    assert!(objects::is_owned_by(&api.object(SERVICE).unwrap(), &other));
+
+    // Another type, for which somebody has to give it an address.
+    let balanced = api.run("2", "reach: load-balancer");
+    balanced.stop.stop();
+    for _ in 0..2 {
+        let error = balanced.service_of(&pod(&api)).unwrap_err();
+        assert!(error.what.contains("has no address by its Service of type LoadBalancer"), "{error}");
+    }
+    api.change(|store| {
+        let mut service = store.objects[SERVICE].clone();
+        service["status"] = json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}});
+        store.put(SERVICE, service);
+    });
+    assert_eq!(balanced.service_of(&pod(&api)).unwrap(), ["203.0.113.7:7843"]);
+    balanced.remove().unwrap();
+    assert!(api.object(SERVICE).is_none());
+    // Somebody's.
+    api.change(|store| drop(store.put(SERVICE, json!({"metadata": {"name": "web01-drover"}}))));
+    let error = balanced.service_of(&pod_of_nobody()).unwrap_err();
+    assert!(
+        error.kind == KubeErrorKind::Conflict && error.what.contains("a Service vms/web01-drover"),
+        "{error}"
+    );
+    balanced.remove().unwrap();
+    assert!(api.object(SERVICE).is_some(), "it stays");
+}
+
+fn pod_of_nobody() -> Value {
+    json!({"metadata": {"uid": "u"}})
 }
