@@ -24,7 +24,7 @@ use drover_operator::admission::Admissions;
 use drover_operator::fence::is_older;
 use drover_operator::jobs::{Jobs, Known};
 use drover_operator::model::Work;
-use drover_operator::objects::Shape;
+use drover_operator::objects::{ConverterShape, Shape};
 use drover_operator::time::Moment;
 use drover_schedule::Budgets;
 use drover_server::Server;
@@ -105,6 +105,14 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
         cpu: args.worker_cpu.clone(),
         memory: args.worker_memory.clone(),
         json: args.json,
+        converter: args.converter_image.clone().filter(|image| !image.is_empty()).map(|image| {
+            ConverterShape {
+                image,
+                memory: args.converter_memory.clone(),
+                state_size: args.converter_state_size.clone(),
+                has_kvm: args.converter_kvm,
+            }
+        }),
     };
     let budgets = Budgets { vms_per_host: args.vms_per_host, disks: args.disks, ..Budgets::default() };
     let (sender, receiver) = sync_channel(QUEUE);

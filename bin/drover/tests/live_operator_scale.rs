@@ -116,7 +116,7 @@ fn spec(number: usize, plan: &Pinned, provider: &Pinned) -> MigrationSpec {
             disks: vec![DiskSize { bytes: 40 << 30, datastore: format!("datastore-{}", number % 7) }],
         },
         plan: keys,
-        cancel: false,
+        ..MigrationSpec::default()
     }
 }
 

@@ -24,7 +24,7 @@ pub fn values() -> Result<Values> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let value = |line: &str| {
         let (name, value) = line.split_once(": ").with_context(|| format!("values.yaml: {line}"))?;
-        Ok((name.to_string(), value.to_string()))
+        Ok((name.to_string(), value.trim_matches('"').to_string()))
     };
     lines.map(value).collect()
 }
@@ -35,17 +35,21 @@ pub fn values() -> Result<Values> {
 /// If it asks for what is not a value, the namespace, a value as JSON, or a part that is there if a value says so.
 pub fn render(template: &str, values: &Values, namespace: &str) -> Result<String> {
     let text = std::fs::read_to_string(workspace().join("deploy/chart/templates").join(template))?;
-    let (mut rendered, mut rest) = (String::new(), text.as_str());
+    rendered(&text, values, namespace).with_context(|| template.to_string())
+}
+
+fn rendered(text: &str, values: &Values, namespace: &str) -> Result<String> {
+    let (mut whole, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("{{") {
         let (action, after) = after.split_once("}}").context("an action without an end")?;
         let action = action.trim();
-        rendered.push_str(before);
+        whole.push_str(before);
         if let Some(name) = action.strip_prefix("if .Values.") {
             let (part, after) = after.split_once("{{ end }}").context("a part without an end")?;
             let value = values.get(name).with_context(|| format!("no value {name}"))?;
             rest = after;
-            if value != "false" {
-                rendered.push_str(part);
+            if !["false", ""].contains(&value.as_str()) {
+                whole.push_str(&rendered(part, values, namespace)?);
             }
             continue;
         }
@@ -53,12 +57,12 @@ pub fn render(template: &str, values: &Values, namespace: &str) -> Result<String
         let value = match (action, value) {
             (".Release.Namespace", _) => namespace,
             (_, Some(name)) => values.get(name).with_context(|| format!("no value {name}"))?,
-            _ => bail!("{template}: {{{{ {action} }}}} is not known here"),
+            _ => bail!("{{{{ {action} }}}} is not known here"),
         };
-        rendered.push_str(value);
+        whole.push_str(value);
         rest = after;
     }
-    Ok(rendered + rest)
+    Ok(whole + rest)
 }
 
 /// Makes the resources of the operator known to a cluster.
@@ -83,9 +87,23 @@ pub fn install_resources(cluster: &Cluster, namespace: &str) -> Result<()> {
 /// # Errors
 /// If the server refuses something.
 pub fn install(cluster: &Cluster, namespace: &str, state_size: &str) -> Result<()> {
+    install_with(cluster, namespace, state_size, &[])
+}
+
+/// The same with more values.
+///
+/// # Errors
+/// As of [`install`].
+pub fn install_with(
+    cluster: &Cluster,
+    namespace: &str,
+    state_size: &str,
+    more: &[(&str, &str)],
+) -> Result<()> {
     let options = json!(["--state-class", CLASS, "--state-size", state_size]).to_string();
     let mut values = values()?;
-    for (name, value) in [("image", IMAGE), ("imagePull", "Never"), ("options", &options)] {
+    let own = [("image", IMAGE), ("imagePull", "Never"), ("options", &options)];
+    for (name, value) in own.iter().chain(more) {
         values.insert(name.to_string(), value.to_string());
     }
     for template in ["operator.yaml", "vmlocks.yaml"] {

@@ -294,6 +294,18 @@ impl Cluster {
         Ok(())
     }
 
+    /// Gives the first node another image, as `lab/cluster/image` makes it.
+    ///
+    /// # Errors
+    /// If it is not taken.
+    pub fn import(&self, image: &Path) -> Result<()> {
+        let mut import = Command::new("ctr");
+        import.arg("--address").arg(self.folder.join("containerd.sock"));
+        let output = import.args(["--namespace", "k8s.io", "images", "import"]).arg(image).output()?;
+        ensure!(output.status.success(), "ctr: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
     /// Adds another node, `node-2`.
     ///
     /// # Errors

@@ -18,12 +18,15 @@ fn the_operator_of_the_chart_is_that_of_the_plain_manifest() {
 
 #[test]
 fn each_value_is_rendered() {
-    for name in values().unwrap().into_keys() {
-        let mut changed = values().unwrap();
+    let mut base = values().unwrap();
+    // Without it the other values of the converter count for nothing.
+    base.insert("converterImage".into(), "converter:1".into());
+    for name in base.clone().into_keys() {
+        let mut changed = base.clone();
         changed.insert(name.clone(), "something-else".into());
         let of =
             |values| ["operator.yaml", "servicemonitor.yaml"].map(|it| render(it, values, "vms").unwrap());
-        assert_ne!(of(&changed), of(&values().unwrap()), "{name}");
+        assert_ne!(of(&changed), of(&base), "{name}");
     }
 }
 
@@ -74,4 +77,20 @@ fn the_chart_has_the_version_of_the_program() {
         assert!(chart.contains(&format!("\n{key}: {version}\n")), "{key} is not {version}");
     }
     assert!(values().unwrap()["image"].ends_with(&format!(":{version}")));
+}
+
+#[test]
+fn the_image_with_a_converter_has_the_packages_of_the_labs() {
+    let words = |text: &str, begin: &str, end: &str| -> Vec<String> {
+        let (_, rest) = text.split_once(begin).unwrap();
+        let list = rest.split_once(end).unwrap().0;
+        list.split([',', ' ']).filter(|it| !it.is_empty()).map(str::to_string).collect()
+    };
+    let lab = std::fs::read_to_string(workspace().join("scripts/get-v2v")).unwrap();
+    let image = read("Containerfile.convert");
+    assert_eq!(
+        words(&image, "apt-get install -y --no-install-recommends ", " &&"),
+        words(&lab, "--include=", " \\\n")
+    );
+    assert!(image.contains(&format!("drover:{}", env!("CARGO_PKG_VERSION"))));
 }

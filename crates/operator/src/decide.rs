@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use crate::admission::HostTold;
 use crate::lock::{self, LockSeen, MOVED_ELSEWHERE};
-use crate::model::{JobRef, MigrationSpec, Named, Phase, Status, Work};
+use crate::model::{Conversion, JobRef, MigrationSpec, Named, Phase, Status, Work};
 use crate::objects::{Note, epoch_of, job_name, migration_name};
 use crate::time::Moment;
 
@@ -45,6 +45,8 @@ pub const FAILED_JOBS_MAX: usize = 3;
 /// Seconds for which undoing is tried by itself.
 pub const UNDO_SECONDS_MAX: i64 = 24 * 3600;
 
+const NO_CONVERTER: &str = "its guest has to be converted, and this operator has no image with a converter: start it with --converter-image \
+                            (docs/how-to/operator-convert.md), choose `disk_bus: sata`, or write `convert: never` for a guest that has virtio drivers";
 /// Whether the guest runs again at the source after its Migration failed.
 const GUEST_ON: &str = "GuestOn";
 
@@ -146,6 +148,8 @@ pub struct Facts {
     pub is_admitted: bool,
     /// For how many seconds Jobs of workers that failed are kept.
     pub keep_failed_seconds: i64,
+    /// Whether workers may have a converter.
+    pub has_converter: bool,
 }
 
 /// What is to be done next.
@@ -517,6 +521,11 @@ impl Run<'_> {
             self.status.phase = waiting;
             self.tell(kind, false, reason, &why);
             return Act::Nothing;
+        }
+        // What has begun goes on, and its worker tells what it lacks: its guest may be down.
+        let needs = work == Work::Move && self.spec.conversion == Conversion::Needed;
+        if needs && !self.facts.has_converter && !self.status.begun {
+            return self.rest(Phase::Pending, "ConverterMissing", NO_CONVERTER);
         }
         if let Some(next) = self.status.next_try.filter(|next| *next > now) {
             self.wants_slot = self.status.keeps_slot().then_some(Work::Move);

@@ -63,6 +63,18 @@ pub struct DiskSize {
     pub datastore: String,
 }
 
+/// Whether a guest is converted at the target, as far as the source tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Conversion {
+    /// It is not.
+    #[default]
+    No,
+    /// What is found in it once it is copied decides.
+    Maybe,
+    /// It is.
+    Needed,
+}
+
 /// One VM to be moved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -80,6 +92,9 @@ pub struct MigrationSpec {
     /// For the scheduler.
     #[serde(default)]
     pub size: Size,
+    /// Whether its worker may need a converter.
+    #[serde(default)]
+    pub conversion: Conversion,
     /// The plan file's keys, for this VM alone.
     pub plan: Value,
     /// Whether what was begun is to be undone.

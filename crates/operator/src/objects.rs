@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::model::{MigrationSpec, Named, Work};
+use crate::model::{Conversion, MigrationSpec, Named, Work};
 use crate::time::Moment;
 use crate::{API, EPOCH, MIGRATION, MIGRATION_UID, WORK};
 
@@ -12,6 +12,12 @@ const MANAGED: (&str, &str) = ("app.kubernetes.io/managed-by", "drover-operator"
 const USER_ID: u64 = 107;
 /// Seconds that a worker has to flush and stop.
 const GRACE_SECONDS: u64 = 60;
+
+/// Limits of the files that a worker makes outside of its state, and one with a converter, whose appliance has some 400 MB.
+const TMP: &str = "256Mi";
+const CONVERTER_TMP: &str = "4Gi";
+/// The device plug-in of KubeVirt gives a pod `/dev/kvm` by this name. Source: KubeVirt's `virt-handler`.
+const KVM: &str = "devices.kubevirt.io/kvm";
 
 /// How workers are made; the same for all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +40,36 @@ pub struct Shape {
     pub memory: String,
     /// Whether they log JSON.
     pub json: bool,
+    /// How those are made that may convert a guest, where there is a converter.
+    pub converter: Option<ConverterShape>,
+}
+
+/// What workers have that may convert a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConverterShape {
+    /// The image with drover and virt-v2v in it.
+    pub image: String,
+    /// The limit of their memory; requested, too, of those that are sure to convert.
+    pub memory: String,
+    /// Size of their state claims, which hold what a conversion changes until it is merged.
+    pub state_size: String,
+    /// Whether they ask for KVM.
+    pub has_kvm: bool,
+}
+
+/// What a worker is to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<'a> {
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its work.
+    pub work: Work,
+    /// The Secret of its provider.
+    pub secret: &'a str,
+    /// Whether an earlier worker touched source or target.
+    pub begun: bool,
+    /// Whether it may have to convert the guest.
+    pub conversion: Conversion,
 }
 
 impl Shape {
@@ -80,11 +116,13 @@ fn metadata(migration: &Named, name: &str) -> Value {
     })
 }
 
-/// The claim with a VM's state: journals, and what is to be undone.
-pub fn claim(migration: &Named, shape: &Shape) -> Value {
+/// The claim with a VM's state: journals, and what is to be undone; overlays, where its guest may be converted.
+pub fn claim(migration: &Named, conversion: Conversion, shape: &Shape) -> Value {
+    let converter = shape.converter.as_ref().filter(|_| conversion != Conversion::No);
+    let size = converter.map_or(&shape.state_size, |converter| &converter.state_size);
     let mut spec = json!({
         "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
-        "resources": {"requests": {"storage": shape.state_size}},
+        "resources": {"requests": {"storage": size}},
     });
     if let Some(class) = &shape.state_class {
         spec["storageClassName"] = json!(class);
@@ -96,7 +134,10 @@ pub fn claim(migration: &Named, shape: &Shape) -> Value {
 }
 
 /// The Job of one worker. It has one pod and one try: what comes next the operator decides, with another epoch.
-pub fn job(migration: &Named, epoch: u64, work: Work, secret: &str, begun: bool, shape: &Shape) -> Value {
+pub fn job(migration: &Named, order: &Order<'_>, shape: &Shape) -> Value {
+    let Order { epoch, work, secret, begun, conversion } = *order;
+    let is_converting = conversion != Conversion::No && work == Work::Move;
+    let converter = shape.converter.as_ref().filter(|_| is_converting);
     let mut metadata = metadata(migration, &job_name(&migration.name, epoch));
     metadata["annotations"][EPOCH] = json!(epoch.to_string());
     metadata["annotations"][WORK] = json!(work);
@@ -124,20 +165,35 @@ pub fn job(migration: &Named, epoch: u64, work: Work, secret: &str, begun: bool,
     if shape.json {
         args.push(json!("--json"));
     }
+    let mut mounts = vec![
+        json!({"name": "state", "mountPath": "/state"}),
+        json!({"name": "tmp", "mountPath": "/tmp"}),
+        json!({"name": "provider", "mountPath": "/provider", "readOnly": true}),
+    ];
+    let mut resources = json!({
+        "requests": {"cpu": shape.cpu, "memory": shape.memory}, "limits": {"memory": shape.memory},
+    });
+    if let Some(converter) = converter {
+        // Where libguestfs makes its appliance.
+        mounts.push(json!({"name": "tmp", "mountPath": "/var/tmp"}));
+        resources["limits"]["memory"] = json!(converter.memory);
+        if conversion == Conversion::Needed {
+            resources["requests"]["memory"] = json!(converter.memory);
+        }
+        if converter.has_kvm {
+            resources["limits"][KVM] = json!("1");
+        }
+    }
+    let image = converter.map_or(&shape.image, |converter| &converter.image);
     let container = json!({
-        "name": "worker", "image": shape.image, "imagePullPolicy": shape.image_pull,
+        "name": "worker", "image": image, "imagePullPolicy": shape.image_pull,
         "command": ["/usr/bin/drover"], "args": args,
         "env": [
             {"name": "HOME", "value": "/tmp"}, {"name": "DROVER_STATE", "value": "/state/drover"},
             {"name": "DROVER_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         ],
-        "volumeMounts": [
-            {"name": "state", "mountPath": "/state"}, {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "provider", "mountPath": "/provider", "readOnly": true},
-        ],
-        "resources": {
-            "requests": {"cpu": shape.cpu, "memory": shape.memory}, "limits": {"memory": shape.memory},
-        },
+        "volumeMounts": mounts,
+        "resources": resources,
         "securityContext": {
             "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
         },
@@ -153,7 +209,7 @@ pub fn job(migration: &Named, epoch: u64, work: Work, secret: &str, begun: bool,
         "containers": [container],
         "volumes": [
             {"name": "state", "persistentVolumeClaim": {"claimName": claim_name(&migration.name)}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": "256Mi"}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": if converter.is_some() { CONVERTER_TMP } else { TMP }}},
             {"name": "provider", "secret": {"secretName": secret, "defaultMode": 288}},
         ],
     });
@@ -234,9 +290,9 @@ mod tests {
         assert!(one.len() <= 64 && one.starts_with(&name), "{one}");
     }
 
-    #[test]
-    fn workers_are_restricted_and_ask_for_what_they_need() {
-        let shape = Shape {
+    fn shape(converter: Option<ConverterShape>) -> Shape {
+        Shape {
+            converter,
             image: "i".into(),
             target_images: vec!["j".into()],
             image_pull: "Never".into(),
@@ -246,9 +302,53 @@ mod tests {
             cpu: "250m".into(),
             memory: "1Gi".into(),
             json: true,
+        }
+    }
+
+    fn order(work: Work, conversion: Conversion) -> Order<'static> {
+        Order { epoch: 3, work, secret: "vc", begun: true, conversion }
+    }
+
+    fn named() -> Named {
+        Named { name: "vm-1".into(), uid: "u".into() }
+    }
+
+    #[test]
+    fn a_worker_has_a_converter_if_its_guest_may_need_one() {
+        let (image, memory, state_size) = ("c".to_string(), "4Gi".to_string(), "10Gi".to_string());
+        let with = shape(Some(ConverterShape { image, memory, state_size, has_kvm: true }));
+        let container = |work: Work, conversion: Conversion, shape: &Shape| {
+            job(&named(), &order(work, conversion), shape)["spec"]["template"]["spec"]["containers"][0]
+                .clone()
         };
-        let migration = Named { name: "vm-1".into(), uid: "u".into() };
-        let job = job(&migration, 3, Work::Undo, "vc", true, &shape);
+        let size = |conversion: Conversion, shape: &Shape| {
+            claim(&named(), conversion, shape)["spec"]["resources"]["requests"]["storage"].clone()
+        };
+        for (conversion, request) in [(Conversion::Needed, "4Gi"), (Conversion::Maybe, "1Gi")] {
+            let worker = container(Work::Move, conversion, &with);
+            assert_eq!(worker["image"], "c");
+            let resources = json!({"requests": {"cpu": "250m", "memory": request}, "limits": {"memory": "4Gi", KVM: "1"}});
+            assert_eq!(worker["resources"], resources, "{conversion:?}");
+            assert!(worker["volumeMounts"].to_string().contains("/var/tmp"), "{worker:#}");
+            // Pods at the target have no converter.
+            assert!(worker["args"].to_string().contains("\"--target-image\",\"i\""), "{worker:#}");
+            assert_eq!(
+                (size(conversion, &with), size(conversion, &shape(None))),
+                (json!("10Gi"), json!("1Gi"))
+            );
+            assert_eq!(container(Work::Undo, conversion, &with)["image"], "i", "nothing is converted");
+            assert_eq!(container(Work::Move, conversion, &shape(None))["image"], "i");
+        }
+        assert_eq!(
+            container(Work::Move, Conversion::No, &with),
+            container(Work::Move, Conversion::No, &shape(None))
+        );
+        assert_eq!(size(Conversion::No, &with), "1Gi");
+    }
+
+    #[test]
+    fn workers_are_restricted_and_ask_for_what_they_need() {
+        let job = job(&named(), &order(Work::Undo, Conversion::No), &shape(None));
         let pod = &job["spec"]["template"]["spec"];
         assert_eq!(job["spec"]["backoffLimit"], 0);
         assert_eq!(job["metadata"]["annotations"][EPOCH], "3");

@@ -39,6 +39,18 @@ pub struct OperatorArgs {
     /// Memory of a worker: its request and its limit
     #[arg(long, value_name = "QUANTITY", default_value = "1Gi")]
     pub worker_memory: String,
+    /// Image with drover and virt-v2v, for workers that may convert guests
+    #[arg(long, value_name = "IMAGE")]
+    pub converter_image: Option<String>,
+    /// Memory of such a worker: its limit; its request where it is sure to convert
+    #[arg(long, value_name = "QUANTITY", default_value = "4Gi")]
+    pub converter_memory: String,
+    /// Size of its state claim, which holds what a conversion changes
+    #[arg(long, value_name = "QUANTITY", default_value = "10Gi")]
+    pub converter_state_size: String,
+    /// It asks for KVM, by KubeVirt's devices.kubevirt.io/kvm
+    #[arg(long)]
+    pub converter_kvm: bool,
     /// How long Jobs of workers that failed are kept, for their logs
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = time)]
     pub keep_failed: Duration,

@@ -5,7 +5,7 @@ use drover_operator::decide::{Act, ClaimSeen, Facts, JobSeen, condition_of};
 use drover_operator::jobs::Known;
 use drover_operator::lock::{self, LockSeen};
 use drover_operator::model::{Named, Work};
-use drover_operator::objects::{self, Note};
+use drover_operator::objects::{self, Note, Order};
 use drover_operator::time::Moment;
 use drover_operator::{FINALIZER, MIGRATION, MIGRATION_UID, WORK};
 use serde::Deserialize;
@@ -81,7 +81,7 @@ impl Operator {
             Act::RemoveLock(uid) => facts.lock = self.remove_lock(name, uid).or_else(unseen)?,
             Act::AskNamespace => facts.namespace_ends = Some(self.namespace_ends()?),
             Act::AskPods => facts.pods = Some(self.has_pods(name)?),
-            Act::MakeClaim => match self.make_claim(&facts.me) {
+            Act::MakeClaim => match self.make_claim(name, &facts.me) {
                 Ok(made) => facts.claim = ClaimSeen::There(made, true),
                 Err(error) => return self.refused(name, facts, "StateClaimRefused", error),
             },
@@ -198,9 +198,10 @@ impl Operator {
         Ok(LockSeen::Free)
     }
 
-    fn make_claim(&self, me: &Named) -> Result<String, KubeError> {
+    fn make_claim(&self, name: &str, me: &Named) -> Result<String, KubeError> {
+        let conversion = self.migrations.get(name).map(|it| it.spec.conversion).unwrap_or_default();
         let all = format!("/api/v1/namespaces/{}/persistentvolumeclaims", self.namespace);
-        let made = self.cluster.create(&all, &objects::claim(me, &self.shape), false)?;
+        let made = self.cluster.create(&all, &objects::claim(me, conversion, &self.shape), false)?;
         Ok(uid(&made).to_string())
     }
 
@@ -221,8 +222,14 @@ impl Operator {
         let Some(job) = &migration.status.job else { return Ok(()) };
         let provider = self.providers.get(&migration.spec.provider.name);
         let secret = provider.map(|it| it.spec.secret_name.clone()).unwrap_or_default();
-        let (epoch, begun) = (migration.status.epoch, migration.status.begun);
-        let object = objects::job(me, epoch, job.work, &secret, begun, &self.shape);
+        let order = Order {
+            epoch: migration.status.epoch,
+            work: job.work,
+            secret: &secret,
+            begun: migration.status.begun,
+            conversion: migration.spec.conversion,
+        };
+        let object = objects::job(me, &order, &self.shape);
         let made = match self.cluster.create(&path_of(Kind::Job, &self.namespace, ""), &object, false) {
             // It was made, and its answer lost; or it is somebody's, which the watch does not show.
             Err(error) if error.kind == KubeErrorKind::Conflict => {

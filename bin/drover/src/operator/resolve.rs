@@ -8,17 +8,19 @@ use drover_kubevirt::{Cluster, KubeErrorKind, objects};
 use drover_operator::begun::{self, Begun};
 use drover_operator::lock;
 use drover_operator::model::{
-    DiskSize, MigrationSpec, Pinned, Place, ProviderSpec, Size, SourceId, VmId, plan_text,
+    Conversion, DiskSize, MigrationSpec, Pinned, Place, ProviderSpec, Size, SourceId, VmId, plan_text,
 };
-use drover_plan::{Cutover, PlannedVm, Problem, chosen_by};
+use drover_plan::{Convert, Cutover, PlannedVm, Problem, Target, chosen_by};
 use drover_types::inventory::Inventory;
 use serde_json::{Value, json};
 
 use crate::commands::plan::resolve_here;
 use crate::exit::{Exit, Failure};
+use crate::machine::{boot_bus, machine_of};
 use crate::plan_file::{PlanFile, parse_quietly};
 use crate::policy::PlanPolicy;
 use crate::provider::Provider;
+use crate::target::conversion;
 
 /// Problems of a plan that a condition names; the rest is counted.
 const PROBLEMS_MAX: usize = 10;
@@ -147,6 +149,7 @@ fn over(
         },
         target_name: objects::vm_name(vm),
         size: size_of(vm),
+        conversion: conversion_of(vm, &file.plan.target),
         plan: alone(&question.keys, &chosen_by(&file.plan, &inventory, &vm.vm), vm),
         cancel: false,
     });
@@ -175,6 +178,15 @@ fn check_order(vms: &[PlannedVm]) -> Result<(), String> {
             vm.vm.name
         )),
         None => Ok(()),
+    }
+}
+
+/// Whether a guest is converted. What is in its disks is seen once they are copied, and then decides of those that are not sure.
+fn conversion_of(vm: &PlannedVm, target: &Target) -> Conversion {
+    match vm.convert {
+        Convert::Never => Conversion::No,
+        _ if conversion::is_due(vm, boot_bus(&machine_of(vm, target, ""))) => Conversion::Needed,
+        Convert::Auto | Convert::Always => Conversion::Maybe,
     }
 }
 
@@ -328,6 +340,32 @@ mod tests {
         check(json!({"mode": "warm", "warm": {"cutover": "2026-12-01T22:00:00Z"}})).unwrap();
         let each = json!([{"name": "web01", "warm": {"cutover": "auto"}}, {"name": "db01", "mode": "cold"}]);
         check(json!({"mode": "warm", "vms": each})).unwrap();
+    }
+
+    #[test]
+    fn who_may_need_a_converter_is_told_by_guest_bus_and_plan() {
+        let of = |guest_id: &str, keys: Value| {
+            let vm = Vm { guest_id: guest_id.into(), ..running("vm-1", "web01") };
+            let inventory = Inventory { vms: vec![vm], ..Inventory::default() };
+            let mut plan = json!({
+                "version": 1, "name": "p", "target": {"type": "kubevirt", "namespace": "vms", "image": "i"}, "power_off": "shutdown",
+                "source": {"type": "vsphere", "endpoint": "vc", "user": "u", "password_file": "/p", "insecure": true},
+                "vms": [{"name": "web01"}],
+            });
+            let (convert, bus) = (&keys["convert"], &keys["disk_bus"]);
+            plan["convert"] = convert.as_str().unwrap_or("auto").into();
+            plan["target"]["disk_bus"] = bus.as_str().unwrap_or("virtio").into();
+            let plan = drover_plan::Plan::parse(&plan.to_string()).unwrap();
+            let vm = drover_plan::resolve(&plan, &inventory).vms.remove(0);
+            conversion_of(&vm, &plan.target)
+        };
+        let windows = "windows2019srv_64Guest";
+        assert_eq!(of(windows, json!({})), Conversion::Needed);
+        assert_eq!(of(windows, json!({"convert": "never"})), Conversion::No);
+        assert_eq!(of(windows, json!({"disk_bus": "sata"})), Conversion::Maybe);
+        assert_eq!(of("rhel9_64Guest", json!({})), Conversion::Maybe);
+        assert_eq!(of("rhel9_64Guest", json!({"convert": "always"})), Conversion::Needed);
+        assert_eq!(of("debian12_64Guest", json!({})), Conversion::Maybe);
     }
 
     #[test]

@@ -57,6 +57,7 @@ impl World {
             namespace_ends: None,
             is_admitted: true,
             keep_failed_seconds: KEEP_SECONDS,
+            has_converter: false,
         };
         World {
             spec,
@@ -690,6 +691,30 @@ fn a_name_that_is_not_the_vms_is_refused() {
     world.facts.is_going = true;
     world.settle();
     assert!(world.is_gone);
+}
+
+#[test]
+fn a_guest_that_has_to_be_converted_waits_for_a_converter_untouched() {
+    let mut world = World::new();
+    world.spec.conversion = Conversion::Needed;
+    world.settle();
+    assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Pending, "ConverterMissing"));
+    assert_eq!((world.claims, world.made.len(), world.status.epoch), (0, 0, 0));
+    let message = world.status.condition("Arrived").unwrap().message.clone();
+    assert!(message.contains("--converter-image"), "{message}");
+    world.facts.has_converter = true;
+    world.settle();
+    assert_eq!(world.made, [(1, Work::Move)]);
+    // Begun, it goes on: its worker says what it lacks, and switches the guest on again.
+    world.works();
+    world.facts.has_converter = false;
+    world.fails(7, "Target");
+    assert_eq!(world.made.len(), 2);
+    // What is only found out in the copy is tried.
+    let mut world = World::new();
+    world.spec.conversion = Conversion::Maybe;
+    world.settle();
+    assert_eq!(world.made.len(), 1);
 }
 
 #[test]
