@@ -160,6 +160,8 @@ fn create(path: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
