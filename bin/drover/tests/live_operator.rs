@@ -258,7 +258,7 @@ fn a_drain_and_an_api_server_that_is_away_lose_nothing() {
     let a = operated.landing.cluster.volume("v-a", Volume::Block, 96 * MIB).unwrap();
     operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
     // A worker copies on while the API server is away, and there has to be something left for the one after the drain.
-    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1536KiB"));
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1MiB"));
     operated.moves("web01", 0);
     let cluster = &operated.landing.cluster;
     cluster.without_api(Duration::from_secs(30)).unwrap();

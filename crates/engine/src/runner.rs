@@ -245,13 +245,15 @@ impl Runner<'_> {
     /// Asks for room at the target of a VM that is about to begin. False if it does not begin, now or ever.
     fn has_room(&self, schedule: &Schedule, id: JobId, vm: &PlannedVm) -> bool {
         let Some(rooms) = schedule.rooms_for(id).filter(|_| !self.stop.is_set()) else { return true };
+        // Images that a converter or a guest wrote to are removed before anything is copied.
+        let is_anew =
+            vm.warm.is_some() && self.store.warm(self.plan, &vm.vm.id).is_ok_and(|warm| warm.replica_touched);
         // What cannot be asked now is told by the VM's own check.
-        let Ok(places) = self.target.places(vm, schedule.is_left(id)) else { return true };
+        let Ok(places) = self.target.places(vm, schedule.is_left(id) && !is_anew) else { return true };
         let asks = Asks {
             plan: self.plan,
             vm: &vm.target_name,
             insists: schedule.goes_on(id),
-            is_warm: vm.warm.is_some(),
             disks: vm.disks.iter().map(|disk| disk.disk.capacity_bytes).collect(),
         };
         let free = |place: &TargetPlace| self.target.free_bytes(vm, place).ok().flatten();

@@ -70,8 +70,9 @@ struct On {
 struct Chunk {
     start: u64,
     length: u64,
-    profile: u64,
-    copies: Vec<(u64, u64)>,
+    is_striped: bool,
+    /// Where it lies on this device, if it does.
+    place: Option<u64>,
 }
 
 struct Inode {
@@ -230,19 +231,20 @@ impl On {
         if features & !FEATURES != 0 {
             return Err(format!("it has features that are not known here ({:#x})", features & !FEATURES));
         }
+        let device = u64_at(head, 201);
         let mut chunks = Vec::new();
         let length = u32_at(head, 160) as usize;
         let mut left =
             head.get(811..811 + length).filter(|_| length <= FIRST_CHUNKS_BYTES).ok_or(SENSELESS)?;
         while left.len() > KEY_BYTES {
-            let (chunk, bytes) = Chunk::at(Key::at(left, 0).offset, &left[KEY_BYTES..])?;
+            let (chunk, bytes) = Chunk::at(Key::at(left, 0).offset, &left[KEY_BYTES..], device)?;
             chunks.push(chunk);
             left = &left[KEY_BYTES + bytes..];
         }
         let on = On {
             part,
             node_bytes: node as usize,
-            device: u64_at(head, 201),
+            device,
             chunks,
             trees: u64_at(head, 80),
             nodes: RefCell::default(),
@@ -256,7 +258,7 @@ impl On {
         let mut failed = None;
         self.each(tree, [Key::new(0, 0, 0), Key::new(u64::MAX, u8::MAX, u64::MAX)], &mut |key, item| {
             if key.kind == CHUNK {
-                match Chunk::at(key.offset, item) {
+                match Chunk::at(key.offset, item, self.device) {
                     Ok((chunk, _)) => chunks.push(chunk),
                     Err(why) => failed = Some(why),
                 }
@@ -274,11 +276,10 @@ impl On {
         let after = self.chunks.partition_point(|chunk| chunk.start <= logical);
         let chunk = after.checked_sub(1).map(|at| &self.chunks[at]);
         let chunk = chunk.filter(|it| logical - it.start < it.length).ok_or("it points to no chunk")?;
-        if chunk.profile & STRIPED != 0 && chunk.copies.len() > 1 {
+        if chunk.is_striped {
             return Err("it is striped over several disks".into());
         }
-        let copy = chunk.copies.iter().find(|(device, _)| *device == self.device);
-        let (_, place) = copy.ok_or("a part of it lies on another disk")?;
+        let place = chunk.place.ok_or("a part of it lies on another disk")?;
         let within = logical - chunk.start;
         Ok((place.checked_add(within).ok_or(SENSELESS)?, chunk.length - within))
     }
@@ -426,39 +427,41 @@ impl On {
     }
 
     fn extents(&self, file: Place) -> Result<Vec<Extent>, String> {
-        let mut extents = Vec::new();
+        let mut extents: Vec<Extent> = Vec::new();
         let mut failed = None;
-        self.each(
-            file.tree,
-            Key::all(file.inode, EXTENT),
-            &mut |key, item| match Extent::at(key.offset, item) {
-                Ok(extent) if extents.len() < EXTENTS_MAX => {
+        self.each(file.tree, Key::all(file.inode, EXTENT), &mut |key, item| {
+            // In order, so that a node that is named again and again gives each of its extents once.
+            let is_next = extents.last().is_none_or(|last| last.at < key.offset);
+            match Extent::at(key.offset, item) {
+                Ok(extent) if is_next && extents.len() < EXTENTS_MAX => {
                     extents.push(extent);
                     ControlFlow::Continue(())
                 }
                 Ok(_) => {
-                    failed = Some("it lies in too many pieces".to_string());
+                    let why = if is_next { "it lies in too many pieces" } else { SENSELESS };
+                    failed = Some(why.to_string());
                     ControlFlow::Break(())
                 }
                 Err(why) => {
                     failed = Some(why);
                     ControlFlow::Break(())
                 }
-            },
-        )?;
+            }
+        })?;
         failed.map_or(Ok(extents), Err)
     }
 }
 
 impl Chunk {
-    /// A chunk, and the bytes that tell it.
-    fn at(start: u64, bytes: &[u8]) -> Result<(Chunk, usize), String> {
+    /// A chunk as a device has it, and the bytes that tell it.
+    fn at(start: u64, bytes: &[u8], device: u64) -> Result<(Chunk, usize), String> {
         let copies = bytes.get(44..46).map(|it| usize::from(u16::from_le_bytes([it[0], it[1]])));
         let length = CHUNK_HEAD_BYTES + copies.unwrap_or_default() * COPY_BYTES;
         let bytes = bytes.get(..length).filter(|_| copies > Some(0)).ok_or(SENSELESS)?;
-        let copy = |it: &[u8]| (u64_at(it, 0), u64_at(it, 8));
-        let copies = bytes[CHUNK_HEAD_BYTES..].chunks_exact(COPY_BYTES).map(copy).collect();
-        Ok((Chunk { start, length: u64_at(bytes, 0), profile: u64_at(bytes, 24), copies }, length))
+        let mut copies = bytes[CHUNK_HEAD_BYTES..].chunks_exact(COPY_BYTES);
+        let is_striped = u64_at(bytes, 24) & STRIPED != 0 && copies.len() > 1;
+        let place = copies.find(|it| u64_at(it, 0) == device).map(|it| u64_at(it, 8));
+        Ok((Chunk { start, length: u64_at(bytes, 0), is_striped, place }, length))
     }
 }
 
@@ -468,6 +471,10 @@ impl Extent {
         let (bytes, how, kind) = (u64_at(item, 8), item[16], item[20]);
         if item[17] != 0 || item[18] != 0 {
             return Err("it is encrypted".into());
+        }
+        // A file that is as small as that has nothing else.
+        if kind == HERE && at != 0 {
+            return Err(SENSELESS.into());
         }
         if kind == HERE {
             let holds = Holds::Here { data: item[21..].to_vec(), bytes, how };

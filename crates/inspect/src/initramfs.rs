@@ -33,7 +33,8 @@ impl Drivers {
     /// If it cannot be read, is damaged, or is compressed in a way that is not known here.
     pub fn of_initramfs(file: impl Read) -> io::Result<Drivers> {
         let mut scan = Scan::default();
-        scan.archives(&mut BufReader::with_capacity(CHUNK, file), true)?;
+        // Whatever unpacks it: one without an end is none.
+        scan.archives(&mut BufReader::with_capacity(CHUNK, file.take(BYTES_MAX)), true)?;
         Ok(scan.found)
     }
 
@@ -75,7 +76,7 @@ impl Scan {
                 }
                 LZ4_LEGACY => return self.packed(&mut Lz4Legacy::new(file)?),
                 [0xfd, b'7', b'z', b'X'] => {
-                    return self.packed(&mut XzReader::new_mem_limit(file, true, XZ_KIB_MAX));
+                    return self.packed(&mut XzReader::new_mem_limit(file, false, XZ_KIB_MAX));
                 }
                 [b'B', b'Z', b'h', _] => return Err(unknown("bzip2")),
                 [0x5d, 0, 0, _] => return Err(unknown("lzma")),
@@ -321,6 +322,11 @@ mod tests {
     fn what_cannot_be_read_is_said_to_be_so() {
         let why = |bytes: &[u8]| Drivers::of_initramfs(bytes).unwrap_err().to_string();
         assert!(why(b"BZh9").contains("bzip2"));
+        if let Some(packed) = xz(&main(), &[]) {
+            // A file with a hole behind what is packed.
+            let endless = packed.as_slice().chain(io::repeat(0));
+            assert!(Drivers::of_initramfs(endless).is_ok_and(|found| found.virtio_blk));
+        }
         if let Some(packed) = xz(&main(), &["--lzma2=dict=512MiB"]) {
             assert!(why(&packed).contains("memory"), "{}", why(&packed));
         }

@@ -73,6 +73,12 @@ impl Learner {
                 let is_full = scheduler.usage_of(host).is_some_and(|usage| usage.is_full());
                 is_full && climb.is_some_and(|climb| !climb.is_settled())
             };
+            if usage.waiting_at.len() < 2 && usage.learned.is_some() {
+                // Nobody would measure any more whether it is still so.
+                datastore.climb = None;
+                scheduler.learn_datastore(name, None);
+                continue;
+            }
             let is_shared = usage.waiting_at.len() > 1 && !usage.waiting_at.iter().any(is_trying);
             let Some(rate) = rate.filter(|_| is_shared && usage.disks > 0) else { continue };
             let limit = datastore.judge(&usage, rate);

@@ -103,6 +103,17 @@ impl There {
         self.site.info()
     }
 
+    /// Refuses to ask a site that would not answer now: whoever asks for many VMs does not wait for it.
+    fn check_is_up(&self) -> Result<(), ProviderError> {
+        match self.site.is_up() {
+            true => Ok(()),
+            false => {
+                let what = format!("there is no connection to the agent of {} at the moment", self.name());
+                Err(ProviderError::new(Cause::Connection, what))
+            }
+        }
+    }
+
     /// What is at an image's place.
     pub fn stat(&self, disk: &PlannedDisk) -> Result<Stat, Refusal> {
         self.site.stat(&site_name(&disk.path))
@@ -443,6 +454,7 @@ impl TargetProvider for There {
     }
 
     fn places(&self, vm: &PlannedVm, is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
+        self.check_is_up()?;
         let mut places = BTreeMap::<String, TargetPlace>::new();
         for (number, disk) in vm.disks.iter().enumerate() {
             let pool = pool_of(&disk.path);
@@ -462,6 +474,7 @@ impl TargetProvider for There {
     }
 
     fn free_bytes(&self, _: &PlannedVm, place: &TargetPlace) -> Result<Option<u64>, ProviderError> {
+        self.check_is_up()?;
         let info = self.info().map_err(|refusal| self.refused(refusal))?;
         let pool = info.pools.iter().find(|pool| Path::new(&pool.name) == place.at);
         Ok(pool.and_then(|pool| pool.free_bytes))

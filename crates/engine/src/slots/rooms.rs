@@ -9,7 +9,7 @@
 //! is changed in one step and read without a lock.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,8 +46,6 @@ pub(crate) struct Asks<'a> {
     pub(crate) vm: &'a str,
     /// It goes on whatever is free: its guest is down.
     pub(crate) insists: bool,
-    /// It is copied in passes, between which its guest writes to what was zero before.
-    pub(crate) is_warm: bool,
     /// Bytes of each of its disks.
     pub(crate) disks: Vec<u64>,
 }
@@ -67,7 +65,6 @@ pub(crate) enum Answer {
 pub(crate) struct Room {
     promises: Vec<Promise>,
     disks: Vec<Filling>,
-    is_warm: bool,
 }
 
 /// A disk on its way.
@@ -79,8 +76,8 @@ struct Filling {
 struct Promise {
     file: File,
     path: PathBuf,
-    /// By the places of disks in their VM, what each needed here at first, and what it may still need.
-    needs: BTreeMap<usize, (u64, u64)>,
+    /// By the places of disks in their VM, what each may still need.
+    needs: BTreeMap<usize, u64>,
     /// Blocks that the file tells.
     told: u64,
 }
@@ -98,8 +95,9 @@ impl Rooms {
         Ok(Rooms { folder: folder.to_path_buf() })
     }
 
-    /// Asks for room at all places of a VM. What is free there is asked for after what is promised was summed up: what is written
-    /// between counts twice, never not at all.
+    /// Asks for room at all places of a VM. It is promised first, which takes a moment, and given back where it turns out that it is not
+    /// there: nobody waits for a place that is slow to tell what is free. That is asked for after what is promised was summed up: what
+    /// is written between counts twice, never not at all.
     ///
     /// A folder that cannot be used any more keeps no VM back, and so does a place that does not tell what is free.
     pub(crate) fn ask(
@@ -109,17 +107,20 @@ impl Rooms {
         free: &dyn Fn(&TargetPlace) -> Option<u64>,
     ) -> Answer {
         let disks = asks.disks.iter().map(|bytes| Filling { bytes: *bytes, copy: None }).collect();
-        let mut room = Room { promises: Vec::new(), disks, is_warm: asks.is_warm };
+        let mut room = Room { promises: Vec::new(), disks };
         for place in places.into_iter().filter(|place| place.needs_bytes() > 0) {
             let folder = self.folder.join(file_name(&place.key));
-            let Ok(_lock) = fs::create_dir_all(&folder).and_then(|()| lock(&folder)) else { continue };
+            let Ok(locked) = fs::create_dir_all(&folder).and_then(|()| lock(&folder)) else { continue };
             let Ok(promised) = promised(&folder) else { continue };
+            room.promises.extend(promise(&folder, asks.plan, &place).ok());
+            drop(locked);
+            if asks.insists {
+                continue;
+            }
             let Some(free_bytes) = free(&place) else { continue };
-            let left = free_bytes.saturating_sub(promised.bytes);
-            if left < place.needs_bytes() && !asks.insists {
+            if free_bytes.saturating_sub(promised.bytes) < place.needs_bytes() {
                 return no_room(asks, &place, free_bytes, promised);
             }
-            room.promises.extend(promise(&folder, asks.plan, place).ok());
         }
         Answer::Promised(room)
     }
@@ -138,13 +139,8 @@ impl Room {
         for (number, filling) in self.disks.iter().enumerate() {
             let Some(copy) = filling.copy.as_ref().map(|copy| copy.snapshot()) else { continue };
             for promise in &mut self.promises {
-                let Some((first, needs)) = promise.needs.get_mut(&number) else { continue };
-                let left = match self.is_warm {
-                    // What is zero now may hold data by the next pass.
-                    true => first.saturating_sub(copy.written),
-                    false => filling.bytes.saturating_sub(copy.done()),
-                };
-                *needs = left.min(*needs);
+                let Some(needs) = promise.needs.get_mut(&number) else { continue };
+                *needs = filling.bytes.saturating_sub(copy.done()).min(*needs);
             }
         }
         self.promises.iter_mut().for_each(Promise::tell);
@@ -153,7 +149,7 @@ impl Room {
 
 impl Promise {
     fn tell(&mut self) {
-        let blocks = blocks(self.needs.values().map(|(_, needs)| needs).sum());
+        let blocks = blocks(self.needs.values().sum());
         // One that cannot be made smaller holds others up, and no more.
         if blocks != self.told && self.file.set_len(blocks).is_ok() {
             self.told = blocks;
@@ -187,10 +183,15 @@ fn promised(folder: &Path) -> io::Result<Promised> {
         let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| *name != LOCK) else {
             continue;
         };
-        let Ok(file) = File::open(&path) else { continue };
-        if file.try_lock().is_ok() {
-            let _ = fs::remove_file(&path);
-            continue;
+        // For writing, too: NFS locks nothing else.
+        let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(_)) => continue,
+            Ok(()) => {
+                let _ = fs::remove_file(&path);
+                continue;
+            }
         }
         sum.bytes = sum.bytes.saturating_add(file.metadata()?.len().saturating_mul(BLOCK_BYTES));
         sum.plans.extend(name.split_once('.').map(|(_, plan)| plan.to_string()));
@@ -198,12 +199,11 @@ fn promised(folder: &Path) -> io::Result<Promised> {
     Ok(sum)
 }
 
-fn promise(folder: &Path, plan: &str, place: TargetPlace) -> io::Result<Promise> {
+fn promise(folder: &Path, plan: &str, place: &TargetPlace) -> io::Result<Promise> {
     let number = PROMISES.fetch_add(1, Relaxed);
     let path = folder.join(format!("{}-{number}.{}", std::process::id(), file_name(plan)));
     let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-    let needs = place.needs.into_iter().map(|(disk, bytes)| (disk, (bytes, bytes))).collect();
-    let mut promise = Promise { file, path, needs, told: 0 };
+    let mut promise = Promise { file, path, needs: place.needs.clone(), told: 0 };
     promise.file.try_lock()?;
     promise.tell();
     Ok(promise)
@@ -245,7 +245,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn asks(plan: &str) -> Asks<'_> {
-        Asks { plan, vm: "web", insists: false, is_warm: false, disks: vec![40 * MIB] }
+        Asks { plan, vm: "web", insists: false, disks: vec![40 * MIB] }
     }
 
     fn at(key: &str, needs: u64) -> Vec<TargetPlace> {
@@ -319,5 +319,19 @@ mod tests {
         File::create(&left).unwrap().set_len(1 << 20).unwrap();
         assert_eq!(waits(&rooms, 60), None);
         assert!(!left.exists());
+    }
+
+    #[test]
+    fn a_place_that_is_slow_to_tell_what_is_free_holds_nobody_up_and_is_promised_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (Rooms::new(folder.path()).unwrap(), Rooms::new(folder.path()).unwrap());
+        let meanwhile = |_: &TargetPlace| {
+            assert!(waits(&other, 60).is_some());
+            assert_eq!(waits(&other, 40), None);
+            Some(50 * MIB)
+        };
+        let answer = one.ask(&asks("first"), at("a", 60), &meanwhile);
+        assert!(matches!(answer, Answer::Never(_)));
+        assert_eq!(waits(&other, 100), None, "what it did not get is nobody's");
     }
 }

@@ -8,7 +8,7 @@ use crate::error::EngineError;
 
 /// A VM without room asks again after this time, in milliseconds, and later for each that waits with it.
 const ROOM_AGAIN_MS: u64 = 1000;
-const ROOM_AGAIN_EACH_MS: u64 = 2;
+const ROOM_AGAIN_EACH_MS: u64 = 50;
 
 impl Schedule {
     /// Where a VM that is about to begin asks for room; nothing if room is not shared, or it only sees to what an earlier run left.

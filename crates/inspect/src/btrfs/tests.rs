@@ -150,6 +150,14 @@ fn a_tree_that_leads_into_itself_ends() {
     assert!(names < 3, "{names}");
 }
 
+#[test]
+fn extents_that_lie_with_a_file_are_at_its_beginning_alone() {
+    let item = |kind: u8| [&[0; 8][..], &5u64.to_le_bytes(), &[0, 0, 0, 0, kind], b"hello"].concat();
+    assert!(Extent::at(0, &item(HERE)).is_ok());
+    assert_eq!(Extent::at(4096, &item(HERE)), Err(SENSELESS.to_string()));
+    assert!(Extent::at(0, &item(ON_DISK)).is_err(), "it is too short");
+}
+
 /// Where it keeps what finds its files: the superblock and the first nodes.
 static METADATA: LazyLock<Option<(Arc<File>, Vec<u64>)>> = LazyLock::new(|| {
     let file = made("-n 4096")?;

@@ -183,6 +183,8 @@ impl Scheduler {
 
     fn take_admission_back(&mut self, id: JobId, now_ms: u64) {
         self.give_back(id, "given back", now_ms);
+        // It has overtaken nobody.
+        self.admissions -= 1;
         let entry = self.jobs.get_mut(&id).expect("a job that is given back is known");
         if entry.begun == Some(entry.turns) {
             entry.begun = None;
