@@ -253,12 +253,14 @@ fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
 
 #[test]
 fn a_drain_and_an_api_server_that_is_away_lose_nothing() {
-    let operated = Operated::new(160, |folder| vec![vm("web01", &[&disk_file(folder, "a", 96 * MIB)])]);
+    // A worker copies on while the API server is away, and writes what is on its way before it is gone, some 50 MiB: there has to be
+    // something left for the one after the drain.
+    const DISK: u64 = 192 * MIB;
+    let operated = Operated::new(160, |folder| vec![vm("web01", &[&disk_file(folder, "a", DISK)])]);
     let Some(mut operated) = operated else { return };
-    let a = operated.landing.cluster.volume("v-a", Volume::Block, 96 * MIB).unwrap();
+    let a = operated.landing.cluster.volume("v-a", Volume::Block, DISK).unwrap();
     operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
-    // A worker copies on while the API server is away, and there has to be something left for the one after the drain.
-    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1MiB"));
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1536KiB"));
     operated.moves("web01", 0);
     let cluster = &operated.landing.cluster;
     cluster.without_api(Duration::from_secs(30)).unwrap();
