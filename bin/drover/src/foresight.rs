@@ -179,7 +179,7 @@ pub fn written(provider: &Provider, vms: &[PlannedVm], args: &WhatIfArgs) -> Wri
 pub fn begin(store: &Store, plan: &Plan, vms: &[PlannedVm], hosts: &BTreeMap<String, String>) -> Foresight {
     let host = |id: &str| hosts.get(id).cloned().unwrap_or_else(|| id.to_string());
     let ids: Vec<String> = vms.iter().map(|vm| vm.vm.id.clone()).collect();
-    let folder = store.path().parent().map(Path::to_path_buf).unwrap_or_default();
+    let folder = store.folder().to_path_buf();
     let question = Question {
         vms: vms.iter().map(|vm| FleetVm::planned(vm, 0, &host(&vm.vm.host_id))).collect(),
         plans: vec![plan.name.clone()],

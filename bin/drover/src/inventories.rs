@@ -4,22 +4,20 @@
 //! Read all at once, the inventories of many plans make a vCenter slow for all of them, until its answers come too late.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drover_disk::open_locked;
+use drover_disk::claim_file;
 use drover_log::log;
 use drover_types::file_name;
 use drover_types::inventory::Inventory;
 
 /// Folder, beside the state, by which processes take turns.
 const FOLDER: &str = "inventories";
-/// How often a file is opened that others removed.
-const OPEN_ATTEMPTS_MAX: usize = 8;
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// Who waits longer does not wait any more.
 const WAIT_MAX: Duration = Duration::from_secs(15 * 60);
@@ -41,7 +39,7 @@ pub struct Read {
 }
 
 /// What plans of this process wait for, and what was read while they did.
-static SHARED: Mutex<Option<HashMap<Asker, Waiting>>> = Mutex::new(None);
+static SHARED: LazyLock<Mutex<HashMap<Asker, Waiting>>> = LazyLock::new(Mutex::default);
 
 #[derive(Default)]
 struct Waiting {
@@ -50,7 +48,7 @@ struct Waiting {
     read: Option<(Instant, Arc<Read>)>,
 }
 
-fn shared() -> MutexGuard<'static, Option<HashMap<Asker, Waiting>>> {
+fn shared() -> MutexGuard<'static, HashMap<Asker, Waiting>> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -59,22 +57,20 @@ struct Place<'a>(&'a Asker);
 
 impl Place<'_> {
     fn take(asker: &Asker) -> Place<'_> {
-        shared().get_or_insert_default().entry(asker.clone()).or_default().plans += 1;
+        shared().entry(asker.clone()).or_default().plans += 1;
         Place(asker)
     }
 
     /// What was read since then, if anything was.
     fn read_since(&self, asked: Instant) -> Option<Arc<Read>> {
         let shared = shared();
-        let (began, read) = shared.as_ref()?.get(self.0)?.read.as_ref()?;
+        let (began, read) = shared.get(self.0)?.read.as_ref()?;
         (*began >= asked).then(|| read.clone())
     }
 
     /// Keeps it for the others that wait.
     fn keep(&self, began: Instant, read: &Read) {
-        let mut shared = shared();
-        let waiting = shared.as_mut().and_then(|all| all.get_mut(self.0));
-        if let Some(waiting) = waiting.filter(|it| it.plans > 1) {
+        if let Some(waiting) = shared().get_mut(self.0).filter(|it| it.plans > 1) {
             waiting.read = Some((began, Arc::new(read.clone())));
         }
     }
@@ -83,11 +79,10 @@ impl Place<'_> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut shared = shared();
-        let Some(all) = shared.as_mut() else { return };
-        if let Some(waiting) = all.get_mut(self.0) {
+        if let Some(waiting) = shared.get_mut(self.0) {
             waiting.plans -= 1;
             if waiting.plans == 0 {
-                all.remove(self.0);
+                shared.remove(self.0);
             }
         }
     }
@@ -136,7 +131,7 @@ impl Turn {
             return Some(Turn { _file: None });
         }
         while !is_stopped() {
-            match open_locked(&path, OPEN_ATTEMPTS_MAX, create, |file| Ok(file.try_lock()?)) {
+            match claim_file(&path) {
                 Ok(file) => return Some(Turn { _file: Some(file) }),
                 Err((_, error)) if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < most => {}
                 Err((what, error)) => {
@@ -152,10 +147,6 @@ impl Turn {
         }
         None
     }
-}
-
-fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }
 
 #[cfg(test)]
@@ -202,7 +193,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let asker = Asker { source: "uuid-shared".into(), user: "ann".into() };
         let reads = AtomicUsize::new(0);
-        let waiting = || shared().as_ref().and_then(|all| Some(all.get(&asker)?.plans)).unwrap_or(0);
+        let waiting = || shared().get(&asker).map_or(0, |waiting| waiting.plans);
         let ask = |meanwhile: &dyn Fn()| {
             let read = || -> Result<Read, String> {
                 meanwhile();

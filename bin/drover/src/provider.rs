@@ -190,8 +190,7 @@ pub fn to_give_up(file: &PlanFile, store: &Store) -> Result<(Box<dyn SourceProvi
             if let Some(hot_add) = &hot_add {
                 hot_add.find(&file.plan, &session.inventory()?);
             }
-            let folder = file.folder.clone();
-            let state = store.path().parent().map(Path::to_path_buf).unwrap_or_default();
+            let (folder, state) = (file.folder.clone(), store.folder().to_path_buf());
             Ok((Box::new(VsphereSource { session, folder, state, way, hot_add }), about))
         }
         Source::Ova(source) => {

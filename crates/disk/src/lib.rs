@@ -37,7 +37,7 @@ pub use file::{
 };
 pub use lanes::Lanes;
 pub use memory::MemDisk;
-pub use patience::{lock_file, open_locked};
+pub use patience::{claim_file, lock_file, open_locked};
 pub use threads::in_threads;
 
 use drover_types::{ByteSpan, Extent};

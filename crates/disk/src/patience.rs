@@ -1,6 +1,6 @@
 //! Locks of files, taken in spite of children that hold copies for an instant.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -12,6 +12,8 @@ use rustix::io::Errno;
 /// Together 500 ms, far longer than an exec takes on a busy machine, and no burden on a refusal.
 const ATTEMPTS_MAX: usize = 50;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(10);
+/// How often a file is opened that others removed.
+const CLAIM_ATTEMPTS_MAX: usize = 8;
 
 /// Takes the exclusive `flock` of a file; held as long as the file, or a copy of it, is open.
 ///
@@ -45,6 +47,16 @@ pub fn open_locked(
     }
     let text = "others put new files in its place all the time";
     Err(("opening", io::Error::new(io::ErrorKind::ResourceBusy, text)))
+}
+
+/// Opens a file by which processes keep apart, or makes it, and takes its lock if nobody holds it.
+///
+/// # Errors
+/// What failed, and why: `WouldBlock` where another holds it.
+pub fn claim_file(path: &Path) -> Result<File, (&'static str, io::Error)> {
+    let open =
+        |path: &Path| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+    open_locked(path, CLAIM_ATTEMPTS_MAX, open, |file| Ok(file.try_lock()?))
 }
 
 /// Tries again for a moment. A program that drover starts holds copies of drover's files between

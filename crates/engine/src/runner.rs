@@ -293,7 +293,7 @@ impl Runner<'_> {
         if let Some(schedule) = &self.schedule {
             return Ok(schedule.clone());
         }
-        let state = self.store.path().parent().unwrap_or(Path::new("."));
+        let state = self.store.folder();
         let shared = Schedule::of_state(budgets_of(self.limits), state).map_err(|error| {
             let what = format!("folder in {}, by which processes share budgets", state.display());
             ProviderError::new(Cause::State, what).because(error)
@@ -540,7 +540,7 @@ pub(crate) struct PlanLock {
 
 impl PlanLock {
     pub(crate) fn take(store: &Store, plan: &str) -> Result<PlanLock, EngineError> {
-        let folder = store.path().parent().unwrap_or(Path::new("."));
+        let folder = store.folder();
         let path = folder.join(format!("{plan}.lock"));
         let failed = |error: std::io::Error| {
             EngineError::from(

@@ -175,7 +175,7 @@ pub fn plan_name(text: &str) -> Result<String, Failure> {
 }
 
 pub fn unknown_plan(store: &Store, name: &str) -> Failure {
-    let folder = store.path().parent().unwrap_or(store.path());
+    let folder = store.folder();
     let plans = store.plans().unwrap_or_default();
     let near = drover_plan::near(name, plans.iter().map(|plan| plan.name.as_str())).join(", ");
     let near = if near.is_empty() { near } else { format!("near names: {near}; ") };

@@ -2,15 +2,12 @@
 //!
 //! A process that dies, however it does, gives its slots back with its locks. Files stay for the next one.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use drover_disk::open_locked;
+use drover_disk::claim_file;
 use drover_types::file_name;
-
-/// How often a file is opened that others removed.
-pub(super) const OPEN_ATTEMPTS_MAX: usize = 8;
 
 /// The folder.
 pub(super) struct Claims {
@@ -39,7 +36,7 @@ impl Claims {
         }
         for number in 0..of {
             let path = place.join(number.to_string());
-            match open_locked(&path, OPEN_ATTEMPTS_MAX, create, |file| Ok(file.try_lock()?)) {
+            match claim_file(&path) {
                 Ok(file) => return Some(Claim { _file: Some(file) }),
                 Err((_, error)) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => return Some(Claim { _file: None }),
@@ -47,10 +44,6 @@ impl Claims {
         }
         None
     }
-}
-
-pub(super) fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }
 
 #[cfg(test)]

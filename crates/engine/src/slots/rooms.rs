@@ -16,12 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use drover_disk::open_locked;
+use drover_disk::claim_file;
 use drover_mover::Progress;
 use drover_schedule::Wait;
 use drover_types::{BLOCK_BYTES, Bytes, file_name};
 
-use super::claims::{OPEN_ATTEMPTS_MAX, create};
 use crate::error::{Cause, ProviderError};
 use crate::provider::TargetPlace;
 
@@ -167,7 +166,7 @@ impl Drop for Promise {
 fn lock(folder: &Path) -> io::Result<File> {
     let path = folder.join(LOCK);
     for _ in 0..LOCK_ATTEMPTS_MAX {
-        match open_locked(&path, OPEN_ATTEMPTS_MAX, create, |file| Ok(file.try_lock()?)) {
+        match claim_file(&path) {
             Err((_, error)) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(LOCK_PAUSE),
             result => return result.map_err(|(_, error)| error),
         }

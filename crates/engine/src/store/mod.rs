@@ -198,6 +198,11 @@ impl Store {
         &self.path
     }
 
+    /// The folder that it lies in, with all that belongs to the state.
+    pub fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("."))
+    }
+
     /// Enters a plan for a run by this process; keeps what an earlier run left.
     pub fn begin_plan(&self, name: &str, text: &str, folder: &Path) -> Outcome<()> {
         self.change(Durable::Now, |db| {
