@@ -1,7 +1,7 @@
 //! Admitting.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::entry::{Held, Key, State};
 use super::{Datastore, Host, Lane, Scheduler, time_ms};
@@ -32,6 +32,65 @@ struct Rank {
     datastore_ms: Reverse<u64>,
     own_ms: Reverse<u64>,
     id: u64,
+}
+
+impl Rank {
+    fn new(key: Key, is_due: bool, critical_ms: u64, datastore_ms: u64) -> Rank {
+        Rank {
+            is_later: key.is_later,
+            in_time: !is_due,
+            turns: key.turns,
+            priority: key.priority,
+            deadline: key.deadline,
+            depth: key.depth,
+            critical_ms: Reverse(critical_ms),
+            datastore_ms: Reverse(datastore_ms),
+            own_ms: key.own_ms,
+            id: key.id,
+        }
+    }
+}
+
+/// The best that the first jobs of a host's lanes are, each in its own way: none of them goes before what is made of it.
+#[derive(Clone, Debug)]
+pub(super) struct Best {
+    key: Key,
+    own_ms: u64,
+    /// When the first of all counts as overtaken.
+    due: u64,
+    datastores: Vec<usize>,
+}
+
+impl Best {
+    fn of(lanes: &BTreeMap<(Option<Tenant>, usize), Lane>) -> Option<Best> {
+        let heads = || lanes.values().filter_map(|lane| lane.order.first());
+        Some(Best {
+            key: *heads().min()?,
+            own_ms: heads().map(|key| key.own_ms.0).max()?,
+            due: lanes.values().filter_map(|lane| lane.due.first()).map(|(due, _)| *due).min()?,
+            datastores: lanes.keys().map(|(_, datastore)| *datastore).collect(),
+        })
+    }
+}
+
+/// The first jobs of lanes. The lanes of a host are looked at only once one of them may be the next: until then the host stands there
+/// with the best that they could be, so that a decision costs about the number of hosts.
+struct Heads(BinaryHeap<Reverse<(Rank, Option<usize>)>>);
+
+impl Heads {
+    /// The next one in order.
+    fn pop(&mut self, scheduler: &Scheduler) -> Option<Rank> {
+        loop {
+            match self.0.pop()? {
+                Reverse((rank, None)) => return Some(rank),
+                Reverse((_, Some(host))) => self.extend(scheduler.heads_of(host)),
+            }
+        }
+    }
+
+    fn extend(&mut self, heads: impl IntoIterator<Item = Rank>) {
+        self.0.extend(heads.into_iter().map(|rank| Reverse((rank, None))));
+    }
 }
 
 /// Whether there is room for a job.
@@ -80,7 +139,7 @@ impl Scheduler {
         let mut heads = self.heads(now_ms);
         let (mut full_hosts, mut full_datastores) = (BTreeSet::new(), BTreeSet::new());
         let mut full_tenants = BTreeSet::new();
-        while let Some(Reverse(rank)) = heads.pop() {
+        while let Some(rank) = heads.pop(self) {
             let id = JobId(rank.id);
             let entry = &self.jobs[&id];
             let is_full = full_hosts.contains(&entry.host)
@@ -94,7 +153,7 @@ impl Scheduler {
                 let (host, lane) = (entry.host, (self.limited(entry.tenant), entry.lane()));
                 self.dequeue(id);
                 self.put_aside(id, hold, now_ms);
-                heads.extend(self.head(&self.weight_of(host), lane).map(Reverse));
+                heads.extend(self.head(&self.weight_of(host), lane));
                 continue;
             }
             match self.room(id) {
@@ -112,16 +171,45 @@ impl Scheduler {
         None
     }
 
-    /// The first job of each lane whose host has room. There are as many as hosts times datastores, and hardly one is looked at
-    /// closer: whether it may start at this time is asked of those alone.
-    fn heads(&self, now_ms: u64) -> BinaryHeap<Reverse<Rank>> {
+    /// The first job of each lane whose host has room, in order. There are as many as hosts times datastores, and hardly one is looked
+    /// at closer: whether it may start at this time is asked of those alone.
+    fn heads(&mut self, now_ms: u64) -> Heads {
+        let datastores: Vec<u64> = self.datastores.iter().map(|it| self.datastore_ms(it)).collect();
         let mut heads = Vec::new();
-        for host in (0..self.hosts.len()).filter(|host| self.has_room(&self.hosts[*host], now_ms)) {
-            let weight = self.weight_of(host);
-            let lanes = self.hosts[host].lanes.keys().filter(|(tenant, _)| self.may_look(host, *tenant));
-            heads.extend(lanes.filter_map(|lane| self.head(&weight, *lane)).map(Reverse));
+        for host in 0..self.hosts.len() {
+            if self.has_room(&self.hosts[host], now_ms) {
+                let best = self.hosts[host].best.take().or_else(|| Best::of(&self.hosts[host].lanes));
+                heads.extend(
+                    best.as_ref().map(|best| Reverse((self.bound(host, best, &datastores), Some(host)))),
+                );
+                self.hosts[host].best = best;
+            }
         }
-        BinaryHeap::from(heads)
+        Heads(BinaryHeap::from(heads))
+    }
+
+    /// The first jobs of a host's lanes.
+    fn heads_of(&self, host: usize) -> impl Iterator<Item = Rank> {
+        let weight = self.weight_of(host);
+        let lanes = self.hosts[host].lanes.keys().filter(move |(tenant, _)| self.may_look(host, *tenant));
+        lanes.filter_map(move |lane| self.head(&weight, *lane))
+    }
+
+    /// No first job of a host's lanes goes before this.
+    fn bound(&self, host: usize, best: &Best, datastores: &[u64]) -> Rank {
+        let is_due = best.due <= self.admissions;
+        let key = if is_due { Key { is_later: best.key.is_later, ..Key::FIRST } } else { best.key };
+        let datastore_ms = best.datastores.iter().filter_map(|it| datastores.get(*it)).max();
+        let own_ms = if is_due { u64::MAX } else { best.own_ms };
+        let critical = self.weight_of(host).critical_ms.max(own_ms);
+        let (critical_ms, datastore_ms) = match self.budgets.order {
+            Order::Arrival => (0, 0),
+            Order::Critical => {
+                let datastore_ms = datastore_ms.copied().unwrap_or(0);
+                (critical.max(datastore_ms), datastore_ms)
+            }
+        };
+        Rank::new(Key { own_ms: Reverse(own_ms), id: 0, ..key }, is_due, critical_ms, datastore_ms)
     }
 
     fn has_room(&self, host: &Host, now_ms: u64) -> bool {
@@ -144,28 +232,20 @@ impl Scheduler {
     }
 
     fn rank(&self, weight: &Weight, datastore: usize, key: Key, is_due: bool) -> Rank {
-        let (critical, datastore_ms) = match self.budgets.order {
+        let (critical_ms, datastore_ms) = match self.budgets.order {
             Order::Arrival => (0, 0),
             Order::Critical => {
                 // A VM without disks lies in none.
-                let datastore = self.datastores.get(datastore);
-                let left_ms = |it: &Datastore| time_ms(it.left_bytes, self.budgets.rates.datastore);
-                let datastore_ms = datastore.map_or(0, |it| each(left_ms(it), it.disks));
+                let datastore_ms = self.datastores.get(datastore).map_or(0, |it| self.datastore_ms(it));
                 (weight.critical_ms.max(datastore_ms).max(key.own_ms.0), datastore_ms)
             }
         };
-        Rank {
-            is_later: key.is_later,
-            in_time: !is_due,
-            turns: key.turns,
-            priority: key.priority,
-            deadline: key.deadline,
-            depth: key.depth,
-            critical_ms: Reverse(critical),
-            datastore_ms: Reverse(datastore_ms),
-            own_ms: key.own_ms,
-            id: key.id,
-        }
+        Rank::new(key, is_due, critical_ms, datastore_ms)
+    }
+
+    /// What a datastore holds up for each disk that is read from it.
+    fn datastore_ms(&self, datastore: &Datastore) -> u64 {
+        each(time_ms(datastore.left_bytes, self.budgets.rates.datastore), datastore.disks)
     }
 
     fn room(&self, id: JobId) -> Room {
@@ -265,5 +345,67 @@ fn first_of(lane: &Lane, admissions: u64, key_of: impl Fn(JobId) -> Key) -> Opti
     match overtaken {
         Some((_, id)) if first.is_later => Some((key_of(*id), true)),
         _ => Some((first, false)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::budgets::Budgets;
+    use crate::job::{Disk, Job};
+    use crate::scheduler::{Ended, TenantLimits};
+
+    fn any_job() -> impl Strategy<Value = Job> {
+        let disk = |(datastore, gib): (u8, u64)| Disk {
+            bytes: gib << 30,
+            datastore: format!("ds{datastore}"),
+            pool: None,
+        };
+        let disks = prop::collection::vec((0..4u8, 0..30u64).prop_map(disk), 0..4);
+        (0..4u8, disks, -1..2i32, prop::bool::weighted(0.1)).prop_map(|(host, disks, priority, goes_on)| {
+            Job { host: format!("esx{host}"), disks, priority, goes_on, ..Job::default() }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn heads_come_in_the_order_of_all_of_them(
+            jobs in prop::collection::vec(any_job(), 1..60),
+            steps in prop::collection::vec(any::<u8>(), 1..60),
+            order in prop::sample::select(vec![Order::Critical, Order::Arrival]),
+        ) {
+            let budgets = Budgets { vms_per_host: 3, disks: 16, order, ..Budgets::default() };
+            let mut scheduler = Scheduler::new(budgets);
+            scheduler.set_tenant(Tenant(1), TenantLimits { disks: Some(4), ..TenantLimits::default() });
+            let (one, other) = jobs.split_at(jobs.len() / 2);
+            scheduler.add(Tenant(0), one.to_vec(), 0);
+            scheduler.add(Tenant(1), other.to_vec(), 0);
+            let mut running = Vec::new();
+            for step in steps {
+                // So that some count as overtaken.
+                scheduler.admissions += u64::from(step);
+                let with_room = (0..scheduler.hosts.len()).filter(|it| scheduler.has_room(&scheduler.hosts[*it], 0));
+                let mut all: Vec<Rank> = with_room.flat_map(|host| scheduler.heads_of(host)).collect();
+                all.sort();
+                let mut heads = scheduler.heads(0);
+                let in_order: Vec<Rank> = std::iter::from_fn(|| heads.pop(&scheduler)).collect();
+                prop_assert_eq!(in_order, all);
+                match scheduler.next(0) {
+                    Some(admission) => running.push(admission.job),
+                    None if running.is_empty() => break,
+                    None => {
+                        let id = running.swap_remove(usize::from(step) % running.len());
+                        if step % 3 == 0 {
+                            scheduler.park(id, 0);
+                            scheduler.wake(id, step % 2 == 0, 0);
+                        } else {
+                            scheduler.finished(id, Ended::Arrived, 0);
+                        }
+                    }
+                }
+            }
+        }
     }
 }

@@ -134,14 +134,13 @@ impl Scheduler {
 
     /// Takes a job out of wherever it is, with all that it holds.
     fn leave(&mut self, id: JobId, now_ms: u64) {
-        match self.jobs[&id].state.clone() {
+        let entry = self.jobs.get_mut(&id).expect("a job that leaves is known");
+        match std::mem::replace(&mut entry.state, State::Parked) {
             State::Waiting => self.dequeue(id),
             State::Aside(aside) => self.take_back(id, aside),
             State::Running(held) => self.release(id, &held, now_ms),
             State::Parked | State::Over(_) => {}
         }
-        let entry = self.jobs.get_mut(&id).expect("a job that leaves is known");
-        entry.state = State::Parked;
     }
 
     fn release(&mut self, id: JobId, held: &Held, now_ms: u64) {

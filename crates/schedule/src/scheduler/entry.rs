@@ -103,6 +103,19 @@ pub(super) struct Key {
     pub(super) id: u64,
 }
 
+impl Key {
+    /// None goes before it.
+    pub(super) const FIRST: Key = Key {
+        is_later: false,
+        turns: 0,
+        priority: Reverse(i32::MAX),
+        deadline: 0,
+        depth: 0,
+        own_ms: Reverse(u64::MAX),
+        id: 0,
+    };
+}
+
 impl Entry {
     pub(super) fn new(
         tenant: Tenant,

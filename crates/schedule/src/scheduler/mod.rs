@@ -4,9 +4,9 @@
 //! [`Scheduler::next_event_ms`] has come. An admitted VM holds a slot of its host and a slot for each of its disks, which it gives
 //! back one by one ([`Scheduler::disk_finished`]), or all at once between two passes ([`Scheduler::park`]).
 //!
-//! Waiting jobs lie in lanes, one for each host and datastore, each in its order. A decision looks at the head of each
-//! lane whose host has room, so it costs about the number of lanes times the logarithm of their length, however many jobs wait. While
-//! the first in order waits for more slots in all than are free, nothing is looked at.
+//! Waiting jobs lie in lanes, one for each host and datastore, each in its order. A decision looks at the hosts that have room, and at
+//! the heads of those lanes whose host may have the first job of all, so it costs about the number of hosts, however many jobs wait.
+//! While the first in order waits for more slots in all than are free, nothing is looked at.
 
 mod admit;
 mod cutover;
@@ -27,6 +27,7 @@ use crate::job::{Job, JobId, Tenant};
 use crate::random::Random;
 
 pub use self::admit::Admission;
+use self::admit::Best;
 use self::cutover::Groups;
 pub use self::ends::{Ended, Quarantined};
 use self::entry::{Entry, Key, State};
@@ -99,6 +100,8 @@ struct Host {
     breaker: Breaker,
     /// By datastore; those of tenants with limits of their own apart.
     lanes: BTreeMap<(Option<Tenant>, usize), Lane>,
+    /// The best that the first of its lanes are; absent once they changed.
+    best: Option<Best>,
 }
 
 /// A datastore.
@@ -204,6 +207,7 @@ impl Scheduler {
             longest: BTreeSet::new(),
             breaker: Breaker::new(Random::of(self.budgets.seed, name), self.budgets.host_tries),
             lanes: BTreeMap::new(),
+            best: None,
         });
         self.host_of.insert(name.to_string(), self.hosts.len() - 1);
         self.hosts.len() - 1
@@ -328,6 +332,7 @@ impl Scheduler {
         if !entry.is_copied {
             self.hosts[entry.host].longest.insert((entry.own_ms, id));
         }
+        self.hosts[entry.host].best = None;
         let lane = self.hosts[entry.host].lanes.entry((limited, entry.lane())).or_default();
         lane.order.insert(entry.key);
         lane.due.insert((entry.due, id));
@@ -338,7 +343,8 @@ impl Scheduler {
         self.awaited = None;
         let entry = &self.jobs[&id];
         let place = (self.limited(entry.tenant), entry.lane());
-        let lanes = &mut self.hosts[entry.host].lanes;
+        let Host { lanes, best, .. } = &mut self.hosts[entry.host];
+        *best = None;
         if let Some(lane) = lanes.get_mut(&place) {
             lane.order.remove(&entry.key);
             lane.due.remove(&(entry.due, id));
@@ -364,5 +370,9 @@ fn sound(budgets: Budgets) -> Budgets {
 
 /// Milliseconds that so many bytes take.
 pub(crate) fn time_ms(bytes: u64, rate: u64) -> u64 {
+    // Division of 128 bits takes several times as long.
+    if let Some(product) = bytes.checked_mul(1000) {
+        return product / rate.max(1);
+    }
     u64::try_from(u128::from(bytes) * 1000 / u128::from(rate.max(1))).unwrap_or(u64::MAX)
 }

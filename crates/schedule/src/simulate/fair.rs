@@ -16,37 +16,38 @@ pub(super) struct Class {
     pub(super) limited_by: Option<usize>,
 }
 
-/// Gives each class its rate: all grow alike until a resource is full, which stops those that go through it.
+/// Gives those classes that have transfers their rates: all grow alike until a resource is full, which stops those that go through it.
 ///
 /// `stream` is what one transfer can take at most.
-pub(super) fn share(classes: &mut [Class], capacities: &[f64], stream: f64) {
+pub(super) fn share(classes: &mut [Class], with_flows: &[usize], capacities: &[f64], stream: f64) {
     let mut left: Vec<f64> = capacities.to_vec();
     let mut flows = vec![0usize; capacities.len()];
-    let mut growing: Vec<usize> = (0..classes.len()).filter(|class| classes[*class].flows > 0).collect();
+    let mut up = vec![f64::INFINITY; capacities.len()];
+    let mut growing: Vec<usize> = with_flows.to_vec();
     for class in &growing {
         classes[*class].through.iter().for_each(|resource| flows[*resource] += classes[*class].flows);
     }
     let mut level = 0.0;
     while !growing.is_empty() {
-        let up = |resource: usize| match flows[resource] {
-            0 => f64::INFINITY,
-            flows => left[resource].max(0.0) / flows as f64,
-        };
-        let lowest = (0..left.len()).map(up).fold(f64::INFINITY, f64::min);
+        let mut lowest = f64::INFINITY;
+        for (up, (left, flows)) in up.iter_mut().zip(left.iter().zip(&flows)) {
+            *up = if *flows == 0 { f64::INFINITY } else { left.max(0.0) / *flows as f64 };
+            lowest = lowest.min(*up);
+        }
         if level + lowest >= stream {
             for class in growing {
                 (classes[class].rate, classes[class].limited_by) = (stream, None);
             }
             return;
         }
-        let full: Vec<bool> = (0..left.len()).map(|it| up(it) <= lowest * (1.0 + SAME)).collect();
+        let full = lowest * (1.0 + SAME);
         level += lowest;
-        for (resource, left) in left.iter_mut().enumerate() {
-            *left -= lowest * flows[resource] as f64;
+        for (left, flows) in left.iter_mut().zip(&flows) {
+            *left -= lowest * *flows as f64;
         }
         growing.retain(|class| {
             let class = &mut classes[*class];
-            let by = class.through.iter().copied().find(|resource| full[*resource]);
+            let by = class.through.iter().copied().find(|resource| up[*resource] <= full);
             if by.is_some() {
                 (class.rate, class.limited_by) = (level, by);
                 class.through.iter().for_each(|resource| flows[*resource] -= class.flows);
@@ -64,8 +65,13 @@ mod tests {
         Class { through: through.to_vec(), flows, rate: 0.0, limited_by: None }
     }
 
+    fn share_all(classes: &mut [Class], capacities: &[f64], stream: f64) {
+        let with_flows: Vec<usize> = (0..classes.len()).filter(|class| classes[*class].flows > 0).collect();
+        share(classes, &with_flows, capacities, stream);
+    }
+
     fn rates(classes: &mut [Class], capacities: &[f64], stream: f64) -> Vec<f64> {
-        share(classes, capacities, stream);
+        share_all(classes, capacities, stream);
         classes.iter().map(|class| class.rate).collect()
     }
 
@@ -92,7 +98,7 @@ mod tests {
                 class(&through, random.below(9) as usize)
             };
             let mut classes: Vec<Class> = (0..20).map(|_| any()).collect();
-            share(&mut classes, &capacities, 200.0);
+            share_all(&mut classes, &capacities, 200.0);
             let used = |resource: usize| {
                 let through = classes.iter().filter(|class| class.through.contains(&resource));
                 through.map(|class| class.rate * class.flows as f64).sum::<f64>()

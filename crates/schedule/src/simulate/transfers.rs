@@ -32,6 +32,8 @@ pub(super) struct Transfers<'a> {
     number_of: BTreeMap<Resource, usize>,
     classes: Vec<Class>,
     queues: Vec<Queue>,
+    /// Classes that have transfers, in order: all others, which may be many more, are looked at by nothing.
+    with_flows: Vec<usize>,
     class_of: BTreeMap<Vec<usize>, usize>,
     stream: f64,
     is_stale: bool,
@@ -69,6 +71,7 @@ impl<'a> Transfers<'a> {
             number_of: BTreeMap::new(),
             classes: Vec::new(),
             queues: Vec::new(),
+            with_flows: Vec::new(),
             class_of: BTreeMap::new(),
             stream: capacities.stream.map_or(UNLIMITED, |rate| rate.max(1) as f64),
             is_stale: true,
@@ -114,6 +117,9 @@ impl<'a> Transfers<'a> {
         queue.ends.push(Reverse(((queue.served + bytes.max(1) as f64).to_bits(), flow)));
         queue.began.insert(flow, queue.limited_ms.clone());
         self.classes[class].flows += 1;
+        if let Err(place) = self.with_flows.binary_search(&class) {
+            self.with_flows.insert(place, class);
+        }
         self.is_stale = true;
     }
 
@@ -132,28 +138,30 @@ impl<'a> Transfers<'a> {
     /// Milliseconds until the next one is done.
     pub(super) fn until_next_ms(&mut self) -> Option<f64> {
         self.refresh();
-        let left = |(class, queue): (&Class, &Queue)| {
+        let left = |class: &usize| {
+            let queue = &self.queues[*class];
             let Reverse((end, _)) = queue.ends.peek()?;
-            Some((f64::from_bits(*end) - queue.served).max(0.0) * 1000.0 / class.rate)
+            Some((f64::from_bits(*end) - queue.served).max(0.0) * 1000.0 / self.classes[*class].rate)
         };
-        self.classes.iter().zip(&self.queues).filter_map(left).min_by(f64::total_cmp)
+        self.with_flows.iter().filter_map(left).min_by(f64::total_cmp)
     }
 
     fn refresh(&mut self) {
         if !std::mem::take(&mut self.is_stale) {
             return;
         }
-        share(&mut self.classes, &self.rates, self.stream);
+        share(&mut self.classes, &self.with_flows, &self.rates, self.stream);
         self.resources.iter_mut().for_each(|it| it.is_full = false);
-        for class in self.classes.iter().filter(|class| class.flows > 0) {
-            class.limited_by.into_iter().for_each(|by| self.resources[by].is_full = true);
+        for class in &self.with_flows {
+            self.classes[*class].limited_by.into_iter().for_each(|by| self.resources[by].is_full = true);
         }
     }
 
     /// So much time passes.
     pub(super) fn advance(&mut self, ms: f64) {
         self.refresh();
-        for (class, queue) in self.classes.iter().zip(&mut self.queues).filter(|(class, _)| class.flows > 0) {
+        for class in &self.with_flows {
+            let (class, queue) = (&self.classes[*class], &mut self.queues[*class]);
             let bytes = class.rate * ms / 1000.0;
             queue.served += bytes;
             let by = class.limited_by.and_then(|by| class.through.iter().position(|it| *it == by));
@@ -170,18 +178,20 @@ impl<'a> Transfers<'a> {
 
     /// One that is done, with what limited it for how long.
     pub(super) fn take_done(&mut self) -> Option<(Flow, Vec<(Resource, f64)>)> {
-        let is_done = |queue: &Queue| {
-            queue
-                .ends
-                .peek()
-                .is_some_and(|Reverse((end, _))| f64::from_bits(*end) - queue.served < REST_BYTES)
+        let is_done = |class: &usize| {
+            let Queue { ends, served, .. } = &self.queues[*class];
+            ends.peek().is_some_and(|Reverse((end, _))| f64::from_bits(*end) - served < REST_BYTES)
         };
-        let at = self.queues.iter().position(is_done)?;
+        let place = self.with_flows.iter().position(is_done)?;
+        let at = self.with_flows[place];
         let queue = &mut self.queues[at];
         let Reverse((_, flow)) = queue.ends.pop()?;
         let began = queue.began.remove(&flow).unwrap_or_default();
         let class = &mut self.classes[at];
         class.flows -= 1;
+        if class.flows == 0 {
+            self.with_flows.remove(place);
+        }
         self.is_stale = true;
         let spent = queue.limited_ms.iter().zip(began).map(|(now, then)| now - then).enumerate();
         let named = spent.filter(|(_, ms)| *ms > 0.0).map(|(by, ms)| {
@@ -229,7 +239,7 @@ impl<'a> Transfers<'a> {
     /// What limits most transfers now.
     pub(super) fn limits_most(&self) -> Option<Resource> {
         let mut flows = vec![0; self.resources.len() + 1];
-        for class in &self.classes {
+        for class in self.with_flows.iter().map(|class| &self.classes[*class]) {
             flows[class.limited_by.unwrap_or(self.resources.len())] += class.flows;
         }
         let (at, most) = flows.into_iter().enumerate().max_by_key(|(at, flows)| (*flows, Reverse(*at)))?;
