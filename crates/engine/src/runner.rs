@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::{Limits, PlannedVm, WaveHooks};
-use drover_schedule::{Ended, JobId, Quarantined, Tenant, Wait};
+use drover_schedule::{Ended, Quarantined, Tenant, Wait};
 use drover_types::Wave;
 
 use crate::cancel::Leave;
@@ -24,7 +24,7 @@ use crate::itinerary::{Context, Journey, Outside, end_untouched};
 use crate::pace::Paces;
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetPlace, TargetProvider};
-use crate::slots::{Answer, Asks, GivenUp, Joining, Schedule, Slots, budgets_of};
+use crate::slots::{Answer, Asks, GivenUp, Joining, Room, Rooms, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
 use crate::store::{PlanRow, PlanState, RunFacts, Store, StoreError, VmRow, VmState};
 use crate::waits::Waits;
@@ -222,11 +222,9 @@ impl Runner<'_> {
             let _over = OnDrop::new(|| over.stop());
             while let Some((id, at)) = schedule.next(tenant, self.stop, self.clock) {
                 let vm = todo[at];
-                if !self.has_room(&schedule, id, vm) {
-                    continue;
-                }
                 let slots = Slots { schedule: &schedule, clock: self.clock, id };
-                let go = move || run_vm(context, vm, slots, tenant, ends);
+                // In its own thread: a target that is slow to tell what is free holds up those alone that go there.
+                let go = move || run_vm(context, vm, slots, (tenant, ends), || self.ask_for_room(slots, vm));
                 if Builder::new().spawn_scoped(scope, go).is_err() {
                     // No thread can be had: then VMs go one after the other.
                     go();
@@ -243,29 +241,38 @@ impl Runner<'_> {
     }
 
     /// Asks for room at the target of a VM that is about to begin. False if it does not begin, now or ever.
-    fn has_room(&self, schedule: &Schedule, id: JobId, vm: &PlannedVm) -> bool {
-        let Some(rooms) = schedule.rooms_for(id).filter(|_| !self.stop.is_set()) else { return true };
+    fn ask_for_room(&self, slots: Slots<'_>, vm: &PlannedVm) -> Result<bool, EngineError> {
+        let Slots { schedule, id, clock } = slots;
+        let Some(rooms) = schedule.rooms_for(id).filter(|_| !self.stop.is_set()) else { return Ok(true) };
+        schedule.begins_to_ask(id);
+        match self.room_for(&rooms, slots, vm) {
+            Answer::Promised(room) => {
+                schedule.give_room(id, room, clock);
+                slots.take(self.stop).map(|()| true)
+            }
+            Answer::Wait(wait) => Ok(schedule.wait_for_room(id, wait, clock)),
+            Answer::Never(why) => Ok(schedule.refuse(id, why.into(), clock)),
+        }
+    }
+
+    fn room_for(&self, rooms: &Rooms, Slots { schedule, id, .. }: Slots<'_>, vm: &PlannedVm) -> Answer {
         // Images that a converter or a guest wrote to are removed before anything is copied.
         let is_anew =
             vm.warm.is_some() && self.store.warm(self.plan, &vm.vm.id).is_ok_and(|warm| warm.replica_touched);
         // What cannot be asked now is told by the VM's own check.
-        let Ok(places) = self.target.places(vm, schedule.is_left(id) && !is_anew) else { return true };
+        let Ok(places) = self.target.places(vm, schedule.is_left(id) && !is_anew) else {
+            return Answer::Promised(Room::default());
+        };
+        if let Some(late) = schedule.asks_at(id, &places) {
+            return Answer::Wait(late);
+        }
         let asks = Asks {
             plan: self.plan,
             vm: &vm.target_name,
             insists: schedule.goes_on(id),
             disks: vm.disks.iter().map(|disk| disk.disk.capacity_bytes).collect(),
         };
-        let free = |place: &TargetPlace| self.target.free_bytes(vm, place).ok().flatten();
-        match rooms.ask(&asks, places, &free) {
-            Answer::Promised(room) => schedule.give_room(id, room),
-            Answer::Wait(wait) => {
-                schedule.wait_for_room(id, wait, self.clock);
-                return false;
-            }
-            Answer::Never(why) => return schedule.refuse(id, why.into(), self.clock),
-        }
-        true
+        rooms.ask(&asks, places, &|place: &TargetPlace| self.target.free_bytes(vm, place).ok().flatten())
     }
 
     /// All VMs have ended: calls what is left to be called after waves, and waits for it, so that a request to stop is heeded
@@ -348,6 +355,7 @@ impl Runner<'_> {
             // A lost sample is a gap in a chart; trouble with the store shows itself elsewhere.
             let _ = self.store.add_sample(self.plan, read, written, &disks);
             run.schedule.let_room_go();
+            run.schedule.let_askers_wait(run.tenant, self.clock);
             self.keep_waits(run, &mut waits);
             self.heed_words(run);
             self.tell_given_up(run);
@@ -479,27 +487,42 @@ fn wave_words(plan: &str, event: &Event) -> Option<String> {
     }
 }
 
-fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, tenant: Tenant, ends: &Mutex<Vec<VmEnd>>) {
+/// Takes a VM through its journey, unless `begins` says that it does not begin.
+fn run_vm(
+    context: &Context<'_>,
+    vm: &PlannedVm,
+    slots: Slots<'_>,
+    (tenant, ends): (Tenant, &Mutex<Vec<VmEnd>>),
+    begins: impl FnOnce() -> Result<bool, EngineError>,
+) {
     // A defect that shows with one VM must not take the others along. What it was doing stays as a crash
     // would leave it, and a resume sees to it.
     let mut journey = Journey::new(context, vm, slots);
     let travel = AssertUnwindSafe(|| {
+        match begins() {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(error) => return Some(journey.end_unbegun(error)),
+        }
         if let Some(why) = slots.take_given_up() {
-            return journey.end_given_up(why);
+            return Some(journey.end_given_up(why));
         }
         loop {
-            if let Some(end) = journey.run() {
+            let end = journey.run();
+            if end.is_some() {
                 return end;
             }
             let again = slots.take(context.stop);
             journey = Journey::new(context, vm, slots);
             if let Err(error) = again {
-                return journey.end_unbegun(error);
+                return Some(journey.end_unbegun(error));
             }
         }
     });
     let end = match catch_unwind(travel) {
-        Ok(end) => end,
+        Ok(Some(end)) => end,
+        // Its slots are others', and it comes again in another thread, or never.
+        Ok(None) => return,
         Err(panic) => {
             let what = panic.downcast_ref::<String>().map(String::as_str);
             let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");

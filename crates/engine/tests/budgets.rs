@@ -4,9 +4,10 @@
 mod fakes;
 
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use drover_engine::{Cause, Event, NoObserver, Phase, PlanState, plan_report};
+use drover_engine::{Cause, Event, EventRow, NoObserver, Phase, PlanState, plan_report};
 use drover_types::inventory::{PowerState, Vm};
 use fakes::{PLAN, Watch, World, vm};
 
@@ -62,6 +63,20 @@ fn vms_wait_for_the_room_that_is_promised_to_others_and_one_that_never_fits_is_r
     world.free_bytes = None;
     assert!(world.run(&NoObserver).is_complete());
     world.assert_arrived("all of them");
+}
+
+#[test]
+fn a_place_that_does_not_answer_holds_up_only_the_vms_that_go_there() {
+    let mut world = World::with(&crowd(), "start: true\nlimits: {vms_per_host: 1, disks: 4}");
+    // The largest of each host, which go first there.
+    world.silent = vec!["vm2".into(), "vm5".into()];
+    let outcome = world.run(&NoObserver);
+    assert!(outcome.is_complete() && outcome.done == 8, "{outcome:?}");
+    assert!(world.was_silent.load(Ordering::SeqCst), "six VMs arrived before the place answered");
+    let told = world.store.events(PLAN).unwrap();
+    let waits = |event: &&EventRow| event.kind == "waits" && event.vm.as_deref() == Some("vm-vm2");
+    let waits: Vec<&str> = told.iter().filter(waits).map(|event| event.text.as_str()).collect();
+    assert!(waits.contains(&"the silence, which does not tell how much is free there"), "{waits:?}");
 }
 
 #[test]

@@ -191,6 +191,11 @@ pub enum Wait {
         /// The plans of those others.
         plans: Vec<String>,
     },
+    /// The place that it goes to does not tell how much is free there.
+    RoomUntold {
+        /// The place, as people call it.
+        place: String,
+    },
     /// Other processes with the same state folder have the VM slots of its host.
     Elsewhere {
         /// Host.
@@ -211,6 +216,7 @@ impl Wait {
                 one == two
             }
             (Wait::Room { place: one, .. }, Wait::Room { place: two, .. }) => one == two,
+            (Wait::RoomUntold { place: one }, Wait::RoomUntold { place: two }) => one == two,
             (Wait::Stage { stage: one, .. }, Wait::Stage { stage: two, .. }) => one == two,
             _ => discriminant(self) == discriminant(other),
         }
@@ -237,7 +243,7 @@ impl Wait {
             Wait::Stage { .. } => "stage",
             Wait::Together { .. } => "together",
             Wait::Cutovers { .. } => "cutovers",
-            Wait::Room { .. } => "room",
+            Wait::Room { .. } | Wait::RoomUntold { .. } => "room",
             Wait::Elsewhere { .. } => "elsewhere",
         }
     }
@@ -264,6 +270,7 @@ impl Wait {
             | Wait::Stage { .. }
             | Wait::Together { .. }
             | Wait::Room { .. }
+            | Wait::RoomUntold { .. }
             | Wait::Cutovers { .. } => false,
         }
     }
@@ -310,6 +317,7 @@ impl fmt::Display for Wait {
                 Bytes(*promised_bytes),
                 named(plans)
             ),
+            Wait::RoomUntold { place } => write!(f, "{place}, which does not tell how much is free there"),
             Wait::Elsewhere { host, of } => write!(f, "{host}: {of} VMs at once, other processes have them"),
         }
     }

@@ -27,6 +27,7 @@ pub(crate) use self::job::budgets_of;
 use self::job::{host_limits, job_of, key_of, own_limits};
 use self::learned::Learned;
 pub(crate) use self::rooms::{Answer, Asks, Room, Rooms};
+use self::with_room::Asking;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::store::VmRow;
@@ -48,6 +49,8 @@ struct State {
     short: BTreeSet<String>,
     /// VMs that found no room at their targets when they asked last.
     no_room: BTreeSet<JobId>,
+    /// VMs that are about to begin and have no answer yet whether there is room at their targets.
+    asking: BTreeMap<JobId, Asking>,
     /// VMs that were called up to move over: they wait for their slots, or have them and wait for others that move over.
     called_up: BTreeSet<JobId>,
     learned: Learned,
@@ -167,6 +170,7 @@ impl Schedule {
             rooms: None,
             short: BTreeSet::new(),
             no_room: BTreeSet::new(),
+            asking: BTreeMap::new(),
             called_up: BTreeSet::new(),
             learned: Learned::default(),
         };
@@ -488,6 +492,7 @@ impl State {
     fn end(&mut self, id: JobId, ended: Ended, now_ms: u64) {
         self.let_out(id);
         self.no_room.remove(&id);
+        self.asking.remove(&id);
         if let Some(one) = self.vms.get_mut(&id) {
             one.room = None;
             self.scheduler.finished(id, ended, now_ms);

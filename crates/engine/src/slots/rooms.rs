@@ -9,11 +9,12 @@
 //! is changed in one step and read without a lock.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drover_disk::claim_file;
@@ -32,6 +33,17 @@ const LOCK: &str = "lock";
 
 /// Tells promises of one process apart.
 static PROMISES: AtomicU64 = AtomicU64::new(0);
+
+/// Promises of this process, by their folders and names, and the blocks that their files tell: what is known here is not asked of the
+/// files, of which there is one for each VM that is at work.
+static OWN: Mutex<Own> = Mutex::new(Own::new());
+
+type Own = BTreeMap<PathBuf, BTreeMap<OsString, Arc<AtomicU64>>>;
+
+/// Held, too, while somebody of this process looks at what is promised and promises more.
+fn own() -> MutexGuard<'static, Own> {
+    OWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The folder of all promises.
 #[derive(Clone)]
@@ -78,7 +90,7 @@ struct Promise {
     /// By the places of disks in their VM, what each may still need.
     needs: BTreeMap<usize, u64>,
     /// Blocks that the file tells.
-    told: u64,
+    told: Arc<AtomicU64>,
 }
 
 /// What is promised at a place.
@@ -109,10 +121,7 @@ impl Rooms {
         let mut room = Room { promises: Vec::new(), disks };
         for place in places.into_iter().filter(|place| place.needs_bytes() > 0) {
             let folder = self.folder.join(file_name(&place.key));
-            let Ok(locked) = fs::create_dir_all(&folder).and_then(|()| lock(&folder)) else { continue };
-            let Ok(promised) = promised(&folder) else { continue };
-            room.promises.extend(promise(&folder, asks.plan, &place).ok());
-            drop(locked);
+            let Ok(promised) = room.promise(&folder, asks.plan, &place) else { continue };
             if asks.insists {
                 continue;
             }
@@ -126,6 +135,18 @@ impl Rooms {
 }
 
 impl Room {
+    /// Promises what the VM may need in the folder of a place, and gives what was promised there before.
+    fn promise(&mut self, folder: &Path, plan: &str, place: &TargetPlace) -> io::Result<Promised> {
+        let mut own = own();
+        fs::create_dir_all(folder)?;
+        let _locked = lock(folder)?;
+        let own = own.entry(folder.to_path_buf()).or_default();
+        let promised = promised(folder, own)?;
+        // One that cannot be written is not promised, and no VM is kept back.
+        self.promises.extend(promise(folder, own, plan, place).ok());
+        Ok(promised)
+    }
+
     /// A disk, by its place in the VM, is copied from now on.
     pub(super) fn fill(&mut self, disk: usize, copy: Arc<Progress>) {
         if let Some(filling) = self.disks.get_mut(disk) {
@@ -150,8 +171,8 @@ impl Promise {
     fn tell(&mut self) {
         let blocks = blocks(self.needs.values().sum());
         // One that cannot be made smaller holds others up, and no more.
-        if blocks != self.told && self.file.set_len(blocks).is_ok() {
-            self.told = blocks;
+        if blocks != self.told.load(Relaxed) && self.file.set_len(blocks).is_ok() {
+            self.told.store(blocks, Relaxed);
         }
     }
 }
@@ -160,6 +181,10 @@ impl Drop for Promise {
     fn drop(&mut self) {
         // One that stays is held by nobody, and goes when the next one asks.
         let _ = fs::remove_file(&self.path);
+        let (Some(folder), Some(name)) = (self.path.parent(), self.path.file_name()) else { return };
+        if let Some(promises) = own().get_mut(folder) {
+            promises.remove(name);
+        }
     }
 }
 
@@ -175,36 +200,58 @@ fn lock(folder: &Path) -> io::Result<File> {
 }
 
 /// Sums up what is promised, and removes what was promised to processes that are no more. The place is locked.
-fn promised(folder: &Path) -> io::Result<Promised> {
+fn promised(folder: &Path, own: &BTreeMap<OsString, Arc<AtomicU64>>) -> io::Result<Promised> {
     let mut sum = Promised::default();
     for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| *name != LOCK) else {
-            continue;
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(text) = name.to_str().filter(|name| *name != LOCK) else { continue };
+        let blocks = match own.get(&name) {
+            Some(told) => told.load(Relaxed),
+            None => match promised_elsewhere(&entry.path())? {
+                Some(blocks) => blocks,
+                None => continue,
+            },
         };
-        // For writing, too: NFS locks nothing else.
-        let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => {}
-            Err(TryLockError::Error(_)) => continue,
-            Ok(()) => {
-                let _ = fs::remove_file(&path);
-                continue;
-            }
+        sum.bytes = sum.bytes.saturating_add(blocks.saturating_mul(BLOCK_BYTES));
+        if let Some((_, plan)) = text.split_once('.').filter(|(_, plan)| !sum.plans.contains(*plan)) {
+            sum.plans.insert(plan.to_string());
         }
-        sum.bytes = sum.bytes.saturating_add(file.metadata()?.len().saturating_mul(BLOCK_BYTES));
-        sum.plans.extend(name.split_once('.').map(|(_, plan)| plan.to_string()));
     }
     Ok(sum)
 }
 
-fn promise(folder: &Path, plan: &str, place: &TargetPlace) -> io::Result<Promise> {
+/// The blocks of another process's promise; nothing if that is no more, and then it is removed.
+fn promised_elsewhere(path: &Path) -> io::Result<Option<u64>> {
+    // For writing, too: NFS locks nothing else.
+    let Ok(file) = OpenOptions::new().read(true).write(true).open(path) else { return Ok(None) };
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Ok(Some(file.metadata()?.len())),
+        Err(TryLockError::Error(_)) => Ok(None),
+        Ok(()) => {
+            let _ = fs::remove_file(path);
+            Ok(None)
+        }
+    }
+}
+
+fn promise(
+    folder: &Path,
+    own: &mut BTreeMap<OsString, Arc<AtomicU64>>,
+    plan: &str,
+    place: &TargetPlace,
+) -> io::Result<Promise> {
     let number = PROMISES.fetch_add(1, Relaxed);
-    let path = folder.join(format!("{}-{number}.{}", std::process::id(), file_name(plan)));
+    let name = format!("{}-{number}.{}", std::process::id(), file_name(plan));
+    let path = folder.join(&name);
     let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-    let mut promise = Promise { file, path, needs: place.needs.clone(), told: 0 };
-    promise.file.try_lock()?;
+    if let Err(error) = file.try_lock() {
+        let _ = fs::remove_file(&path);
+        return Err(error.into());
+    }
+    let mut promise = Promise { file, path, needs: place.needs.clone(), told: Arc::default() };
     promise.tell();
+    own.insert(name.into(), promise.told.clone());
     Ok(promise)
 }
 

@@ -168,16 +168,30 @@ impl Scheduler {
         self.check_invariants();
     }
 
-    /// A job was admitted and has no room at its target: it is put aside until then, and waits at its old place afterwards. `wait`
-    /// is what is told of it meanwhile.
+    /// A job was admitted and has no room at its target, or lacks it still: it is put aside until then, and waits at its old place
+    /// afterwards. `wait` is what is told of it meanwhile.
     ///
     /// # Panics
-    /// If it does not run.
+    /// If it neither runs nor lacks room.
     pub fn lacks_room(&mut self, id: JobId, wait: Wait, until_ms: u64, now_ms: u64) {
-        self.take_admission_back(id, now_ms);
+        match self.jobs[&id].state {
+            State::Aside(aside @ Aside::Room(_)) => self.take_back(id, aside),
+            _ => self.take_admission_back(id, now_ms),
+        }
         self.jobs.get_mut(&id).expect("a job that lacks room is known").room = Some(wait);
         self.put_aside(id, Hold::For(Aside::Room(until_ms)), now_ms);
         self.check_invariants();
+    }
+
+    /// There is room at the target of a job that lacked it: it waits at its old place again. Nothing if it lacks none.
+    pub fn finds_room(&mut self, id: JobId, now_ms: u64) {
+        if let Some(State::Aside(aside @ Aside::Room(_))) =
+            self.jobs.get(&id).map(|entry| entry.state.clone())
+        {
+            self.take_back(id, aside);
+            self.wait_again(id, now_ms);
+            self.check_invariants();
+        }
     }
 
     fn take_admission_back(&mut self, id: JobId, now_ms: u64) {

@@ -86,6 +86,14 @@ fn a_job_without_room_at_its_target_lets_others_go_and_asks_again_at_its_old_pla
     assert_eq!(scheduler.wait_of(JobId(0), 1000).map(|wait| wait.kind()), Some("host_vms"));
     arrive(&mut scheduler, 1);
     assert_eq!(admitted_at(&mut scheduler, 1000), [0], "before the third");
+    // One of which it is not known yet waits until that is told.
+    scheduler.lacks_room(JobId(0), Wait::RoomUntold { place: "/vms".into() }, u64::MAX, 1000);
+    assert_eq!((admitted_at(&mut scheduler, 9000), scheduler.next_event_ms(9000)), (vec![2], None));
+    scheduler.lacks_room(JobId(0), Wait::RoomUntold { place: "/vms".into() }, 9500, 9000);
+    scheduler.finds_room(JobId(0), 9000);
+    scheduler.finds_room(JobId(0), 9000);
+    arrive(&mut scheduler, 2);
+    assert_eq!(admitted_at(&mut scheduler, 9000), [0]);
 }
 
 #[test]
