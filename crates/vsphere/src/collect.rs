@@ -1,3 +1,6 @@
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{VsphereError, VsphereErrorKind};
@@ -35,6 +38,8 @@ impl Object {
     }
 }
 
+/// Questions at once about many objects: the next answers are made while one is read.
+const READERS: usize = 3;
 /// Objects of one page. vCenter slows down with larger pages, and each page has to fit in memory.
 const PAGE_OBJECTS_MAX: u32 = 100;
 /// Objects in all; the largest vCenter has some 70,000 VMs.
@@ -70,16 +75,14 @@ impl Inner {
         properties: Properties<'_>,
         objects: &str,
     ) -> Result<Vec<Object>, VsphereError> {
-        self.retrieve_as(op, properties, objects, |object| object)
+        self.retrieve_until(op, (properties, objects), Instant::now() + PAGES_TIME_MAX, |object| object)
     }
 
-    /// The same, keeping only what `keep` makes of each object: thousands of them with all their properties take hundreds of
-    /// megabytes.
-    pub fn retrieve_as<T>(
+    fn retrieve_until<T>(
         &self,
         op: &str,
-        properties: Properties<'_>,
-        objects: &str,
+        (properties, objects): (Properties<'_>, &str),
+        deadline: Instant,
         keep: impl Fn(Object) -> T,
     ) -> Result<Vec<T>, VsphereError> {
         let spec = filter_spec(properties, objects);
@@ -93,7 +96,54 @@ impl Inner {
             work.check(op)?;
             self.page(op, "ContinueRetrievePropertiesEx", &tag("token", token))
         };
-        follow(op, first, next, Instant::now() + PAGES_TIME_MAX, keep)
+        follow(op, first, next, deadline, keep)
+    }
+
+    /// Reads properties of many objects of one type, a page of them with each question and several questions at once. What `keep` makes
+    /// of each comes in their order, and thousands of them with all their properties would take hundreds of megabytes. Objects that are
+    /// gone meanwhile are left out.
+    pub fn retrieve_each<T: Send>(
+        &self,
+        op: &str,
+        properties: Properties<'_>,
+        objects: &[Moref],
+        keep: impl Fn(Object) -> T + Sync,
+    ) -> Result<Vec<T>, VsphereError> {
+        if objects.len() > OBJECTS_MAX {
+            return Err(without_end(op, objects.len()));
+        }
+        let (work, deadline) = (self.begin(), Instant::now() + PAGES_TIME_MAX);
+        let pages: Vec<&[Moref]> = objects.chunks(PAGE_OBJECTS_MAX as usize).collect();
+        let next = AtomicUsize::new(0);
+        let read = || -> Result<Vec<(usize, Vec<T>)>, VsphereError> {
+            let mut found = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(page) = pages.get(number) else { return Ok(found) };
+                let specs =
+                    page.iter().map(just).collect::<String>() + &tag("reportMissingObjectsInResults", "true");
+                let kept = work.check(op).and_then(|()| match Instant::now() < deadline {
+                    true => self.retrieve_until(op, (properties, &specs), deadline, &keep),
+                    false => Err(without_end(op, number * PAGE_OBJECTS_MAX as usize)),
+                });
+                // One that fails ends the others with their next page.
+                found.push((number, kept.inspect_err(|_| next.store(pages.len(), Ordering::Relaxed))?));
+            }
+        };
+        let found = thread::scope(|scope| {
+            let begin = |_| thread::Builder::new().spawn_scoped(scope, read).ok();
+            // Where there are no threads one reader reads all.
+            let others: Vec<_> = (1..READERS.min(pages.len())).filter_map(begin).collect();
+            let mut found = vec![read()];
+            found.extend(
+                others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic))),
+            );
+            found
+        });
+        let mut found: Vec<_> =
+            found.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        found.sort_by_key(|(number, _)| *number);
+        Ok(found.into_iter().flat_map(|(_, kept)| kept).collect())
     }
 
     fn page(&self, op: &str, method: &str, arguments: &str) -> Result<Element, VsphereError> {
@@ -119,26 +169,39 @@ fn follow<T>(
 ) -> Result<Vec<T>, VsphereError> {
     let mut found = Vec::new();
     let mut empty_pages = 0;
-    while let Some(result) = page.child("returnval") {
+    while let Some(result) = page.take("returnval") {
         let before = found.len();
-        found.extend(result.all("objects").map(object_of).map(&keep));
-        let Some(token) = result.text_at("token") else { break };
+        let token = result.text_at("token").map(str::to_string);
+        let objects = result.children.into_iter().filter(|child| child.name == "objects");
+        found.extend(objects.map(object_of).map(&keep));
+        let Some(token) = token else { break };
         empty_pages += u32::from(found.len() == before);
         if empty_pages > EMPTY_PAGES_MAX || found.len() > OBJECTS_MAX || Instant::now() >= deadline {
-            let why = format!("pages of objects without end ({} so far)", found.len());
-            return Err(VsphereError::new(VsphereErrorKind::NotVsphere, op, why));
+            return Err(without_end(op, found.len()));
         }
-        page = next(token)?;
+        page = next(&token)?;
     }
     Ok(found)
 }
 
-pub(crate) fn object_of(content: &Element) -> Object {
-    let property = |set: &Element| Some((set.string_at("name"), set.child("val")?.clone()));
-    Object {
-        moref: content.child("obj").map(Moref::of).unwrap_or_else(|| Moref::new("", "")),
-        properties: content.all("propSet").filter_map(property).collect(),
+fn without_end(op: &str, objects: usize) -> VsphereError {
+    let why = format!("pages of objects without end ({objects} so far)");
+    VsphereError::new(VsphereErrorKind::NotVsphere, op, why)
+}
+
+pub(crate) fn object_of(content: Element) -> Object {
+    let mut object = Object { moref: Moref::new("", ""), properties: Vec::new() };
+    for mut child in content.children {
+        match child.name.as_str() {
+            "obj" => object.moref = Moref::of(&child),
+            "propSet" => {
+                let name = child.string_at("name");
+                object.properties.extend(child.take("val").map(|value| (name, value)));
+            }
+            _ => {}
+        }
     }
+    object
 }
 
 #[cfg(test)]
@@ -150,7 +213,7 @@ mod tests {
     fn unset_and_empty_properties_are_absent() {
         let text = "<objects><obj type=\"VirtualMachine\">vm-1</obj><propSet><name>name</name><val>web</val></propSet>\
                     <propSet><name>runtime.host</name><val/></propSet><propSet><name>broken</name></propSet></objects>";
-        let object = object_of(&xml::parse(text).unwrap());
+        let object = object_of(xml::parse(text).unwrap());
         assert_eq!((object.moref.id.as_str(), object.text("name")), ("vm-1", Some("web")));
         assert!(
             object.text("runtime.host").is_none() && object.get("broken").is_none() && !object.flag("none")

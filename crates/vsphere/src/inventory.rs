@@ -27,7 +27,7 @@ const VIEW_TYPES: [&str; 7] =
     ["VirtualMachine", "HostSystem", "Datastore", "Network", "Folder", "Datacenter", "ComputeResource"];
 
 impl Session {
-    /// Everything the user may see, in a few requests however many VMs there are. Tags are read too, where there
+    /// Everything the user may see, in one request for each hundred VMs and a few more. Tags are read too, where there
     /// is a vCenter; if that fails, the reason is in [`Session::warnings`].
     ///
     /// # Errors
@@ -102,15 +102,33 @@ impl Inner {
         found
     }
 
-    /// First where VMs may be, which is little, then VM by VM.
+    /// First where VMs may be and which there are, which is little, then what they are made of: in pages, which the server makes beside
+    /// each other.
     fn viewed(&self, op: &str, view: &Moref) -> Result<Inventory, VsphereError> {
         let places = self.retrieve(op, AROUND_PROPERTIES, &view_spec(view))?;
         let mut around = Surroundings::default();
         places.iter().for_each(|object| around.learn(object));
+        let members = self.members(op, view, places.is_empty())?;
         let paths = self.vm_properties();
         let vm = |object: Object| (!is_template(&object)).then(|| vm_of(&object, &around));
-        let vms = self.retrieve_as(op, &[("VirtualMachine", &paths)], &view_spec(view), vm)?;
+        let vms = self.retrieve_each(op, &[("VirtualMachine", &paths)], &members, vm)?;
         Ok(Inventory { vms: vms.into_iter().flatten().collect(), ..surroundings_of(&places) })
+    }
+
+    /// The VMs of a view, which may tell none if it is empty.
+    fn members(&self, op: &str, view: &Moref, is_empty: bool) -> Result<Vec<Moref>, VsphereError> {
+        let told = self.read(op, view, &["view"])?;
+        match told.get("view") {
+            Some(members) => {
+                let members = members.children.iter().map(Moref::of);
+                Ok(members.filter(|member| member.kind == "VirtualMachine").collect())
+            }
+            None if is_empty => Ok(Vec::new()),
+            None => {
+                let why = "the view of all objects does not tell which they are";
+                Err(VsphereError::new(crate::VsphereErrorKind::NotVsphere, op, why))
+            }
+        }
     }
 }
 
@@ -261,7 +279,7 @@ mod tests {
             <selectedVnic>k-0</selectedVnic></VirtualNicManagerNetConfig><VirtualNicManagerNetConfig>\
             <nicType>management</nicType><selectedVnic>management.key-vim.host.VirtualNic-vmk0</selectedVnic>\
             </VirtualNicManagerNetConfig></val></propSet></o>";
-        let host = host_of(&object_of(&xml::parse(text).unwrap()));
+        let host = host_of(&object_of(xml::parse(text).unwrap()));
         assert_eq!((host.power_policy, host.thumbprint), (Some(PowerPolicy::HighPerformance), None));
         assert_eq!(host.physical_nics[0].link_mbps, Some(25000));
         assert_eq!(host.physical_nics[1].link_mbps, None);

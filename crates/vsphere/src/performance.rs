@@ -300,7 +300,7 @@ mod tests {
                  <rollupType>average</rollupType><level>2</level><perDeviceLevel>3</perDeviceLevel></PerfCounterInfo></val>\
                  </propSet></o>"
             );
-            object_of(&xml::parse(&text).unwrap())
+            object_of(xml::parse(&text).unwrap())
         };
         let counter = counter_of(&kept(true, "")).unwrap();
         assert_eq!(counter, Counter { id: 174, level: 3 });

@@ -226,7 +226,7 @@ mod tests {
         let sets: String = (properties.iter())
             .map(|(name, val)| format!("<propSet><name>{name}</name><val>{val}</val></propSet>"))
             .collect();
-        object_of(&xml::parse(&format!("<o><obj type=\"{kind}\">{id}</obj>{sets}</o>")).unwrap())
+        object_of(xml::parse(&format!("<o><obj type=\"{kind}\">{id}</obj>{sets}</o>")).unwrap())
     }
 
     fn tree() -> Surroundings {

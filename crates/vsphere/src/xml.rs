@@ -65,6 +65,12 @@ impl Element {
         self.children.iter().find(|child| child.name == name)
     }
 
+    /// Takes the first child of that name out.
+    pub fn take(&mut self, name: &str) -> Option<Element> {
+        let at = self.children.iter().position(|child| child.name == name)?;
+        Some(self.children.swap_remove(at))
+    }
+
     /// All children of that name.
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Element> + Clone {
         self.children.iter().filter(move |child| child.name == name)
