@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use drover_engine::{
-    Clock, Foreseen, ForeseenNow, ForeseenVm, Foresight, PlanReport, ProgressRow, Store, StoreError,
-    SystemClock, VmReport, VmRow, VmState,
+    Clock, Foreseen, ForeseenNow, ForeseenVm, Foresight, ProgressRow, Store, StoreError, SystemClock,
+    VmReport, VmRow, VmState,
 };
 use drover_forecast::{
     Copied, FleetVm, Forecast, Line, Progress, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX,
@@ -43,27 +44,46 @@ pub fn rates_here(args: &WhatIfArgs) -> Result<Rates, Failure> {
 pub fn seen(store: &Store) -> Result<Seen, StoreError> {
     let mut seen = Seen::default();
     for plan in store.plans()?.into_iter().take(PLANS_MAX) {
-        if let Some(report) = drover_engine::plan_report(store, &plan.name)? {
-            see(&mut seen, &report);
-        }
+        let mut copies = Copies::new();
+        drover_engine::arrived_vms(store, &plan.name, |vm| {
+            see_copy(&mut copies, vm);
+            see_vm(&mut seen, vm);
+        })?;
+        seen.copied.extend(copies.into_values().filter_map(|mut copies| Copied::of(&mut copies)));
     }
     Ok(seen)
 }
 
-fn see(seen: &mut Seen, report: &PlanReport) {
-    let arrived = || report.vms.iter().filter(|vm| vm.has_arrived());
-    let mut hosts: BTreeMap<&str, Vec<(f64, f64, usize, u64)>> = BTreeMap::new();
+/// When VMs were copied from each host, how many disks each has and what was read of them.
+type Copies = BTreeMap<String, Vec<(f64, f64, usize, u64)>>;
+
+fn see_copy(hosts: &mut Copies, vm: &VmReport) {
     // A warm VM is copied in passes, which say little of a whole disk.
-    for vm in arrived().filter(|vm| vm.warm.is_none()) {
-        let copies = vm.phases.iter().filter(|phase| phase.phase == "copy");
-        let mut times = copies.filter_map(|phase| Some((phase.started_ms as f64, phase.ended_ms? as f64)));
-        // One that was copied in several goes is known by its last alone, as what it read is.
-        let Some(((begin, end), host)) = times.next_back().zip(vm.source_host.as_deref()) else { continue };
-        let read = vm.sum(|disk| disk.read_bytes);
-        hosts.entry(host).or_default().push((begin / 1000.0, end / 1000.0, vm.disks.len(), read));
+    if vm.warm.is_some() {
+        return;
     }
-    seen.copied.extend(hosts.into_values().filter_map(|mut copies| Copied::of(&mut copies)));
-    arrived().for_each(|vm| see_vm(seen, vm));
+    let copies = vm.phases.iter().filter(|phase| phase.phase == "copy");
+    let mut times = copies.filter_map(|phase| Some((phase.started_ms as f64, phase.ended_ms? as f64)));
+    // One that was copied in several goes is known by its last alone, as what it read is.
+    let Some(((begin, end), host)) = times.next_back().zip(vm.source_host.clone()) else { return };
+    let read = vm.sum(|disk| disk.read_bytes);
+    hosts.entry(host).or_default().push((begin / 1000.0, end / 1000.0, vm.disks.len(), read));
+}
+
+/// Rates that runs of this process are foreseen by, by state folder, and when they were looked up: the plans of a daemon share them.
+static RATES: Mutex<BTreeMap<PathBuf, (Instant, Rates)>> = Mutex::new(BTreeMap::new());
+/// Older ones are looked up anew.
+const RATES_KEPT: Duration = Duration::from_secs(10);
+
+/// The rates of a store, as they were a moment ago. Whoever asks while they are looked up waits for that.
+fn rates_of(store: &Store) -> Result<Rates, StoreError> {
+    let mut known = RATES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, rates)) = known.get(store.folder()).filter(|(at, _)| at.elapsed() < RATES_KEPT) {
+        return Ok(rates.clone());
+    }
+    let rates = seen(store)?.rates();
+    known.insert(store.folder().to_path_buf(), (Instant::now(), rates.clone()));
+    Ok(rates)
 }
 
 fn see_vm(seen: &mut Seen, vm: &VmReport) {
@@ -202,11 +222,11 @@ pub fn begin(store: &Store, plan: &Plan, vms: &[PlannedVm], hosts: &BTreeMap<Str
     let begun = run.progress_in(store).unwrap_or_default();
     let first = move || {
         // Without rates of its own a run is foreseen by what is assumed; a store that cannot be read shows itself elsewhere.
-        let seen = Store::open_to_read(&folder).and_then(|store| seen(&store)).unwrap_or_default();
+        let rates = Store::open_to_read(&folder).and_then(|store| rates_of(&store)).unwrap_or_default();
         let left = left_of(&question, &begun, question.start_ms);
         let mut has_ended = begun.iter().map(|it| *it == Progress::Ended).chain(std::iter::repeat(false));
         let ids = ids.into_iter().filter(|_| has_ended.next() == Some(false)).collect();
-        foreseen(&Question { rates: seen.rates(), ..left }, ids)
+        foreseen(&Question { rates, ..left }, ids)
     };
     Foresight::correcting(first, CORRECT_EACH, move || run.foreseen_now().ok())
 }
@@ -227,14 +247,14 @@ impl Begun {
         let store = Store::open_to_read(&self.folder)?;
         let at_ms = SystemClock.now_ms();
         let left = left_of(&self.question, &self.progress_in(&store)?, at_ms.max(0) as u64);
-        let forecast = foresee_roughly(&Question { rates: seen(&store)?.rates(), ..left });
+        let forecast = foresee_roughly(&Question { rates: rates_of(&store)?, ..left });
         let Spread { p10, p50, p90 } = forecast.makespan_s;
         let end_ms = [p10, p50, p90].map(|seconds| at_ms.saturating_add((seconds * 1000.0) as i64));
         Ok(ForeseenNow { at_ms, end_ms })
     }
 
     fn progress_in(&self, store: &Store) -> Result<Vec<Progress>, StoreError> {
-        Ok(self.progress(&store.vms(&self.plan)?, &store.progress(&self.plan)?))
+        Ok(self.progress(&store.vms_in_short(&self.plan)?, &store.progress(&self.plan)?))
     }
 
     /// How far each VM is. What failed before the run began is tried again by it.

@@ -280,8 +280,10 @@ fn check_what_arrived(
     target: &PlanTarget,
     words: &dyn Words,
 ) -> Result<(), Failure> {
-    let rows = store.vms(plan)?;
-    let is_done = |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::Done);
+    let rows = store.vms_in_short(plan)?;
+    let is_done = |row: &&VmRow| row.state == VmState::Done;
+    let arrived: BTreeSet<&str> = rows.iter().filter(is_done).map(|row| row.id.as_str()).collect();
+    let is_done = |vm: &&PlannedVm| arrived.contains(vm.vm.id.as_str());
     let done: Vec<&PlannedVm> = vms.iter().filter(is_done).collect();
     let mut gone = Vec::new();
     let (there, away): (Vec<&PlannedVm>, Vec<&PlannedVm>) =

@@ -92,7 +92,7 @@ impl<'a> Traced<'a> {
         if self.export.is_none() && !drover_log::is_on() {
             return;
         }
-        let rows = match self.store.vms(self.plan) {
+        let rows = match self.store.vms_in_short(self.plan) {
             Ok(rows) => rows,
             Err(error) => {
                 log!("trace", "no traces: {}", chain(&error));

@@ -47,6 +47,6 @@ pub fn left_out(
     let is_over = |row: &VmRow| matches!(row.state, VmState::Done | VmState::Cancelled);
     let ids: HashSet<&str> = vms.iter().map(|vm| vm.vm.id.as_str()).collect();
     let is_out = |row: &VmRow| !ids.contains(row.id.as_str());
-    let rows = store.vms(plan)?.into_iter();
+    let rows = store.vms_in_short(plan)?.into_iter();
     Ok(rows.filter(|row| is_held(row) && !is_over(row) && is_out(row)).map(|row| row.name).collect())
 }

@@ -49,7 +49,8 @@ pub use provider::{
 };
 pub use rehearsal::{CopyState, HeldPlan, copy_of, hold_plan};
 pub use report::{
-    DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report, rates, vm_details,
+    DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, arrived_vms, plan_report, rates,
+    vm_details,
 };
 pub use runner::{RunOutcome, Runner, is_run_elsewhere};
 pub use slots::{InUse, Schedule};

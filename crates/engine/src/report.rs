@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use drover_mover::Attribution;
-use drover_plan::PlannedVm;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::provider::LinkBytes;
 use crate::store::{
@@ -126,6 +125,12 @@ impl VmReport {
         self.disks.iter().map(|disk| disk.equal).try_fold(true, |all, one| one.map(|one| all && one))
     }
 
+    /// Hosts have names where a run told them.
+    fn name_host(&mut self, runs: &[RunRow]) {
+        let name = |id: &String| runs.iter().rev().find_map(|run| run.facts.source_hosts.get(id));
+        self.source_host = self.source_host.take().map(|id| name(&id).cloned().unwrap_or(id));
+    }
+
     /// Sum over its disks.
     pub fn sum(&self, field: impl Fn(&DiskRow) -> Option<u64>) -> u64 {
         self.disks.iter().filter_map(|disk| field(&disk.details)).sum()
@@ -138,16 +143,18 @@ impl VmReport {
 /// If the store cannot be read.
 pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, StoreError> {
     let Some(plan) = store.plan(name)? else { return Ok(None) };
-    let disks = store.disks(name)?;
     let events = store.events(name)?;
     let rows = store.vms(name)?;
     let waves = wave_reports(store, &plan, &rows);
-    let (mut disks_of, mut events_of) =
-        (by_vm(&disks, |it| Some(&it.vm)), by_vm(&events, |it| it.vm.as_ref()));
+    let mut disks_of: HashMap<String, Vec<DiskRow>> = HashMap::new();
+    store.disks(name)?.into_iter().for_each(|disk| disks_of.entry(disk.vm.clone()).or_default().push(disk));
+    let mut events_of: HashMap<&str, Vec<&EventRow>> = HashMap::new();
+    let of_vms = events.iter().filter_map(|event| Some((event.vm.as_deref()?, event)));
+    of_vms.for_each(|(vm, event)| events_of.entry(vm).or_default().push(event));
     let report = |row: VmRow| {
-        let disks = disks_of.remove(row.id.as_str()).unwrap_or_default();
+        let disks = disks_of.remove(&row.id).unwrap_or_default();
         let events = events_of.remove(row.id.as_str()).unwrap_or_default();
-        vm_report(row, &disks, &events)
+        vm_report(row, disks, &events)
     };
     let mut vms: Vec<VmReport> = rows.into_iter().map(report).collect();
     for vm in &mut vms {
@@ -156,15 +163,37 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
         vm.rehearsals = store.rehearsals_of(name, &vm.row.id)?;
     }
     let runs = store.runs(name)?;
-    for vm in &mut vms {
-        // Hosts have names where a run told them.
-        let name = |id: &String| runs.iter().rev().find_map(|run| run.facts.source_hosts.get(id));
-        vm.source_host = vm.source_host.take().map(|id| name(&id).cloned().unwrap_or(id));
-    }
+    vms.iter_mut().for_each(|vm| vm.name_host(&runs));
     let rates = rates(&store.samples(name)?);
     let names: Vec<&str> = waves.iter().map(|it| it.wave.name.as_str()).collect();
     let wave_hooks = store.wave_calls(name, &names)?;
     Ok(Some(PlanReport { plan, runs, vms, waves, wave_hooks, rates, events }))
+}
+
+/// VMs that are held at a time where one is told after the other.
+const VMS_AT_ONCE: usize = 64;
+
+/// Tells of those VMs of a plan that arrived what its report tells, but for their hooks and rehearsals: one after the other, for all of
+/// a large plan would take much memory.
+///
+/// # Errors
+/// If the store cannot be read.
+pub fn arrived_vms(store: &Store, plan: &str, mut tell: impl FnMut(&VmReport)) -> Result<(), StoreError> {
+    let runs = store.runs(plan)?;
+    let mut after = 0;
+    loop {
+        let page = store.vms_after(plan, after, VMS_AT_ONCE, None, None)?;
+        let Some((last, _)) = page.last() else { return Ok(()) };
+        after = *last;
+        for (_, row) in page.into_iter().filter(|(_, row)| row.state.has_arrived()) {
+            let warm = warm_report(store, plan, &row)?;
+            let (disks, events) = (store.disks_of(plan, &row.id)?, store.events_of(plan, &row.id)?);
+            let events: Vec<&EventRow> = events.iter().collect();
+            let mut vm = VmReport { warm, ..vm_report(row, disks, &events) };
+            vm.name_host(&runs);
+            tell(&vm);
+        }
+    }
 }
 
 /// The part of a report that is about one VM.
@@ -176,26 +205,32 @@ pub fn vm_details(store: &Store, plan: &str, row: VmRow) -> Result<VmReport, Sto
     let (disks, events) = (store.disks_of(plan, &row.id)?, store.events_of(plan, &row.id)?);
     let hooks = store.hooks_of(plan, &row.id)?;
     let rehearsals = store.rehearsals_of(plan, &row.id)?;
-    let (disks, events): (Vec<_>, Vec<_>) = (disks.iter().collect(), events.iter().collect());
-    Ok(VmReport { warm, hooks, rehearsals, ..vm_report(row, &disks, &events) })
+    let events: Vec<&EventRow> = events.iter().collect();
+    Ok(VmReport { warm, hooks, rehearsals, ..vm_report(row, disks, &events) })
 }
 
-/// Rows by the id of their VM.
-fn by_vm<T>(rows: &[T], vm: impl Fn(&T) -> Option<&String>) -> HashMap<&str, Vec<&T>> {
-    let mut found: HashMap<&str, Vec<&T>> = HashMap::new();
-    rows.iter()
-        .filter_map(|row| Some((vm(row)?, row)))
-        .for_each(|(vm, row)| found.entry(vm).or_default().push(row));
-    found
+/// What a report tells of a planned VM.
+#[derive(Deserialize)]
+struct Planned {
+    vm: PlannedSource,
 }
 
-fn vm_report(row: VmRow, disks: &[&DiskRow], events: &[&EventRow]) -> VmReport {
-    let disks = disks.iter().map(|disk| disk_report(disk)).collect();
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PlannedSource {
+    instance_uuid: String,
+    host_id: String,
+}
+
+fn vm_report(mut row: VmRow, disks: Vec<DiskRow>, events: &[&EventRow]) -> VmReport {
+    let disks = disks.into_iter().map(disk_report).collect();
     let phases = phase_times(events.iter().copied());
-    let planned: Option<PlannedVm> = serde_json::from_str(&row.planned).ok();
-    let told = |text: &String| (!text.is_empty()).then(|| text.clone());
-    let instance_uuid = planned.as_ref().and_then(|planned| told(&planned.vm.instance_uuid));
-    let source_host = planned.as_ref().and_then(|planned| told(&planned.vm.host_id));
+    // The text is the larger part of a row, and no report tells it.
+    let planned = std::mem::take(&mut row.planned);
+    let PlannedSource { instance_uuid, host_id } =
+        serde_json::from_str::<Planned>(&planned).map(|planned| planned.vm).unwrap_or_default();
+    let told = |text: String| (!text.is_empty()).then_some(text);
+    let (instance_uuid, source_host) = (told(instance_uuid), told(host_id));
     VmReport {
         row,
         instance_uuid,
@@ -219,7 +254,7 @@ fn warm_report(store: &Store, plan: &str, vm: &VmRow) -> Result<Option<WarmRepor
     Ok(Some(WarmReport { downtime_ms, ready_ms, row, passes }))
 }
 
-fn disk_report(row: &DiskRow) -> DiskReport {
+fn disk_report(row: DiskRow) -> DiskReport {
     let compared = row.blocks_verified.is_some_and(|blocks| blocks > 0) || row.blocks == Some(0);
     let seconds = row.copy_ms.map(|ms| ms as f64 / 1000.0).filter(|seconds| *seconds > 0.0);
     DiskReport {
@@ -230,7 +265,7 @@ fn disk_report(row: &DiskRow) -> DiskReport {
         read_rate: row.read_bytes.zip(seconds).map(|(bytes, seconds)| bytes as f64 / seconds),
         attribution: row.attribution.as_deref().and_then(|text| serde_json::from_str(text).ok()),
         link: row.link.as_deref().and_then(|text| serde_json::from_str(text).ok()),
-        details: row.clone(),
+        details: row,
     }
 }
 

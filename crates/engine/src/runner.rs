@@ -145,7 +145,7 @@ impl Runner<'_> {
     pub fn run(&self) -> Result<RunOutcome, EngineError> {
         let _lock = PlanLock::take(self.store, self.plan)?;
         // As earlier runs left them: they count as queued from now on.
-        let rows = self.store.vms(self.plan)?;
+        let rows = self.store.vms_in_short(self.plan)?;
         let left: HashMap<&str, VmState> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
         let was = |vm: &PlannedVm, state: VmState| left.get(vm.vm.id.as_str()) == Some(&state);
         let todo: Vec<&PlannedVm> = self.vms.iter().filter(|vm| !was(vm, VmState::Done)).collect();
@@ -158,7 +158,7 @@ impl Runner<'_> {
         let run = self.store.add_run(self.plan, self.facts)?;
         let planned = |vm: &PlannedVm| serde_json::to_string(vm).unwrap_or_default();
         let vms = self.vms.iter().map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
-        self.store.enter_vms(self.plan, &vms.collect::<Vec<_>>())?;
+        self.store.enter_vms(self.plan, vms)?;
         let not_cleaned_up = todo.iter().filter(|vm| was(vm, VmState::NotCleanedUp));
         let before = Before {
             done: self.vms.len() - todo.len(),

@@ -265,12 +265,16 @@ impl Store {
 
     /// Enters a VM as queued, unless it is there; then only what is planned is renewed.
     pub fn enter_vm(&self, plan: &str, id: &str, name: &str, planned: &str) -> Outcome<()> {
-        self.enter_vms(plan, &[(id, name, planned.to_string())])
+        self.enter_vms(plan, [(id, name, planned.to_string())])
     }
 
     /// As [`Store::enter_vm`], of many by id, name and what is planned. Of one that was given up nothing is kept but its events: it
-    /// begins anew.
-    pub fn enter_vms(&self, plan: &str, vms: &[(&str, &str, String)]) -> Outcome<()> {
+    /// begins anew. What is planned is asked for one VM after the other: all of it together is large.
+    pub fn enter_vms<'a>(
+        &self,
+        plan: &str,
+        vms: impl IntoIterator<Item = (&'a str, &'a str, String)>,
+    ) -> Outcome<()> {
         self.change(Durable::Now, |db| {
             let anew: HashMap<String, String> = db
                 .prepare("SELECT id, name FROM vm WHERE plan = ?1 AND state = 'cancelled'")?
@@ -282,8 +286,8 @@ impl Store {
                  ON CONFLICT(plan, id) DO UPDATE SET name = ?3, planned = ?4,
                  state = CASE WHEN state IN ('done', 'not_cleaned_up') THEN state ELSE 'queued' END",
             )?;
-            vms.iter().try_for_each(|(id, name, planned)| {
-                if let Some(had) = anew.get(*id) {
+            vms.into_iter().try_for_each(|(id, name, planned)| {
+                if let Some(had) = anew.get(id) {
                     forget_vm(db, plan, id, had)?;
                 }
                 enter.execute(params![plan, id, name, planned]).map(drop)
@@ -294,6 +298,13 @@ impl Store {
     /// VMs of a plan, in the order they were entered.
     pub fn vms(&self, plan: &str) -> Outcome<Vec<VmRow>> {
         self.rows("SELECT * FROM vm WHERE plan = ?1 ORDER BY rowid", [plan], vm_row)
+    }
+
+    /// The same without what is planned, which is the larger part, and without where they go by that.
+    pub fn vms_in_short(&self, plan: &str) -> Outcome<Vec<VmRow>> {
+        let sql = "SELECT id, name, trace_id, state, phase, '' AS planned, snapshot, switched_off, touched, started, error, cause,
+                   advice, started_ms, ended_ms FROM vm WHERE plan = ?1 ORDER BY rowid";
+        self.rows(sql, [plan], vm_row)
     }
 
     /// A VM of a plan.

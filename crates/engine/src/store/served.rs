@@ -275,7 +275,7 @@ mod tests {
         let names: Vec<String> = (0..25).map(|number| format!("Web{number:02}")).collect();
         let rows: Vec<_> =
             names.iter().map(|name| (name.as_str(), name.as_str(), "{}".to_string())).collect();
-        store.enter_vms("p", &rows).unwrap();
+        store.enter_vms("p", rows).unwrap();
         let (mut seen, mut after) = (Vec::new(), 0);
         loop {
             let page = store.vms_after("p", after, 10, None, None).unwrap();

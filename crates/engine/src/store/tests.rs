@@ -70,7 +70,7 @@ fn changes_of_many_vms_share_their_flushes() {
     let ids: Vec<String> = (0..8).map(|number| number.to_string()).collect();
     let vms: Vec<_> = ids.iter().map(|id| (id.as_str(), id.as_str(), "{}".to_string())).collect();
     let before = store.flushes();
-    store.enter_vms("p", &vms).unwrap();
+    store.enter_vms("p", vms).unwrap();
     assert_eq!(store.flushes(), before + 1);
     std::thread::scope(|scope| {
         for id in &ids {
@@ -177,7 +177,7 @@ fn a_vm_that_was_given_up_and_is_begun_anew_has_copied_nothing() {
         rate_bytes_per_s: None,
     };
     let entered = [("a", "given-up", "{}".to_string()), ("b", "stopped", "{}".to_string())];
-    store.enter_vms("p", &entered).unwrap();
+    store.enter_vms("p", entered.clone()).unwrap();
     for (id, name, _) in &entered {
         store.enter_phase("p", id, "copy").unwrap();
         store.set_touched("p", id).unwrap();
@@ -187,7 +187,7 @@ fn a_vm_that_was_given_up_and_is_begun_anew_has_copied_nothing() {
     store.end_vm("p", "a", VmState::Cancelled, None).unwrap();
     store.end_vm("p", "b", VmState::Stopped, None).unwrap();
     // It may go to another name.
-    store.enter_vms("p", &[("a", "renamed", "{}".to_string()), entered[1].clone()]).unwrap();
+    store.enter_vms("p", [("a", "renamed", "{}".to_string()), entered[1].clone()]).unwrap();
     let [anew, again] = ["a", "b"].map(|id| store.vm("p", id).unwrap().unwrap());
     assert_eq!((anew.state, anew.phase, anew.touched), (VmState::Queued, None, false));
     assert_eq!((anew.started_ms, anew.ended_ms), (None, None));
@@ -205,7 +205,7 @@ fn steps_of_questions(vms: usize) -> Vec<i32> {
         store.begin_plan(plan, "", Path::new("/")).unwrap();
         let ids: Vec<String> = (0..vms).map(|number| format!("{plan}-{number}")).collect();
         let rows: Vec<_> = ids.iter().map(|id| (id.as_str(), id.as_str(), "{}".to_string())).collect();
-        store.enter_vms(plan, &rows).unwrap();
+        store.enter_vms(plan, rows).unwrap();
         for id in &ids {
             let disk = |number| DiskRow { vm: id.clone(), number, ..DiskRow::default() };
             (0..2).for_each(|number| store.put_disk(plan, &disk(number)).unwrap());
