@@ -1,17 +1,21 @@
 //! Standard output, whose reader may go away at any time (`drover ... | head`).
 
-use std::io::{ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use drover_types::calendar::moment_text;
+use drover_view::PlainJson;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 
+/// Bytes that are written at once of what is large.
+const WRITTEN_BYTES: usize = 64 << 10;
 /// What a shell reports for a program that SIGPIPE ended.
 const BROKEN_PIPE: i32 = 141;
 
@@ -25,6 +29,13 @@ pub fn print(text: &str) {
 /// Writes JSON and a line end. It says exactly what it was, and drives no terminal.
 pub fn json(text: impl std::fmt::Display) {
     put(&(drover_view::plain_json(&text.to_string()) + "\n"));
+}
+
+/// The same, indented, of what is made one piece after the other and may be large.
+pub fn large_json(document: &impl Serialize) {
+    let mut out = PlainJson(BufWriter::with_capacity(WRITTEN_BYTES, io::stdout().lock()));
+    let done = serde_json::to_writer_pretty(&mut out, document).map_err(io::Error::from);
+    is_written(done.and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()));
 }
 
 /// Writes a page to a file, and says so.
@@ -56,8 +67,12 @@ pub fn ask(text: &str) {
 }
 
 fn put(text: &str) {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    let mut out = io::stdout().lock();
+    is_written(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+}
+
+fn is_written(result: io::Result<()>) {
+    match result {
         Ok(()) => {}
         Err(_) if crate::signals::stop_to_undo() => {}
         Err(error) if error.kind() == ErrorKind::BrokenPipe => gone(),

@@ -13,14 +13,18 @@ use crate::problem::{Kind, Problem};
 
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_string(value) {
-        Ok(text) => (status, [(header::CONTENT_TYPE, "application/json")], text).into_response(),
+        Ok(text) => json_text(status, text),
         Err(error) => Problem::new(Kind::Internal, error.to_string()).into_response(),
     }
 }
 
+fn json_text(status: StatusCode, text: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
 pub(crate) fn document(document: Document) -> Response {
     match document {
-        Document::Json(value) => json(StatusCode::OK, &value),
+        Document::Json(text) => json_text(StatusCode::OK, text),
         Document::Text(text) => ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response(),
         Document::Html(text) => {
             let policy = "default-src 'none'; style-src 'unsafe-inline'; sandbox";

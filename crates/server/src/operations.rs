@@ -79,8 +79,8 @@ pub enum Form {
 /// A document in one of its forms.
 #[derive(Clone, Debug)]
 pub enum Document {
-    /// JSON.
-    Json(Value),
+    /// JSON, as text.
+    Json(String),
     /// Text.
     Text(String),
     /// A page.

@@ -168,7 +168,7 @@ mod tests {
         assert!(!text.contains("quiet") && !text.contains('\u{1b}'));
         let page = crate::report_html(&report);
         assert!(page.contains("Hooks and checks") && page.contains("tcp &lt;web01&gt;:22"));
-        let json = crate::report_json(&report);
+        let json = crate::sample::json(&report);
         assert_eq!(json["vms"][0]["hooks"][1]["result"], "failed");
     }
 }

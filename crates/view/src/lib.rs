@@ -66,11 +66,11 @@ pub use live_several::{
 };
 pub use mode::{DisplayMode, can_move, set_plain_display};
 pub use problems::problems_text;
-pub use report::{report_json, report_text};
+pub use report::{ReportJson, report_text};
 pub use stage::terminal_columns;
 pub use status::{plans_text, runs, status_text, waits_text};
 pub use summary::vm_state;
 pub use table::{Align, Table, set_columns};
-pub use text::{clean, count, plain, plain_json};
+pub use text::{PlainJson, clean, count, plain, plain_json};
 pub use warm::warm_status_text;
 pub use waves::waves_text;

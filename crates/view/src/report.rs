@@ -2,7 +2,8 @@ use std::fmt::{self, Write};
 
 use drover_engine::{DiskReport, PlanReport, PlanState, VmReport};
 use drover_types::Bytes;
-use serde_json::{Value, json};
+use serde::ser::{Error as _, SerializeMap};
+use serde::{Serialize, Serializer};
 
 use crate::clock::local;
 use crate::evidence::evidence;
@@ -23,15 +24,42 @@ pub fn report_text(report: &PlanReport) -> String {
     text
 }
 
-/// The report of a plan as JSON: all that the store has, and a summary.
-pub fn report_json(report: &PlanReport) -> Value {
-    match serde_json::to_value(report) {
-        Ok(mut value) => {
-            value["summary"] = json!(Summary::of(report));
-            value["forecast"] = json!(compared(report));
-            value
-        }
-        Err(error) => json!({ "error": error.to_string() }),
+/// The report of a plan as JSON: all that the store has, and a summary. Keys come in their order at every depth, and what there are
+/// many of is made one after the other as it is written.
+pub struct ReportJson<'a>(pub &'a PlanReport);
+
+impl Serialize for ReportJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let PlanReport { plan, runs, vms, waves, wave_hooks, rates, events } = self.0;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("events", &Each(events))?;
+        map.serialize_entry("forecast", &InOrder(&compared(self.0)))?;
+        map.serialize_entry("plan", &InOrder(plan))?;
+        map.serialize_entry("rates", &Each(rates))?;
+        map.serialize_entry("runs", &Each(runs))?;
+        map.serialize_entry("summary", &InOrder(&Summary::of(self.0)))?;
+        map.serialize_entry("vms", &Each(vms))?;
+        map.serialize_entry("wave_hooks", &Each(wave_hooks))?;
+        map.serialize_entry("waves", &Each(waves))?;
+        map.end()
+    }
+}
+
+/// One with its keys in their order.
+struct InOrder<'a, T>(&'a T);
+
+impl<T: Serialize> Serialize for InOrder<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serde_json::to_value(self.0).map_err(S::Error::custom)?.serialize(serializer)
+    }
+}
+
+/// The same of many.
+struct Each<'a, T>(&'a [T]);
+
+impl<T: Serialize> Serialize for Each<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(InOrder))
     }
 }
 
@@ -292,13 +320,13 @@ Evidence:
         let line = text.lines().find(|line| line.contains("site-b")).unwrap();
         let words: Vec<&str> = line.split("  ").map(str::trim).filter(|word| !word.is_empty()).collect();
         assert_eq!(words, ["web01/Hard disk 2", "site-b", "100 MiB", "40 MiB", "5 MiB", "30 MiB", "2"]);
-        assert_eq!(report_json(&report)["vms"][0]["disks"][1]["link"]["had"], mib(30));
-        assert_eq!(report_json(&report)["vms"][0]["site"], "site-b");
+        assert_eq!(sample::json(&report)["vms"][0]["disks"][1]["link"]["had"], mib(30));
+        assert_eq!(sample::json(&report)["vms"][0]["site"], "site-b");
     }
 
     #[test]
     fn the_json_has_all_and_a_summary() {
-        let value = report_json(&sample::report());
+        let value = sample::json(&sample::report());
         assert_eq!(value["summary"]["done"], 1);
         assert_eq!(value["summary"]["equal"], "not_checked");
         assert_eq!(value["vms"][0]["name"], "web01");
@@ -306,9 +334,20 @@ Evidence:
     }
 
     #[test]
+    fn keys_of_the_json_are_in_order_at_every_depth() {
+        let report = sample::report();
+        let text = serde_json::to_string_pretty(&ReportJson(&report)).unwrap();
+        // A value has its keys in order.
+        assert_eq!(text, format!("{:#}", serde_json::from_str::<serde_json::Value>(&text).unwrap()));
+        let (of_all, told) = (serde_json::to_value(&report).unwrap(), sample::json(&report));
+        assert!(of_all.as_object().unwrap().iter().all(|(key, value)| told[key] == *value), "{text}");
+        assert_eq!(told.as_object().unwrap().len(), of_all.as_object().unwrap().len() + 2);
+    }
+
+    #[test]
     fn an_empty_report_is_still_a_report() {
         let text = report_text(&sample::empty());
         assert!(text.contains("0 of 0 VMs arrived; no disk was copied"), "{text}");
-        assert_eq!(report_json(&sample::empty())["summary"]["vms"], 0);
+        assert_eq!(sample::json(&sample::empty())["summary"]["vms"], 0);
     }
 }

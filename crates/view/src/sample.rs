@@ -248,6 +248,10 @@ pub(crate) fn warm() -> WarmReport {
     WarmReport { downtime_ms: row.ready_ms(), ready_ms: row.ready_ms(), row, passes: vec![first, second] }
 }
 
+pub(crate) fn json(report: &PlanReport) -> serde_json::Value {
+    serde_json::to_value(crate::ReportJson(report)).unwrap()
+}
+
 pub(crate) fn empty() -> PlanReport {
     let plan = PlanRow { ended_ms: None, ..plan("", PlanState::Done) };
     PlanReport {

@@ -314,7 +314,7 @@ mod tests {
         report.vms[0].row.state = VmState::Done;
         let summary = Summary::of(&report);
         assert_eq!(summary.proof(), "every block of the 1 VM that arrived was read back and is equal");
-        let json = crate::report_json(&report);
+        let json = crate::sample::json(&report);
         assert_eq!(json["summary"]["equal"], serde_json::json!(Equal::NotChecked));
         let (text, page) = (crate::report_text(&report), crate::report_html(&report));
         assert!(

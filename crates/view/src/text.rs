@@ -1,6 +1,7 @@
 //! Words and numbers as all views write them.
 
 use std::borrow::Cow;
+use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
 
 use drover_types::drives_terminal;
@@ -48,6 +49,25 @@ pub fn plain_json(text: &str) -> String {
         }
     }
     out
+}
+
+/// Writes JSON on as [`plain_json`] does. What it is given at a time is whole characters, as `serde_json` writes them.
+pub struct PlainJson<W>(pub W);
+
+impl<W: Write> Write for PlainJson<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text =
+            std::str::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+        match text.chars().any(|c| c != '\n' && drives_terminal(c)) {
+            true => self.0.write_all(plain_json(text).as_bytes())?,
+            false => self.0.write_all(bytes)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// Columns that the text takes.
@@ -152,6 +172,9 @@ mod tests {
         let text = plain_json(&format!("{value:#}"));
         assert!(text.lines().count() > 3 && !text.contains(|c| c != '\n' && drives_terminal(c)), "{text}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        let mut written = PlainJson(Vec::new());
+        serde_json::to_writer_pretty(&mut written, &value).unwrap();
+        assert_eq!(String::from_utf8(written.0).unwrap(), text);
     }
 
     #[test]

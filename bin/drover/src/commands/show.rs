@@ -121,7 +121,7 @@ pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
             crate::out::say(format_args!("wrote {}", signature::sign(path, key)?.display()));
         }
     } else if args.run.json {
-        crate::out::json(format_args!("{:#}", drover_view::report_json(&report)));
+        crate::out::large_json(&drover_view::ReportJson(&report));
     } else {
         crate::out::print(&drover_view::report_text(&report));
     }

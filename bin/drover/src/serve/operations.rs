@@ -61,7 +61,7 @@ impl Operations for Daemon {
         let row = self.0.look.plan(plan).map_err(store_problem)?.ok_or_else(|| not_begun(plan))?;
         let status = show::PlanStatus::of(&self.0.look, row).map_err(|failure| problem(&failure))?;
         Ok(match form {
-            Form::Json => Document::Json(status.json()),
+            Form::Json => Document::Json(status.json().to_string()),
             Form::Text | Form::Html => Document::Text(status.text()),
         })
     }
@@ -167,7 +167,10 @@ impl Operations for Daemon {
         let report =
             plan_report(&self.0.look, plan).map_err(store_problem)?.ok_or_else(|| not_begun(plan))?;
         Ok(match form {
-            Form::Json => Document::Json(drover_view::report_json(&report)),
+            Form::Json => {
+                let text = serde_json::to_string(&drover_view::ReportJson(&report));
+                Document::Json(text.map_err(|error| Problem::new(Kind::Internal, error.to_string()))?)
+            }
             Form::Text => Document::Text(drover_view::report_text(&report)),
             Form::Html => Document::Html(drover_view::report_html(&report)),
         })

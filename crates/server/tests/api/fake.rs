@@ -142,7 +142,7 @@ impl Operations for Fake {
 
     fn status(&self, _: &str, form: Form) -> Outcome<Document> {
         Ok(match form {
-            Form::Json => Document::Json(json!({ "plan": {} })),
+            Form::Json => Document::Json(json!({ "plan": {} }).to_string()),
             Form::Text | Form::Html => Document::Text("plan one: running\n".into()),
         })
     }
@@ -218,7 +218,7 @@ impl Operations for Fake {
 
     fn report(&self, _: &str, form: Form) -> Outcome<Document> {
         Ok(match form {
-            Form::Json => Document::Json(json!({ "summary": {} })),
+            Form::Json => Document::Json(json!({ "summary": {} }).to_string()),
             Form::Text => Document::Text("report\n".into()),
             Form::Html => Document::Html("<!DOCTYPE html><p>report</p>".into()),
         })
