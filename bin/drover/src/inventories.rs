@@ -32,7 +32,6 @@ pub struct Asker {
 }
 
 /// An inventory, and what could not be read of it.
-#[derive(Clone)]
 pub struct Read {
     pub inventory: Inventory,
     pub warnings: Vec<String>,
@@ -69,9 +68,9 @@ impl Place<'_> {
     }
 
     /// Keeps it for the others that wait.
-    fn keep(&self, began: Instant, read: &Read) {
+    fn keep(&self, began: Instant, read: &Arc<Read>) {
         if let Some(waiting) = shared().get_mut(self.0).filter(|it| it.plans > 1) {
-            waiting.read = Some((began, Arc::new(read.clone())));
+            waiting.read = Some((began, read.clone()));
         }
     }
 }
@@ -89,7 +88,7 @@ impl Drop for Place<'_> {
 }
 
 /// Reads an inventory when it is this plan's turn, or takes the one that another plan of this process began to read after this one
-/// asked; `None` if it was stopped before.
+/// asked; `None` if it was stopped before. All that take it hold the same one, for it is large: [`copied`] is for who changes it.
 ///
 /// # Errors
 /// As `read`.
@@ -98,18 +97,32 @@ pub fn in_turn<E>(
     asker: &Asker,
     is_stopped: &dyn Fn() -> bool,
     read: impl FnOnce() -> Result<Read, E>,
-) -> Result<Option<Read>, E> {
+) -> Result<Option<Arc<Read>>, E> {
     let asked = Instant::now();
     let place = Place::take(asker);
     let Some(_turn) = Turn::take(state, &asker.source, is_stopped, WAIT_MAX) else { return Ok(None) };
     if let Some(read) = place.read_since(asked) {
         log!("inventory", "taken as another plan read it");
-        return Ok(Some(Arc::unwrap_or_clone(read)));
+        return Ok(Some(read));
     }
     let began = Instant::now();
-    let read = read()?;
+    let read = Arc::new(read()?);
     place.keep(began, &read);
     Ok(Some(read))
+}
+
+/// What `work` makes of a copy of an inventory, which is dropped with it but for what is no VM: one copy at a time, however many plans
+/// of this process have the same one.
+pub fn copied<T>(read: Arc<Read>, work: impl FnOnce(&mut Inventory) -> T) -> (T, Inventory) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut inventory = match Arc::try_unwrap(read) {
+        Ok(read) => read.inventory,
+        Err(read) => read.inventory.clone(),
+    };
+    let made = work(&mut inventory);
+    inventory.vms = Vec::new();
+    (made, inventory)
 }
 
 /// The turn; the next one's when dropped, or with the process.
@@ -200,7 +213,7 @@ mod tests {
                 let warnings = vec![reads.fetch_add(1, Ordering::SeqCst).to_string()];
                 Ok(Read { inventory: Inventory::default(), warnings })
             };
-            in_turn(state.path(), &asker, &go_on, read).unwrap().unwrap().warnings
+            in_turn(state.path(), &asker, &go_on, read).unwrap().unwrap().warnings.clone()
         };
         // The first reads until the others wait: what it reads is older than their question.
         let until_others_wait = || {

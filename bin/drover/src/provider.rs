@@ -15,6 +15,7 @@ use crate::appliance::{self, Appliance, LeftAlone};
 use crate::connect;
 use crate::exit::Failure;
 use crate::hot_add::{HotAdd, check_proxies};
+use crate::inventories::Read;
 use crate::plan_file::PlanFile;
 use crate::rights;
 use crate::source::VsphereSource;
@@ -58,9 +59,17 @@ impl Provider {
 
     /// What it has.
     pub fn inventory(&self) -> Result<Inventory, Failure> {
+        let read = self.shared_inventory()?;
+        Ok(Arc::try_unwrap(read).map_or_else(|read| read.inventory.clone(), |read| read.inventory))
+    }
+
+    /// The same, as other plans of this process may have it, too.
+    pub fn shared_inventory(&self) -> Result<Arc<Read>, Failure> {
         match self {
             Provider::Vsphere(source) => Ok(source.inventory()?),
-            Provider::Appliance(appliance) => Ok(appliance.inventory()),
+            Provider::Appliance(appliance) => {
+                Ok(Arc::new(Read { inventory: appliance.inventory(), warnings: Vec::new() }))
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use crate::evidence;
 use crate::exit::{Exit, Failure};
 use crate::foresight;
 use crate::hooks::Outside;
+use crate::inventories;
 use crate::log::Logged;
 use crate::plan_file::{self, PlanFile};
 use crate::policy::PlanPolicy;
@@ -53,6 +54,8 @@ pub struct Setting<'a> {
     pub policy: Option<&'a PlanPolicy>,
     /// The schedule that it shares with other plans; absent: one of its own.
     pub schedule: Option<&'a Arc<Schedule>>,
+    /// The buffer memory that it shares with other plans, its own within it; absent: only its own.
+    pub memory: Option<&'a MemoryBudget>,
     /// The one VM that is meant, by what tells it from others, where the plan was made for it.
     pub meant: Option<&'a Meant>,
     /// As of [`Runner`].
@@ -134,17 +137,21 @@ impl Prepared {
         policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
         let provider = Provider::open(&file, state)?;
         provider.stop_when(stop);
-        let mut inventory = provider.inventory()?;
-        meant.map_or(Ok(()), |meant| meant.check(&inventory))?;
+        let read = provider.shared_inventory()?;
+        meant.map_or(Ok(()), |meant| meant.check(&read.inventory))?;
         // Before all VMs but the plan's are left out.
-        provider.find_proxies(&file, &inventory);
+        provider.find_proxies(&file, &read.inventory);
         let begun = drover_engine::begun(store, &file.plan.name, others)?;
         // One that ended before it entered its VMs began with none.
         let others = if begun.is_empty() { Others::Selected } else { others };
-        as_begun(&mut inventory, &begun, others);
-        hide_what_passes_see_to(&file, store, &mut inventory)?;
+        let (resolution, inventory) = inventories::copied(read, |inventory| {
+            as_begun(inventory, &begun, others);
+            hide_what_passes_see_to(&file, store, inventory)?;
+            Ok::<_, Failure>(plan::lay_over(&file, inventory))
+        });
         provider.warnings().iter().for_each(|warning| words.say(&format!("warning: {warning}")));
-        let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
+        let mut resolution = resolution?;
+        plan::judge_here(&file, &provider, &inventory, &mut resolution);
         policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
         if resolution.is_ok() {
             meant.map_or(Ok(()), |meant| meant.check_alone(&resolution.vms))?;
@@ -231,7 +238,7 @@ impl Prepared {
             store: setting.store,
             observer,
             board,
-            options: &options(&self.file.plan.limits),
+            options: &options(&self.file.plan.limits, setting.memory),
             stop: setting.stop,
             leave: setting.leave,
             clock: &SystemClock,
@@ -328,7 +335,7 @@ fn hide_what_passes_see_to(file: &PlanFile, store: &Store, inventory: &mut Inven
     Ok(())
 }
 
-fn options(limits: &Limits) -> TransferOptions {
+fn options(limits: &Limits, of: Option<&MemoryBudget>) -> TransferOptions {
     TransferOptions {
         lanes: limits.lanes_per_disk.map(|lanes| lanes as usize),
         depth: limits.depth.map(|depth| depth as usize),
@@ -338,7 +345,7 @@ fn options(limits: &Limits) -> TransferOptions {
             give_up_after: limits.retry_for,
             ..RetryPolicy::default()
         },
-        memory: MemoryBudget::new(limits.memory),
+        memory: of.map_or_else(|| MemoryBudget::new(limits.memory), |of| of.part(limits.memory)),
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drover_engine::{Clock, PlanRow, Schedule, ServedRow, Store, StoreError, SystemClock, is_running};
+use drover_mover::MemoryBudget;
 use drover_plan::Others;
 use drover_schedule::Budgets;
 use drover_server::{EventHub, Kind, Message, Operations, Problem, Submission, Wanted, default_project};
@@ -46,6 +47,8 @@ struct Inner {
     hub: EventHub,
     /// All plans stand in one order, and share its budgets.
     schedule: Arc<Schedule>,
+    /// Their buffer memory together.
+    memory: MemoryBudget,
     /// What plans may do here.
     policy: PlanPolicy,
     jobs: Mutex<BTreeMap<String, Arc<Job>>>,
@@ -59,7 +62,7 @@ impl Daemon {
     pub fn open(
         folder: &Path,
         policy: PlanPolicy,
-        budgets: Budgets,
+        (budgets, memory): (Budgets, MemoryBudget),
         hub: EventHub,
     ) -> Result<Daemon, Failure> {
         let (store, look) = (Store::open(folder)?, Store::open(folder)?);
@@ -70,7 +73,18 @@ impl Daemon {
         let schedule = Arc::new(schedule);
         let folder = folder.to_path_buf();
         let (jobs, orders, ending) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
-        Ok(Daemon(Arc::new(Inner { folder, store, look, hub, schedule, policy, jobs, orders, ending })))
+        Ok(Daemon(Arc::new(Inner {
+            folder,
+            store,
+            look,
+            hub,
+            schedule,
+            memory,
+            policy,
+            jobs,
+            orders,
+            ending,
+        })))
     }
 
     /// Goes on with all plans that were to run when the last daemon ended; gives their names. No order is carried out meanwhile:

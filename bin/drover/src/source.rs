@@ -143,16 +143,16 @@ fn told_holders(error: ProviderError, holders: &[String]) -> ProviderError {
 
 impl VsphereSource {
     /// What it has, read by one plan of the state folder after the other.
-    pub fn inventory(&self) -> Result<Inventory, VsphereError> {
+    pub fn inventory(&self) -> Result<Arc<Read>, VsphereError> {
         let session = &self.session;
         // A vCenter that was cloned keeps its UUID.
         let source = format!("{}_{}", session.about().instance_uuid, session.endpoint_authority());
         let asker = Asker { source, user: session.user().to_string() };
         let read = || session.inventory().map(|inventory| Read { inventory, warnings: session.warnings() });
         match inventories::in_turn(&self.state, &asker, &|| session.is_stopped(), read)? {
-            Some(Read { inventory, warnings }) => {
-                session.take_over(&inventory, warnings);
-                Ok(inventory)
+            Some(read) => {
+                session.take_over(&read.inventory, &read.warnings);
+                Ok(read)
             }
             None => Err(VsphereError {
                 kind: VsphereErrorKind::Stopped,

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct MemoryBudget {
     total: u64,
     all: Arc<All>,
+    /// A budget that it is a part of.
+    of: Option<Arc<MemoryBudget>>,
 }
 
 #[derive(Debug, Default)]
@@ -25,31 +27,41 @@ pub struct MemoryShare {
     budget: MemoryBudget,
     wanted: u64,
     used: u64,
+    /// Of the budget that its own is a part of.
+    of: Option<Box<MemoryShare>>,
 }
 
 impl MemoryBudget {
     /// A budget of that many bytes.
     pub fn new(total: u64) -> Self {
-        MemoryBudget { total, all: Arc::default() }
+        MemoryBudget { total, all: Arc::default(), of: None }
+    }
+
+    /// A budget of that many bytes whose transfers take them out of this one, too: all that share this one share it equally.
+    pub fn part(&self, total: u64) -> MemoryBudget {
+        MemoryBudget { of: Some(Arc::new(self.clone())), ..MemoryBudget::new(total) }
     }
 
     /// Takes part, with at most `wanted` bytes.
     pub fn share(&self, wanted: u64) -> MemoryShare {
         self.all.sharers.fetch_add(1, Relaxed);
-        MemoryShare { budget: self.clone(), wanted, used: 0 }
+        let of = self.of.as_ref().map(|of| Box::new(of.share(wanted)));
+        MemoryShare { budget: self.clone(), wanted, used: 0, of }
     }
 }
 
 impl MemoryShare {
     /// Bytes of this transfer's share.
     pub fn bytes(&self) -> u64 {
-        self.wanted.min(self.budget.total / self.budget.all.sharers.load(Relaxed).max(1))
+        let own = self.wanted.min(self.budget.total / self.budget.all.sharers.load(Relaxed).max(1));
+        self.of.as_ref().map_or(own, |of| own.min(of.bytes()))
     }
 
     /// Bytes that may be in flight at the moment: the share, as far as others do not use it still.
     pub fn free_bytes(&self) -> u64 {
         let others = self.budget.all.used.load(Relaxed).saturating_sub(self.used);
-        self.bytes().min(self.budget.total.saturating_sub(others))
+        let own = self.bytes().min(self.budget.total.saturating_sub(others));
+        self.of.as_ref().map_or(own, |of| own.min(of.free_bytes()))
     }
 
     /// Tells how many bytes this transfer has in flight.
@@ -60,6 +72,7 @@ impl MemoryShare {
             self.budget.all.used.fetch_sub(self.used - bytes, Relaxed);
         }
         self.used = bytes;
+        self.of.iter_mut().for_each(|of| of.set_used(bytes));
     }
 }
 
@@ -84,6 +97,25 @@ mod tests {
         drop(others);
         assert_eq!(first.bytes(), 80);
     }
+
+    #[test]
+    fn parts_of_a_budget_share_it_by_transfers_within_their_own() {
+        let all = MemoryBudget::new(100);
+        let (one, other) = (all.part(100), all.part(30));
+        let mut first = one.share(80);
+        assert_eq!(first.bytes(), 80);
+        let mut others: Vec<_> = (0..3).map(|_| other.share(80)).collect();
+        assert_eq!((first.bytes(), others[0].bytes()), (25, 10), "a quarter of all, and a third of its own");
+        first.set_used(95);
+        assert_eq!(others[0].free_bytes(), 5);
+        others[1].set_used(5);
+        assert_eq!(others[0].free_bytes(), 0);
+        drop(first);
+        assert_eq!((others[0].free_bytes(), others[0].bytes()), (10, 10));
+        drop(others);
+        assert_eq!(one.share(100).free_bytes(), 100);
+    }
+
     #[test]
     fn a_newcomer_waits_for_what_others_still_use() {
         let budget = MemoryBudget::new(100);

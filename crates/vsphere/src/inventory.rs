@@ -37,14 +37,14 @@ impl Session {
         let inventory = self.inner.whole_view(op)?;
         let mut inventory = Inventory { about: self.about().clone(), ..inventory };
         self.inner.add_tags(&mut inventory.vms);
-        self.take_over(&inventory, Vec::new());
+        self.take_over(&inventory, &[]);
         Ok(inventory)
     }
 
     /// Takes an inventory that another session of this account read, and its warnings, as if it had read it itself.
-    pub fn take_over(&self, inventory: &Inventory, warnings: Vec<String>) {
+    pub fn take_over(&self, inventory: &Inventory, warnings: &[String]) {
         inventory.vms.iter().for_each(|vm| self.inner.learn_name(&vm.id, &vm.name));
-        warnings.into_iter().for_each(|warning| self.inner.warn(warning));
+        warnings.iter().for_each(|warning| self.inner.warn(warning.clone()));
     }
 
     /// A fresh look at one VM, without its tags.

@@ -54,6 +54,7 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
         words: &words,
         policy: None,
         schedule: None,
+        memory: None,
         meant: None,
         leave: &|| Ok(()),
     };

@@ -37,16 +37,26 @@ pub use shown::told_hosts;
 
 /// Lays a plan over an inventory, and judges this machine too; touches nothing.
 pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Inventory) -> Resolution {
+    let mut resolution = lay_over(file, inventory);
+    judge_here(file, provider, inventory, &mut resolution);
+    resolution
+}
+
+/// The first part of [`resolve_here`]: what comes after it looks at no VM of the inventory.
+pub fn lay_over(file: &PlanFile, inventory: &mut Inventory) -> Resolution {
     hide_own_snapshots(inventory, &file.plan.name);
-    let mut resolution = resolve(&file.plan, inventory);
-    provider.share_out(file, &mut resolution, inventory);
-    resolution.problems.extend(provider.problems(&resolution));
+    resolve(&file.plan, inventory)
+}
+
+/// The second part: what this machine and the source give the plan.
+pub fn judge_here(file: &PlanFile, provider: &Provider, inventory: &Inventory, resolution: &mut Resolution) {
+    provider.share_out(file, resolution, inventory);
+    resolution.problems.extend(provider.problems(resolution));
     resolution.problems.extend(nfc_memory_problem(file, inventory));
     let Target { kind, via, .. } = &file.plan.target;
     if via.is_none() && matches!(kind, TargetKind::Qemu) {
-        resolution.problems.extend(space_problems(file, &resolution));
+        resolution.problems.extend(space_problems(file, resolution));
     }
-    resolution
 }
 
 /// Adds what stands against a resolution besides the plan itself, in one order for a check and a run: moments and windows

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_engine::{Store, chain};
+use drover_mover::{MemoryBudget, TransferOptions};
 use drover_plan::settings;
 use drover_schedule::Budgets;
 use drover_server::{
     Bounds, EventHub, KeyPair, OidcOptions, Role, Server, ServerOptions, TokenFile, TokenFileError,
 };
+use drover_types::Bytes;
 use drover_view::{Align, Table, local_time};
 use serde_json::json;
 
@@ -29,6 +31,8 @@ const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Ad
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// The most that a setting of `limits` may be.
 const LIMIT_MAX: u32 = 10_000;
+/// As little as a plan may have.
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
 /// How often to look whether it is time to end.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -51,7 +55,8 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     let lock = DaemonLock::take(&folder)?;
     let bounds = Bounds::default();
     let hub = EventHub::new(bounds.event_queue);
-    let daemon = Daemon::open(&folder, config.policy, config.budgets, hub.clone())?;
+    let memory = config.memory.map_or_else(|| TransferOptions::default().memory, MemoryBudget::new);
+    let daemon = Daemon::open(&folder, config.policy, (config.budgets, memory), hub.clone())?;
     let options = ServerOptions {
         listen: args.listen.or(config.listen).unwrap_or(LISTEN),
         tls: config.tls,
@@ -121,6 +126,8 @@ struct Config {
     policy: PlanPolicy,
     /// What all plans share.
     budgets: Budgets,
+    /// Bytes of buffers of all their transfers together; absent: as many as one plan has.
+    memory: Option<u64>,
 }
 
 impl Config {
@@ -160,6 +167,11 @@ impl Config {
                 "open_metrics" => config.open_metrics = switch()?,
                 "limits.vms_per_host" => config.budgets.vms_per_host = number()?,
                 "limits.disks" => config.budgets.disks = number()?,
+                "limits.memory" => {
+                    let bytes = setting.value.parse().ok().map(|Bytes(bytes)| bytes);
+                    let bytes = bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN);
+                    config.memory = Some(bytes.ok_or_else(|| wrong("a size of 1MiB and more is wanted"))?);
+                }
                 "plan_programs" => config.policy.programs = switch()?,
                 "targets" if setting.value.starts_with('/') => {
                     config.policy.targets.push(setting.value.into())
@@ -167,7 +179,7 @@ impl Config {
                 "targets" => return Err(wrong("an absolute folder is wanted")),
                 _ => {
                     return Err(wrong(
-                        "there is no such setting; listen, tls.certificate, tls.key, oidc, anonymous_view, open_metrics, targets, plan_programs, limits.vms_per_host, limits.disks",
+                        "there is no such setting; listen, tls.certificate, tls.key, oidc, anonymous_view, open_metrics, targets, plan_programs, limits.vms_per_host, limits.disks, limits.memory",
                     ));
                 }
             }
@@ -306,17 +318,19 @@ mod tests {
 
     #[test]
     fn settings_are_read_and_what_is_none_is_refused_with_its_line() {
-        let text = "listen: 127.0.0.1:1\ntls:\n  certificate: c.pem\n  key: /k.pem\nanonymous_view: true\ntargets: [/vms]\nlimits: {disks: 40}\n";
+        let text = "listen: 127.0.0.1:1\ntls:\n  certificate: c.pem\n  key: /k.pem\nanonymous_view: true\ntargets: [/vms]\nlimits: {disks: 40, memory: 64MiB}\n";
         let config = Config::parse(text, Path::new("/etc/drover")).unwrap();
         assert_eq!(config.tls.unwrap().certificate, Path::new("/etc/drover/c.pem"));
         assert!(config.anonymous_view && !config.open_metrics);
         assert_eq!(config.policy.targets, [PathBuf::from("/vms")]);
         assert_eq!((config.budgets.disks, config.budgets.vms_per_host), (40, 20));
+        assert_eq!(config.memory, Some(64 << 20));
         assert!(config.oidc.is_none());
         assert!(!config.policy.programs, "plans name nothing that is loaded unless that is allowed");
         for (text, why) in [
             ("listen: x", "line 1: listen: an ADDRESS:PORT is wanted"),
             ("\nopen_metric: true", "line 2: open_metric: there is no such setting"),
+            ("limits: {memory: 1KiB}", "line 1: limits.memory: a size of 1MiB"),
             ("open_metrics: yes", "line 1: open_metrics: true or false"),
             ("tls:\n  key: k", "tls takes both"),
             ("targets: [vms]", "line 1: targets: an absolute folder"),

@@ -548,6 +548,7 @@ impl Desk<'_> {
             words: &words,
             policy: Some(&policy),
             schedule: None,
+            memory: None,
             meant: Some(&meant),
             leave: &leave,
         };

@@ -189,6 +189,7 @@ impl Daemon {
             words: job,
             policy: Some(&self.0.policy),
             schedule: Some(&self.0.schedule),
+            memory: Some(&self.0.memory),
             meant: None,
             leave: &|| Ok(()),
         };
