@@ -420,6 +420,10 @@ impl Disk for HotAddedDisk {
     fn flush(&self) -> Result<(), DiskError> {
         Ok(())
     }
+
+    fn withdraw(&self) {
+        self.inner.withdraw();
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod common;
 
 use std::io::Read;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use drover_agent::limits::parts;
 use drover_agent::trust::Folder;
 use drover_disk::fence::{Gate, fence_path};
 use drover_lab::Drover;
+use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -383,4 +385,34 @@ fn a_new_disk_that_another_run_is_writing_is_refused_as_such() {
     assert_eq!(second.code, Some(7), "{}", second.err);
     assert!(second.err.contains("another run is writing this disk"), "{}", second.err);
     assert_eq!(std::fs::metadata(sites.in_pool("disk.raw")).unwrap().len(), 320 * MIB, "nothing was emptied");
+}
+
+/// 64 KiB blocks of data in which a target has what its source has.
+fn arrived(source: &Path, target: &Path) -> u64 {
+    let (source, target) = (std::fs::read(source).unwrap(), std::fs::read(target).unwrap_or_default());
+    let pairs = source.chunks(65536).zip(target.chunks(65536));
+    pairs.filter(|(source, target)| source == target && source.iter().any(|byte| *byte != 0)).count() as u64
+}
+
+#[test]
+fn a_copy_that_is_interrupted_sends_no_more_of_what_it_had_read_and_keeps_what_it_had_sent() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", 120 * MIB);
+    let args = ["copy", source.to_str().unwrap(), "agent://site-b/vms/disk.raw", "--rate-limit", "3MiB"];
+    let mut command = sites.here.command(&args);
+    let mut copy = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let image = sites.in_pool("disk.raw");
+    wait_until("something arrives", PATIENCE, || arrived(&source, &image) >= 64);
+    assert!(copy.try_wait().unwrap().is_none(), "it ended before it was interrupted");
+    let before = arrived(&source, &image);
+    kill_process(Pid::from_child(&copy), Signal::INT).unwrap();
+    assert_eq!(copy.wait().unwrap().code(), Some(130), "interrupted");
+    let after = arrived(&source, &image);
+    // It had read and taken 64 MiB, which is 1024 blocks.
+    assert!(after - before < 400, "{} blocks after the signal, {before} before", after - before);
+    let journals = sites.path("here").join("journals");
+    assert!(recorded_in(&journals) >= before, "{} are recorded", recorded_in(&journals));
+    let report = done(&sites.copy(&source, &[]));
+    assert!(report["bytes_resumed"].as_u64().unwrap() >= before * 65536, "{report}");
+    assert!(same_bytes(&source, &image));
 }

@@ -253,8 +253,7 @@ fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
 
 #[test]
 fn a_drain_and_an_api_server_that_is_away_lose_nothing() {
-    // A worker copies on while the API server is away, and writes what is on its way before it is gone, some 50 MiB: there has to be
-    // something left for the one after the drain.
+    // A worker copies on while the API server is away: there has to be something left for the one after the drain.
     const DISK: u64 = 192 * MIB;
     let operated = Operated::new(160, |folder| vec![vm("web01", &[&disk_file(folder, "a", DISK)])]);
     let Some(mut operated) = operated else { return };
@@ -358,7 +357,7 @@ fn a_vm_that_another_namespace_moves_is_left_alone() {
 
 #[test]
 fn a_worker_whose_lock_is_removed_stops_and_leaves_the_vm_to_whom_it_is() {
-    // What is on its way is written before a worker ends, some 50 MiB.
+    // A worker copies on until it notices.
     const DISK: u64 = 160 * MIB;
     let operated = Operated::new(162, |folder| {
         let web = vm("web01", &[&disk_file(folder, "a", DISK)]);

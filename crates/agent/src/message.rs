@@ -112,6 +112,11 @@ impl Kind {
         matches!(self, Kind::Write | Kind::Offer | Kind::Data | Kind::Hashes)
     }
 
+    /// Whether a message of this kind asks for bytes of the disk to become others, or is the first half of one that does.
+    pub fn writes(self) -> bool {
+        matches!(self, Kind::Write | Kind::Zero | Kind::Offer)
+    }
+
     fn has_span(self) -> bool {
         !matches!(self, Kind::Flush | Kind::Close | Kind::Identity | Kind::Opened | Kind::Done)
     }

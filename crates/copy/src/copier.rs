@@ -173,13 +173,18 @@ impl Copier {
     }
 
     /// Takes in the leaves of a span that was read and says what of it to write.
-    /// When nothing is to be written the span has landed; else call [`Copier::landed`] after the writes.
+    /// When nothing is to be written the span is done with; else call [`Copier::landed`] after the writes. A copy that was
+    /// cancelled writes nothing more.
     ///
     /// # Panics
     /// If the span was not being read or the number of leaves is wrong.
     pub fn read(&mut self, span: ByteSpan, leaves: Vec<Leaf>) -> WriteParts {
         let count = span.length.div_ceil(BLOCK_BYTES);
         assert_eq!(leaves.len() as u64, count, "leaves of {span}");
+        if self.is_cancelled() && self.is_copy() {
+            self.dropped(span);
+            return WriteParts::default();
+        }
         let reserved = self.queue.in_flight(span).is_some_and(|job| job.reserved);
         let parts = self.parts_to_write(span, &leaves, reserved);
         let zeros = leaves.iter().filter(|leaf| **leaf == Leaf::Zero).count() as u64;
@@ -224,6 +229,27 @@ impl Copier {
             Verdict::GiveUp => {
                 self.stop(StopCause::Failed);
                 false
+            }
+        }
+    }
+
+    /// A request of a copy that was cancelled was given up: it neither landed nor failed.
+    ///
+    /// # Panics
+    /// If the copy was not cancelled, or the span was not in flight.
+    pub fn dropped(&mut self, span: ByteSpan) {
+        assert!(self.is_cancelled(), "{span} was given up by a copy that goes on");
+        let mut job = self.queue.end(span);
+        job.leaves.clear();
+        self.queue.push(job);
+    }
+
+    /// These spans had landed and are not on the target after all: their blocks are not recorded, also not by a flush that
+    /// is under way.
+    pub fn withdrawn(&mut self, spans: &[ByteSpan]) {
+        for span in spans {
+            for entry in self.landed.take(span.offset / BLOCK_BYTES, span.end().div_ceil(BLOCK_BYTES)) {
+                self.redo_entry(&entry);
             }
         }
     }
@@ -312,7 +338,8 @@ impl Copier {
         self.queue.in_flight_bytes()
     }
 
-    /// Starts no more work. What is in flight ends, is flushed and recorded.
+    /// Starts no more work. What is being written ends, is flushed and recorded; what is being read, too, unless the copy
+    /// is cancelled.
     pub fn stop(&mut self, cause: StopCause) {
         self.stop.get_or_insert(cause);
     }
@@ -359,6 +386,10 @@ impl Copier {
             let is_limited = self.pass.as_ref().is_some_and(Pass::is_limited);
             assert!(is_limited || self.leaves.is_complete(), "done with unknown blocks");
         }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.stop == Some(StopCause::Cancelled)
     }
 
     fn is_copy(&self) -> bool {

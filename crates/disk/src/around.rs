@@ -80,6 +80,14 @@ impl<T: Around> Disk for T {
         Around::flush(self)
     }
 
+    fn withdraw(&self) {
+        self.inner().withdraw();
+    }
+
+    fn withdrawn(&self) -> Vec<ByteSpan> {
+        self.inner().withdrawn()
+    }
+
     fn check_same(&self) -> Result<(), DiskError> {
         self.inner().check_same()
     }

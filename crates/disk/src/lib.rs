@@ -83,6 +83,16 @@ pub trait Disk: Send + Sync {
     /// When the backend cannot promise that.
     fn flush(&self) -> Result<(), DiskError>;
 
+    /// For a run that is to stop, at a backend that takes writes ahead of a slow line: gives up the writes and zeroings
+    /// that have not left this host, and takes no more of them. Those that come fail, and so may reads on their way.
+    fn withdraw(&self) {}
+
+    /// The spans of writes and zeroings that completed and were given up by [`Disk::withdraw`] later: what was written
+    /// there is not on the disk. A flush covers all others, so ask after each one before anything is called durable.
+    fn withdrawn(&self) -> Vec<ByteSpan> {
+        Vec::new()
+    }
+
     /// Looks whether the disk still is what was opened: a source that nobody wrote to since, a target that lies where
     /// it lay and has its size. To be asked when a transfer is over. What a backend cannot tell counts as the same.
     ///

@@ -123,6 +123,15 @@ impl Sender {
     /// channel is a stream or was finished; `Reset`, `Closed`, `Lost` when channel or session are over.
     /// A message for which there was no error arrives, unless session or channel end before.
     pub fn send(&self, head: &[u8], body: &[u8]) -> Result<(), LinkError> {
+        self.send_if(head, body, || true).map(drop)
+    }
+
+    /// As [`Sender::send`], of a message that may turn out to be unwanted before there is room for it: gives whether it was
+    /// sent. `is_wanted` is called under the session's lock, again whenever [`Sender::withdraw`] is.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn send_if(&self, head: &[u8], body: &[u8], is_wanted: impl Fn() -> bool) -> Result<bool, LinkError> {
         check_message(head, body)?;
         let Place { id, handle, waits } = &self.end.place;
         let (payload, check) = self.copied(&[head, body]);
@@ -134,9 +143,24 @@ impl Sender {
             ..Header::new(Kind::Message, *id, 0)
         };
         handle.shared.wait_to_send(*id, waits, |core| {
+            if !is_wanted() {
+                return Ok(Some(false));
+            }
             let reserved = core.reserve_message(*id, bytes)?;
-            Ok(reserved.map(|_| core.push(*id, header, payload.clone())))
+            Ok(reserved.map(|_| {
+                core.push(*id, header, payload.clone());
+                true
+            }))
         })
+    }
+
+    /// Gives up messages that wait for a connection and are not wanted any more, by their heads: the heads of those that
+    /// never arrive. What a connection has taken arrives.
+    pub fn withdraw(&self, is_unwanted: impl FnMut(&[u8]) -> bool) -> Vec<Vec<u8>> {
+        let Place { id, handle, waits } = &self.end.place;
+        let heads = handle.shared.with(|inner, _| inner.core.withdraw(*id, is_unwanted));
+        waits.wake_senders();
+        heads
     }
 
     /// Writes to a stream, as to a socket: waits until all is taken.

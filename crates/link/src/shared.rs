@@ -69,6 +69,11 @@ impl Waits {
         self.receive.notify_all();
     }
 
+    /// Wakes all who wait for room to send.
+    pub fn wake_senders(&self) {
+        self.send.notify_all();
+    }
+
     /// From now on calls this, too. The first one stays.
     pub fn call(&self, waker: Box<dyn Fn() + Send + Sync>) {
         // A second one is a second user, which no channel has.

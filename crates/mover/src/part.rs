@@ -53,6 +53,10 @@ impl Disk for Part<'_> {
     fn flush(&self) -> Result<(), DiskError> {
         Ok(())
     }
+
+    fn withdraw(&self) {
+        self.disk.withdraw();
+    }
 }
 
 struct PartLane {

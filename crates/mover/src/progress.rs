@@ -5,7 +5,8 @@ use std::time::Duration;
 use drover_copy::Totals;
 use serde::{Deserialize, Serialize};
 
-/// Asks every transfer that holds a clone to stop. What is in flight ends and is recorded.
+/// Asks every transfer that holds a clone to stop. What is on its way to the target arrives and is recorded, what was only
+/// read is not written.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
     asked: Arc<AtomicBool>,

@@ -50,6 +50,10 @@ struct Core {
     losses: u64,
     /// A worker panicked: what it had in flight will never end.
     is_lost: bool,
+    /// The workers have ended.
+    is_ended: bool,
+    /// The disks were told of the stop: what fails from now on may do so because of that.
+    is_withdrawn: bool,
 }
 
 /// What a worker is to do with its lane.
@@ -93,6 +97,8 @@ impl<'a> Shared<'a> {
             error: None,
             losses: 0,
             is_lost: false,
+            is_ended: false,
+            is_withdrawn: false,
         });
         Shared {
             core,
@@ -189,6 +195,36 @@ impl<'a> Shared<'a> {
         self.wanted.notify_all();
     }
 
+    /// Waits for the stop, or for the end of the workers. Once a stop is asked for nothing more is begun, what was read is
+    /// not written, and the disks give up what has not left this host: a slow line may have minutes of it.
+    pub(crate) fn withdraw_on_stop(&self, disks: &[&dyn Disk]) {
+        let mut core = self.core();
+        while !self.stop.is_set() {
+            if core.is_lost || core.is_ended {
+                return;
+            }
+            core = self.wanted.wait_timeout(core, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if core.copier.is_over() {
+            return;
+        }
+        core.copier.stop(StopCause::Cancelled);
+        // One that failed before ends as it would have without the stop.
+        if core.copier.stop_cause() != Some(StopCause::Cancelled) {
+            return;
+        }
+        core.is_withdrawn = true;
+        drop(core);
+        disks.iter().for_each(|disk| disk.withdraw());
+        self.changed.notify_all();
+    }
+
+    /// The workers have ended: nobody waits for a stop any more.
+    pub(crate) fn end(&self) {
+        self.core().is_ended = true;
+        self.wanted.notify_all();
+    }
+
     /// Whether this run may still write: no other has taken the target over.
     pub(crate) fn check_claim(&self) -> std::io::Result<()> {
         self.claim.as_ref().map_or(Ok(()), |claim| claim.check())
@@ -235,7 +271,9 @@ impl<'a> Shared<'a> {
         log!("copy", "{error}: {}", error.source);
         let mut core = self.core();
         let now = self.now();
-        if core.copier.failed(span, failure_of(error.kind), now) {
+        if core.is_withdrawn {
+            core.copier.dropped(span);
+        } else if core.copier.failed(span, failure_of(error.kind), now) {
             log!("copy", "{span} is tried again");
         } else {
             core.error.get_or_insert(error.into());
@@ -261,6 +299,8 @@ impl<'a> Shared<'a> {
         let mut core = self.core();
         if core.losses == losses {
             core.copier.landed(span);
+        } else if core.is_withdrawn {
+            core.copier.dropped(span);
         } else if !core.copier.failed(span, Failure::Transient, self.now()) {
             let lost = std::io::Error::other("the target lost writes while this one was under way");
             let error = DiskError::with_kind(DiskErrorKind::Transient, DiskOp::Write, span, target, lost);
@@ -282,7 +322,7 @@ impl<'a> Shared<'a> {
         let started = Instant::now();
         let result = target.flush();
         match result {
-            Ok(()) => self.record(ticket),
+            Ok(()) => self.record(ticket, &target.withdrawn()),
             Err(error) => {
                 let mut core = self.core();
                 let now = self.now();
@@ -327,8 +367,11 @@ impl<'a> Shared<'a> {
         Ok(journal.as_mut().map_or(Ok(()), |journal| journal.append(&entries))?)
     }
 
-    fn record(&self, ticket: FlushTicket) {
-        let entries = self.tell(|copier, now| copier.flushed(ticket, now));
+    fn record(&self, ticket: FlushTicket, withdrawn: &[ByteSpan]) {
+        let entries = self.tell(|copier, now| {
+            copier.withdrawn(withdrawn);
+            copier.flushed(ticket, now)
+        });
         let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(journal) = journal.as_mut() else { return };
         match journal.append(&entries) {

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use drover_copy::{Leaf, Next};
 use drover_disk::{
     Buffer, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Slice, Work, in_threads,
 };
+use drover_log::log;
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::progress::Progress;
@@ -16,9 +18,17 @@ use crate::shared::{Sent, Shared, Turn};
 
 /// Runs up to `count` workers to the end of the copy. A panic of one is passed on.
 pub(crate) fn run_workers(shared: &Shared<'_>, count: usize, source: &dyn Disk, target: Option<&dyn Disk>) {
-    in_threads(count, |number| {
-        let _guard = PanicGuard(shared);
-        Worker::new(number, shared, source, target).run();
+    std::thread::scope(|scope| {
+        let disks: Vec<&dyn Disk> = [source].into_iter().chain(target).collect();
+        let watch = Builder::new().name("watch-stop".to_string());
+        if let Err(error) = watch.spawn_scoped(scope, move || shared.withdraw_on_stop(&disks)) {
+            log!("copy", "no thread to watch for a stop, which will take longer: {error}");
+        }
+        in_threads(count, |number| {
+            let _guard = PanicGuard(shared);
+            Worker::new(number, shared, source, target).run();
+        });
+        shared.end();
     });
 }
 

@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use drover_link::{Receiver, Sender};
 use drover_pack::Chooser;
 use drover_types::{ByteSpan, Extent};
 
-use super::lane::AgentLane;
+use super::lane::{AgentLane, withdrawn};
 use super::offers::Offers;
 use super::open::{Door, Target, Way};
 use super::pending::{Pending, Reply, What};
@@ -79,6 +80,8 @@ pub(super) struct Inner {
     chooser: Mutex<Chooser>,
     site: Arc<Site>,
     state: Mutex<State>,
+    /// No write is sent any more; see [`Inner::withdraw`].
+    pub is_withdrawn: AtomicBool,
     changed: Condvar,
     started: Instant,
 }
@@ -149,6 +152,7 @@ impl AgentDisk {
                 closing: false,
                 closed: false,
             }),
+            is_withdrawn: AtomicBool::new(false),
             changed: Condvar::new(),
             counters: Counters::default(),
             offers: Mutex::new(Offers::new(options.offer && takes(&way.opened, "offer"))),
@@ -282,12 +286,16 @@ impl Inner {
         }
     }
 
-    /// Waits until no write that is not answered touches the span; with room for so many more bytes.
+    /// Waits until no write that is not answered touches the span; with room for so many more bytes. Not after a
+    /// withdrawal.
     pub(super) fn wait_for_room(&self, span: ByteSpan, bytes: u64) -> Result<MutexGuard<'_, State>, Refusal> {
         let mut state = self.lock();
         loop {
             if let Some(refusal) = state.pending.failed() {
                 return Err(refusal.clone());
+            }
+            if state.pending.is_withdrawn() {
+                return Err(withdrawn());
             }
             let held = state.pending.bytes();
             let fits = held == 0 || held + bytes <= self.options.pending_bytes_max;
@@ -298,6 +306,33 @@ impl Inner {
             state = self.wait(state, None);
             state.blocked -= usize::from(!fits);
         }
+    }
+
+    /// A message was not wanted any more when there was room for it.
+    pub(super) fn unsent(&self, id: u64) {
+        self.lock().pending.unsent(id);
+        self.notify();
+    }
+
+    fn withdraw(&self) {
+        // Before the link is asked: what a sender hands to it after that is not wanted.
+        self.is_withdrawn.store(true, SeqCst);
+        let mut state = self.lock();
+        state.pending.withdraw();
+        let sender = state.sender.clone();
+        drop(state);
+        let mut unsent = Vec::new();
+        if let Some(sender) = sender {
+            sender.withdraw(|head| {
+                let id = Head::decode(head).ok().filter(|head| head.kind.writes()).map(|head| head.id);
+                unsent.extend(id);
+                id.is_some()
+            });
+        }
+        let mut state = self.lock();
+        unsent.into_iter().for_each(|id| state.pending.unsent(id));
+        drop(state);
+        self.notify();
     }
 
     fn receive_all(&self, mut way: Way, mut door: Door) {
@@ -494,6 +529,16 @@ impl Disk for AgentDisk {
             return Ok(());
         }
         self.inner.flush().map_err(|refusal| refusal.on(DiskOp::Flush, ByteSpan::new(0, 0), self.name()))
+    }
+
+    /// What waits to be sent, here or at a connection, is given up; what is on its way is still answered, and a flush
+    /// covers it.
+    fn withdraw(&self) {
+        self.inner.withdraw();
+    }
+
+    fn withdrawn(&self) -> Vec<ByteSpan> {
+        self.inner.lock().pending.withdrawn().to_vec()
     }
 
     /// Of a target, the agent looks itself where it lies, at each flush.

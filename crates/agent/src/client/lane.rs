@@ -52,7 +52,8 @@ impl AgentLane {
     /// Asks for bytes, if no write that is not answered touches them; gives the request back if one does.
     fn start_read(&mut self, request: Request) -> Option<Request> {
         let mut state = self.inner.lock();
-        if state.pending.failed().is_some() || state.pending.overlaps(request.span) {
+        let pending = &state.pending;
+        if pending.failed().is_some() || pending.is_withdrawn() || pending.overlaps(request.span) {
             return Some(request);
         }
         let id = state.pending.add(What::Read { plain: false }, request.span);
@@ -151,9 +152,18 @@ impl AgentLane {
             if let Some(refusal) = state.pending.failed() {
                 return (0, Err(refusal.clone()));
             }
+            if state.pending.is_withdrawn() {
+                state.pending.abandon(self.reads[0].id);
+                return (0, Err(withdrawn()));
+            }
             state = self.inner.wait(state, None);
         }
     }
+}
+
+/// What comes of a request after the run was asked to stop.
+pub(super) fn withdrawn() -> Refusal {
+    Refusal::new(DiskErrorKind::Gone, "the run was asked to stop before this was sent or had come")
 }
 
 /// Fills the buffer of a read with what came for it, checked.

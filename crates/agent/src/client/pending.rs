@@ -12,6 +12,9 @@
 //!
 //! A flush covers the writes that were answered when it was asked for. If the agent's host or the target became
 //! another meanwhile ([`Pending::reopened`]), answered writes that no flush covers may be lost: that ends the disk.
+//!
+//! A run that is to stop withdraws ([`Pending::withdraw`]): writes that were not sent are given up, and no flush covers
+//! them; what was sent is still answered.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -47,7 +50,7 @@ pub(crate) enum What {
 }
 
 impl What {
-    fn changes(&self) -> bool {
+    pub(crate) fn changes(&self) -> bool {
         matches!(self, What::Write(_) | What::Zero)
     }
 
@@ -115,6 +118,9 @@ pub(crate) struct Pending {
     generation: String,
     give_up_after: Duration,
     failed: Option<Refusal>,
+    is_withdrawn: bool,
+    /// Writes that were given up since.
+    withdrawn: Vec<ByteSpan>,
 }
 
 impl Pending {
@@ -132,6 +138,8 @@ impl Pending {
             generation: generation.to_string(),
             give_up_after,
             failed: None,
+            is_withdrawn: false,
+            withdrawn: Vec::new(),
         }
     }
 
@@ -143,6 +151,47 @@ impl Pending {
     /// Why the disk is of no use any more.
     pub(crate) fn failed(&self) -> Option<&Refusal> {
         self.failed.as_ref()
+    }
+
+    /// Whether the run is to stop: no write is taken any more.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.is_withdrawn
+    }
+
+    /// The writes that were taken and given up.
+    pub(crate) fn withdrawn(&self) -> &[ByteSpan] {
+        &self.withdrawn
+    }
+
+    /// The run is to stop: writes that are not on their way are given up, and those that would have to be sent again.
+    pub(crate) fn withdraw(&mut self) {
+        self.is_withdrawn = true;
+        self.give_up_where(|entry| !entry.is_on_its_way);
+    }
+
+    /// This message was not sent after all, since it is not wanted any more.
+    pub(crate) fn unsent(&mut self, id: u64) {
+        self.give_up(id);
+    }
+
+    fn give_up_where(&mut self, is_meant: impl Fn(&Entry) -> bool) {
+        let writes = self.entries.iter().filter(|(_, entry)| entry.what.changes() && is_meant(entry));
+        let ids: Vec<u64> = writes.map(|(id, _)| *id).collect();
+        ids.into_iter().for_each(|id| self.give_up(id));
+    }
+
+    fn give_up(&mut self, id: u64) {
+        if let Some(span) = self.take_write(id) {
+            self.withdrawn.push(span);
+        }
+    }
+
+    /// A write is over, one way or the other: its span.
+    fn take_write(&mut self, id: u64) -> Option<ByteSpan> {
+        let entry = self.entries.remove(&id)?;
+        self.writes.remove(&entry.span.offset);
+        self.bytes -= entry.what.bytes();
+        Some(entry.span)
     }
 
     /// Whether a write that is not answered touches the span.
@@ -163,6 +212,7 @@ impl Pending {
     /// Takes in something to be asked.
     pub(crate) fn add(&mut self, what: What, span: ByteSpan) -> u64 {
         assert!(self.failed.is_none(), "asked of a disk that failed");
+        assert!(!(self.is_withdrawn && what.changes()), "a write after the run was to stop");
         let id = self.next_id;
         self.next_id += 1;
         if what.changes() {
@@ -245,7 +295,11 @@ impl Pending {
             (What::Write(_), Kind::Have) => {
                 let rest = entry.rest.unwrap_or(all_pieces(entry.span)) & !head.mask;
                 entry.rest = Some(rest);
-                if rest == 0 { self.written(head.id) } else { self.queue.push_back(head.id) }
+                match rest {
+                    0 => self.written(head.id),
+                    _ if self.is_withdrawn => self.give_up(head.id),
+                    _ => self.queue.push_back(head.id),
+                }
             }
             (What::Read { .. }, Kind::Data) | (What::Hash, Kind::Hashes) => {
                 self.reply(head.id, Reply::Data(head, body));
@@ -265,11 +319,7 @@ impl Pending {
     }
 
     fn written(&mut self, id: u64) {
-        if let Some(entry) = self.entries.remove(&id) {
-            self.writes.remove(&entry.span.offset);
-            self.bytes -= entry.what.bytes();
-            self.answered += 1;
-        }
+        self.answered += u64::from(self.take_write(id).is_some());
     }
 
     /// A write that failed is tried again as long as that may help; the disk ends with one that will not pass.
@@ -286,6 +336,9 @@ impl Pending {
         if !again {
             self.fail(refusal);
             return;
+        }
+        if self.is_withdrawn {
+            return self.give_up(id);
         }
         entry.plain = refusal.kind == DiskErrorKind::Corrupt;
         let pause = PAUSE_MIN.saturating_mul(1 << entry.attempts.min(20)).min(PAUSE_MAX);
@@ -311,6 +364,10 @@ impl Pending {
             return Err(refusal);
         }
         self.generation = generation.to_string();
+        if self.is_withdrawn {
+            // Whatever became of them: sent again they would take as long as before.
+            self.give_up_where(|_| true);
+        }
         self.entries.values_mut().for_each(|entry| (entry.rest, entry.is_on_its_way) = (None, false));
         self.paused.clear();
         self.queue = self.entries.keys().copied().collect();

@@ -228,3 +228,42 @@ fn an_answer_counts_once() {
         assert!(pending.queue.len() + pending.paused.len() == 1);
     }
 }
+
+/// Whatever is on its way when the run is to stop is answered; all else is given up, and no flush covers it.
+#[test]
+fn what_was_not_sent_is_withdrawn_and_what_was_is_still_answered() {
+    let mut pending = Pending::new("0", FOR_EVER);
+    let even = || What::Write(Arc::new(vec![2; 65536]));
+    let ids: Vec<u64> = (0..6).map(|number| pending.add(even(), block(number))).collect();
+    for _ in 0..4 {
+        pending.next(Duration::ZERO).unwrap();
+    }
+    let not_now = Head { detail: 1, ..Head::plain(Kind::Done, ids[0], ByteSpan::new(0, 0)) };
+    pending.answer(not_now, Vec::new(), Duration::ZERO).unwrap();
+    pending.withdraw();
+    assert_eq!(pending.withdrawn(), [block(0), block(4), block(5)], "one that pauses, two that wait");
+    // Only the offer of it was sent.
+    pending.answer(Head::plain(Kind::Have, ids[1], block(1)), Vec::new(), Duration::ZERO).unwrap();
+    // A connection had not taken it yet.
+    pending.unsent(ids[2]);
+    let flush = pending.next_id();
+    assert!(pending.has_writes_before(flush), "one is on its way");
+    pending.answer(Head::plain(Kind::Done, ids[3], ByteSpan::new(0, 0)), Vec::new(), Duration::ZERO).unwrap();
+    assert!(!pending.has_writes_before(flush) && pending.bytes() == 0);
+    assert_eq!(pending.withdrawn()[3..], [block(1), block(2)]);
+    pending.add(What::Flush, ByteSpan::new(0, 0));
+    assert!(matches!(pending.next(FOR_EVER), Some(Job { what: What::Flush, .. })), "nothing else is sent");
+    pending.check();
+}
+
+#[test]
+fn what_was_on_its_way_over_a_line_that_broke_is_not_sent_again_by_a_run_that_is_to_stop() {
+    let mut pending = Pending::new("0", FOR_EVER);
+    pending.add(What::Zero, block(0));
+    pending.next(Duration::ZERO).unwrap();
+    pending.withdraw();
+    pending.disconnected();
+    pending.reopened("0").unwrap();
+    assert!(pending.next(Duration::ZERO).is_none());
+    assert_eq!(pending.withdrawn(), [block(0)]);
+}

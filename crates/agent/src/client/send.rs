@@ -1,5 +1,6 @@
 //! The threads that turn what is pending into messages: hashing and packing happen here, on several cores.
 
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
@@ -108,7 +109,9 @@ fn write(
     let body = meant(&head, bytes);
     let packed = if job.plain { None } else { pack(inner, packer, &body) };
     let (codec, sent) = packed.unwrap_or((Codec::Plain, &body));
-    let waited = put(inner, sender, &Head { detail: codec.number(), ..head }, sent)?;
+    let Some(waited) = put(inner, sender, &Head { detail: codec.number(), ..head }, sent)? else {
+        return Ok(());
+    };
     inner.chooser().sent(body.len() as u64, sent.len() as u64, waited + idle, inner.now());
     inner.counters.wrote(body.len() as u64, sent.len() as u64);
     Ok(())
@@ -143,11 +146,15 @@ fn meant<'a>(head: &Head, bytes: &'a [u8]) -> std::borrow::Cow<'a, [u8]> {
     body.into()
 }
 
-/// Hands a message to the link and says how long that took.
-fn put(inner: &Inner, sender: &Sender, head: &Head, body: &[u8]) -> Result<Duration, LinkError> {
+/// Hands a message to the link and says how long that took; `None` if the run was asked to stop before it could be sent.
+fn put(inner: &Inner, sender: &Sender, head: &Head, body: &[u8]) -> Result<Option<Duration>, LinkError> {
     let started = Instant::now();
-    sender.send(&head.encode(), body)?;
+    let is_wanted = || !(head.kind.writes() && inner.is_withdrawn.load(SeqCst));
+    let is_sent = sender.send_if(&head.encode(), body, is_wanted)?;
     let waited = started.elapsed();
     inner.counters.waited(waited);
-    Ok(waited)
+    if !is_sent {
+        inner.unsent(head.id);
+    }
+    Ok(is_sent.then_some(waited))
 }

@@ -15,3 +15,4 @@ mod measure;
 mod places;
 mod reads;
 mod stage;
+mod withdrawn;

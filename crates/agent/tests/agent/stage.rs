@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use drover_agent::opening::{Access, Announced, DISK_VERSION, How, Opened, Stat};
 use drover_agent::{Agent, AgentDisk, AgentOptions, Held, Refusal, Site, Store, Target};
 use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, Request, Slice, Work};
-use drover_link::Session;
+use drover_link::{Limits, RateLimit, Session};
 use drover_types::ByteSpan;
 
 /// Starts agents, and ends them as kill -9 does: the process is gone, the host is not.
@@ -15,13 +15,19 @@ pub struct Stage {
     store: Arc<dyn Store>,
     sessions: Arc<Mutex<Vec<Session>>>,
     agent: Arc<Mutex<Option<Arc<Agent>>>>,
+    rate: Option<Arc<RateLimit>>,
 }
 
 impl Stage {
     pub fn new(store: impl Store + 'static) -> Stage {
         let store: Arc<dyn Store> = Arc::new(store);
         let agent = Arc::new(Mutex::new(Some(Arc::new(Agent::new(store.clone())))));
-        Stage { store, sessions: Arc::default(), agent }
+        Stage { store, sessions: Arc::default(), agent, rate: None }
+    }
+
+    /// The same behind lines that carry no more than so.
+    pub fn behind(self, rate: &Arc<RateLimit>) -> Stage {
+        Stage { rate: Some(rate.clone()), ..self }
     }
 
     /// A site of its own, as another host has it.
@@ -42,7 +48,7 @@ impl Stage {
     fn dial(&self) -> Result<Session, Refusal> {
         let agent = self.agent.lock().unwrap().clone();
         let agent = agent.ok_or_else(|| Refusal::new(DiskErrorKind::Transient, "nobody listens"))?;
-        let (here, there) = Session::pair();
+        let (here, there) = Session::pair_of(Limits::default(), b"", self.rate.clone());
         self.sessions.lock().unwrap().push(there.clone());
         std::thread::spawn(move || agent.serve(&there));
         Ok(here)

@@ -92,6 +92,15 @@ impl Landed {
         entries
     }
 
+    /// Takes out what landed of the blocks from `first` to before `end` and is not recorded, also by a flush under way.
+    pub(super) fn take(&mut self, first: u64, end: u64) -> Vec<Entry> {
+        let mut taken = take_blocks(&mut self.entries, first, end);
+        if let Some(flushing) = &mut self.flushing {
+            taken.extend(take_blocks(&mut flushing.entries, first, end));
+        }
+        taken
+    }
+
     /// Gives up all that is not recorded.
     pub(super) fn give_up(&mut self) {
         (self.bytes, self.flushing) = (0, None);
@@ -118,6 +127,34 @@ impl Landed {
     pub(super) fn keep(&mut self, block: u64, leaf: Leaf) {
         push(&mut self.kept, block, leaf);
     }
+}
+
+/// Takes the blocks from `first` to before `end` out of the entries; gives them.
+fn take_blocks(entries: &mut Vec<Entry>, first: u64, end: u64) -> Vec<Entry> {
+    if !entries.iter().any(|entry| part(entry, first, end).is_some()) {
+        return Vec::new();
+    }
+    let taken = entries.iter().filter_map(|entry| part(entry, first, end)).collect();
+    let rest = |entry: &Entry| [part(entry, 0, first), part(entry, end, u64::MAX)];
+    *entries = entries.iter().flat_map(rest).flatten().collect();
+    taken
+}
+
+/// What an entry says of the blocks from `from` to before `to`.
+fn part(entry: &Entry, from: u64, to: u64) -> Option<Entry> {
+    let (first, blocks) = match entry {
+        Entry::Data { first, leaves } => (*first, leaves.len() as u64),
+        Entry::Zero { first, count } => (*first, u64::from(*count)),
+        _ => unreachable!("only blocks land"),
+    };
+    let (start, end) = (first.max(from), (first + blocks).min(to));
+    (start < end).then(|| match entry {
+        Entry::Data { leaves, .. } => {
+            let leaves = leaves[(start - first) as usize..(end - first) as usize].to_vec();
+            Entry::Data { first: start, leaves }
+        }
+        _ => Entry::Zero { first: start, count: (end - start) as u32 },
+    })
 }
 
 fn push(entries: &mut Vec<Entry>, block: u64, leaf: Leaf) {

@@ -27,10 +27,16 @@ impl Copier {
                 Entry::Zero { first, count } if self.was_never_written(first, u64::from(count)) => {
                     self.landed.push_zero(first, u64::from(count));
                 }
-                Entry::Zero { first, count } => self.redo(Task::Zero, first, u64::from(count)),
-                Entry::Data { first, leaves } => self.redo(Task::Read, first, leaves.len() as u64),
-                _ => unreachable!("only blocks land"),
+                entry => self.redo_entry(&entry),
             }
+        }
+    }
+
+    pub(super) fn redo_entry(&mut self, entry: &Entry) {
+        match entry {
+            Entry::Zero { first, count } => self.redo(Task::Zero, *first, u64::from(*count)),
+            Entry::Data { first, leaves } => self.redo(Task::Read, *first, leaves.len() as u64),
+            _ => unreachable!("only blocks land"),
         }
     }
 

@@ -256,6 +256,19 @@ impl Core {
         self.wakes.all_senders = true;
     }
 
+    /// Gives up messages of a channel that no connection has taken and that are not wanted any more, by their heads.
+    /// Gives these heads: their messages never arrive, all others do.
+    pub fn withdraw(&mut self, id: ChannelId, is_unwanted: impl FnMut(&[u8]) -> bool) -> Vec<Vec<u8>> {
+        let Some(channel) = self.channels.get_mut(&id) else { return Vec::new() };
+        // Of a finished channel the peer was told how many messages there are.
+        if channel.order != Order::Messages || channel.sending.state != SendState::Open {
+            return Vec::new();
+        }
+        let (heads, cost) = channel.sending.withdraw(is_unwanted);
+        self.unsent(cost);
+        heads
+    }
+
     /// The last sender is gone. What it sent still arrives; an end that was not said is no clean one.
     pub fn drop_sender(&mut self, id: ChannelId) {
         let Some(channel) = self.channels.get_mut(&id) else { return };

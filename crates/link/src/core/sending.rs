@@ -159,6 +159,25 @@ impl Sending {
         frames + gathered
     }
 
+    /// Gives up messages that wait for a connection and are not wanted any more, by their heads: these, and the cost that
+    /// is free now. The peer never hears of them, so its credit for them is there again.
+    pub fn withdraw(&mut self, mut is_unwanted: impl FnMut(&[u8]) -> bool) -> (Vec<Vec<u8>>, u64) {
+        let (mut heads, mut free) = (Vec::new(), 0);
+        self.queue.retain(|(header, payload)| {
+            let head = &payload.bytes()[..header.head_bytes.into()];
+            let is_withdrawn = is_unwanted(head);
+            if is_withdrawn {
+                heads.push(head.to_vec());
+                free += cost(header.payload_bytes as usize);
+            }
+            !is_withdrawn
+        });
+        self.queued -= free;
+        self.used -= free;
+        self.count -= heads.len() as u64;
+        (heads, free)
+    }
+
     /// Cost that is free again because its frame came too late.
     pub fn forget(&mut self, cost: u64) {
         self.queued -= cost;

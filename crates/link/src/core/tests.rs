@@ -95,6 +95,34 @@ fn credit_for_what_was_given_up_before_it_was_sent_comes_back() {
 }
 
 #[test]
+fn messages_that_are_withdrawn_never_arrive_cost_nothing_and_all_others_do() {
+    let mut cores = cores(small_limits());
+    let id = cores[0].open(Order::Messages, b"").unwrap();
+    carry(&mut cores);
+    for round in 0..60 {
+        let headed = |head: u8| {
+            let payload = vec![head; 5_000];
+            (Header { head_bytes: 1, ..Header::new(Kind::Message, id, 0).with_payload(&payload) }, payload)
+        };
+        for head in [1, 2, 1] {
+            assert!(cores[0].reserve_message(id, 5_000).unwrap().is_some(), "round {round}");
+            let (header, payload) = headed(head);
+            cores[0].push(id, header, Payload::from(payload));
+        }
+        assert_eq!(cores[0].withdraw(id, |head| head == [1]), [[1], [1]]);
+        carry(&mut cores);
+        let Ok(Taken::Some(message)) = cores[1].message(id) else { panic!("the one that is wanted came") };
+        assert_eq!((message.head, cores[1].message(id)), (vec![2], Ok(Taken::Wait)));
+        carry(&mut cores);
+        assert_eq!((cores[0].memory().0, cores[0].used), (0, cores[1].budget.arrived), "round {round}");
+    }
+    cores[0].finish(id).unwrap();
+    assert!(cores[0].withdraw(id, |_| true).is_empty(), "the peer was told how many there are");
+    carry(&mut cores);
+    assert_eq!(cores[1].message(id), Ok(Taken::End));
+}
+
+#[test]
 fn channels_that_come_and_go_without_a_connection_take_bounded_memory() {
     let mut core = Core::new(Side::Dialler, small_limits(), small_limits().credits);
     let mut refused = None;

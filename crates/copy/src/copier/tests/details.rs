@@ -270,10 +270,10 @@ fn a_map_that_cannot_be_told_counts_as_data() {
 #[test]
 fn a_stopped_copy_is_over_when_what_landed_is_recorded() {
     let (mut copier, first) = reading(4 * MIB);
+    copier.read(first, vec![DATA; 16]);
     copier.stop(StopCause::Cancelled);
     assert_eq!(copier.next(Duration::ZERO), Next::Wait(None));
-    assert!(!copier.is_over(), "one is in flight");
-    copier.read(first, vec![DATA; 16]);
+    assert!(!copier.is_over(), "one is being written");
     copier.landed(first);
     assert!(!copier.is_over(), "it is not recorded");
     let Next::Flush(ticket) = copier.next(Duration::ZERO) else { panic!("flushes") };
@@ -358,4 +358,33 @@ fn what_an_audit_finds_is_forgotten_and_read_once_more_and_nothing_else() {
         copier.landed(span);
     }
     assert_eq!(copier.totals().settled, size);
+}
+
+#[test]
+fn what_was_withdrawn_is_recorded_by_no_flush_and_what_was_only_read_is_not_written() {
+    let size = 64 * BLOCK_BYTES;
+    let mut copier = Copier::new(config(), LeafTable::new(size));
+    let mut reads = vec![drive_to_first_read(&mut copier, size)];
+    reads.extend((0..3).map(|_| match copier.next(Duration::ZERO) {
+        Next::Read(span) => span,
+        other => panic!("reads ahead, not {other:?}"),
+    }));
+    let land = |copier: &mut Copier, number: usize| {
+        assert!(!copier.read(reads[number], vec![DATA; 16]).is_empty());
+        copier.landed(reads[number]);
+    };
+    land(&mut copier, 0);
+    land(&mut copier, 1);
+    let Next::Flush(ticket) = copier.next(second(2)) else { panic!("flushes by time") };
+    land(&mut copier, 2);
+    copier.stop(StopCause::Cancelled);
+    assert!(copier.read(reads[3], vec![DATA; 16]).is_empty());
+    let settled = copier.totals().settled;
+    let part = ByteSpan::new(4 * BLOCK_BYTES, 3 * BLOCK_BYTES);
+    copier.withdrawn(&[part, reads[2]]);
+    assert_eq!(settled - copier.totals().settled, 19 * BLOCK_BYTES);
+    let data = |first, count| Entry::Data { first, leaves: vec![Digest([1; 32]); count] };
+    assert_eq!(copier.flushed(ticket, second(2)), [data(0, 4), data(7, 25)]);
+    assert_eq!((copier.next(second(3)), copier.leaves().known_blocks()), (Next::Stopped, 29));
+    copier.check_invariants();
 }
