@@ -34,22 +34,51 @@ pub fn values() -> Result<Values> {
 /// # Errors
 /// If it asks for what is not a value, the namespace, a value as JSON, or a part that is there if a value says so.
 pub fn render(template: &str, values: &Values, namespace: &str) -> Result<String> {
-    let text = std::fs::read_to_string(workspace().join("deploy/chart/templates").join(template))?;
-    rendered(&text, values, namespace).with_context(|| template.to_string())
+    render_where(template, values, namespace, &[])
 }
 
-fn rendered(text: &str, values: &Values, namespace: &str) -> Result<String> {
+/// The same in a cluster that serves these APIs (`GROUP/VERSION`), too.
+///
+/// # Errors
+/// The same.
+pub fn render_where(template: &str, values: &Values, namespace: &str, apis: &[&str]) -> Result<String> {
+    let text = std::fs::read_to_string(workspace().join("deploy/chart/templates").join(template))?;
+    rendered(&text, values, namespace, apis).with_context(|| template.to_string())
+}
+
+/// Whether a part is there that begins with this condition: a value, or one that says `true`, or `auto` where an API is served.
+fn is_there(condition: &str, values: &Values, apis: &[&str]) -> Result<bool> {
+    let value_of = |name: &str| values.get(name).with_context(|| format!("no value {name}"));
+    if let Some(name) = condition.strip_prefix(".Values.") {
+        return Ok(!["false", ""].contains(&value_of(name)?.as_str()));
+    }
+    let (name, api) = condition
+        .strip_prefix("or (eq (toString .Values.")
+        .and_then(|rest| rest.split_once(") \"true\") (and (eq (toString .Values."))
+        .and_then(|(name, rest)| Some((name, rest.strip_prefix(name)?)))
+        .and_then(|(name, rest)| {
+            Some((name, rest.strip_prefix(") \"auto\") (.Capabilities.APIVersions.Has \"")?))
+        })
+        .and_then(|(name, rest)| Some((name, rest.strip_suffix("\"))")?)))
+        .with_context(|| format!("{{{{ if {condition} }}}} is not known here"))?;
+    Ok(match value_of(name)?.as_str() {
+        "true" => true,
+        "auto" => apis.contains(&api),
+        _ => false,
+    })
+}
+
+fn rendered(text: &str, values: &Values, namespace: &str, apis: &[&str]) -> Result<String> {
     let (mut whole, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("{{") {
         let (action, after) = after.split_once("}}").context("an action without an end")?;
         let action = action.trim();
         whole.push_str(before);
-        if let Some(name) = action.strip_prefix("if .Values.") {
+        if let Some(condition) = action.strip_prefix("if ") {
             let (part, after) = after.split_once("{{ end }}").context("a part without an end")?;
-            let value = values.get(name).with_context(|| format!("no value {name}"))?;
             rest = after;
-            if !["false", ""].contains(&value.as_str()) {
-                whole.push_str(&rendered(part, values, namespace)?);
+            if is_there(condition, values, apis)? {
+                whole.push_str(&rendered(part, values, namespace, apis)?);
             }
             continue;
         }

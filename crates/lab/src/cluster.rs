@@ -204,6 +204,7 @@ impl Cluster {
                 "Role" => "roles",
                 "RoleBinding" => "rolebindings",
                 "Deployment" => "deployments",
+                "ServiceMonitor" => "servicemonitors",
                 _ => bail!("{kind} is not known here"),
             };
             let below = match kind {

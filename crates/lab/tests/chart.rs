@@ -1,8 +1,13 @@
 //! The Helm chart makes what the plain manifests make.
 #![allow(clippy::unwrap_used)]
 
-use drover_lab::chart::{render, values};
+use std::time::{Duration, Instant};
+
+use drover_lab::Cluster;
+use drover_lab::chart::{render, render_where, values};
 use drover_lab::workspace;
+
+const MONITORING: &str = "monitoring.coreos.com/v1";
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(workspace().join("deploy").join(path)).unwrap()
@@ -24,17 +29,22 @@ fn each_value_is_rendered() {
     for name in base.clone().into_keys() {
         let mut changed = base.clone();
         changed.insert(name.clone(), "something-else".into());
-        let of =
-            |values| ["operator.yaml", "servicemonitor.yaml"].map(|it| render(it, values, "vms").unwrap());
+        let all = ["operator.yaml", "servicemonitor.yaml"];
+        let of = |values| all.map(|it| render_where(it, values, "vms", &[MONITORING]).unwrap());
         assert_ne!(of(&changed), of(&base), "{name}");
     }
 }
 
 #[test]
-fn figures_are_followed_only_where_that_is_asked_for() {
+fn figures_are_followed_where_the_prometheus_operator_is_or_that_is_asked_for() {
     let mut values = values().unwrap();
-    assert_eq!(render("servicemonitor.yaml", &values, "vms").unwrap().trim(), "");
+    let template = "servicemonitor.yaml";
+    assert_eq!(render(template, &values, "vms").unwrap().trim(), "", "a cluster without it would refuse it");
+    let found = render_where(template, &values, "vms", &[MONITORING]).unwrap();
+    values.insert("serviceMonitor".into(), "false".into());
+    assert_eq!(render_where(template, &values, "vms", &[MONITORING]).unwrap().trim(), "");
     values.insert("serviceMonitor".into(), "true".into());
+    assert_eq!(render(template, &values, "vms").unwrap(), found);
     let plain = read("servicemonitor.yaml");
     let (_, plain) = plain.split_once("\napiVersion").unwrap();
     let rendered = render("servicemonitor.yaml", &values, "vms").unwrap();
@@ -93,4 +103,62 @@ fn the_image_with_a_converter_has_the_packages_of_the_labs() {
         words(&lab, "--include=", " \\\n")
     );
     assert!(image.contains(&format!("drover:{}", env!("CARGO_PKG_VERSION"))));
+}
+
+/// What this project knows of the CRD of the Prometheus operator, written by hand: the true one cannot be had here, and has more.
+const SERVICE_MONITORS: &str = r#"apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: servicemonitors.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  scope: Namespaced
+  names: {kind: ServiceMonitor, listKind: ServiceMonitorList, plural: servicemonitors, singular: servicemonitor}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema:
+        openAPIV3Schema:
+          type: object
+          required: [spec]
+          properties:
+            spec:
+              type: object
+              required: [endpoints, selector]
+              properties:
+                selector:
+                  type: object
+                  properties:
+                    matchLabels: {type: object, additionalProperties: {type: string}}
+                    matchExpressions:
+                      type: array
+                      items:
+                        type: object
+                        required: [key, operator]
+                        properties: {key: {type: string}, operator: {type: string}, values: {type: array, items: {type: string}}}
+                endpoints:
+                  type: array
+                  items:
+                    type: object
+                    properties: {port: {type: string}, path: {type: string}, scheme: {type: string}, interval: {type: string}}
+"#;
+
+#[test]
+fn an_api_server_takes_the_service_monitor_by_a_schema_of_what_is_known_of_it() {
+    let folder = tempfile::Builder::new().prefix("sm-").tempdir().unwrap();
+    let Some(cluster) = Cluster::start_api(folder.path()).unwrap() else { return };
+    cluster.apply(SERVICE_MONITORS, "default").unwrap();
+    let list = "/apis/monitoring.coreos.com/v1/servicemonitors";
+    let until = Instant::now() + Duration::from_secs(60);
+    while cluster.get(list).ok().flatten().is_none() {
+        assert!(Instant::now() < until, "{list} is not served");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let monitor = render_where("servicemonitor.yaml", &values().unwrap(), "default", &[MONITORING]).unwrap();
+    cluster.apply(monitor.trim(), "default").unwrap();
+    let there = "/apis/monitoring.coreos.com/v1/namespaces/default/servicemonitors/drover-operator";
+    let made = cluster.get(there).unwrap().unwrap();
+    assert_eq!(made["spec"]["endpoints"][0]["port"], "metrics", "{made:#}");
+    let wrong = monitor.replace("port: metrics", "prot: metrics");
+    assert!(cluster.apply(wrong.trim(), "default").is_err(), "it takes what it does not know");
 }
