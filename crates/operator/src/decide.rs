@@ -45,6 +45,8 @@ pub const FAILED_JOBS_MAX: usize = 3;
 /// Seconds for which undoing is tried by itself.
 pub const UNDO_SECONDS_MAX: i64 = 24 * 3600;
 
+/// The condition of a state claim that is too small and does not grow.
+const STATE_SMALL: &str = "StateSmall";
 const NO_CONVERTER: &str = "its guest has to be converted, and this operator has no image with a converter: start it with --converter-image \
                             (docs/how-to/operator-convert.md), choose `disk_bus: sata`, or write `convert: never` for a guest that has virtio drivers";
 /// Whether the guest runs again at the source after its Migration failed.
@@ -113,6 +115,30 @@ pub enum ClaimSeen {
     There(String, bool),
 }
 
+/// Whether a state claim has the room that workers are to have by now. Sizes are as Kubernetes writes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ClaimRoom {
+    /// As far as is known.
+    #[default]
+    Enough,
+    /// It was made when less was wanted.
+    Small {
+        /// What it asks for.
+        size: String,
+        /// What is wanted now.
+        wanted: String,
+    },
+    /// The same, and it does not grow.
+    Stays {
+        /// What it has.
+        size: String,
+        /// What is wanted now.
+        wanted: String,
+        /// Why.
+        why: String,
+    },
+}
+
 /// What is there of a Migration.
 #[derive(Clone, Debug)]
 pub struct Facts {
@@ -138,6 +164,8 @@ pub struct Facts {
     pub jobs: Vec<JobSeen>,
     /// Its state claim.
     pub claim: ClaimSeen,
+    /// The room on that.
+    pub room: ClaimRoom,
     /// The lock of its VM.
     pub lock: LockSeen,
     /// Whether pods of its workers are left; absent: nobody asked.
@@ -169,6 +197,8 @@ pub enum Act {
     AskNamespace,
     /// To make the state claim.
     MakeClaim,
+    /// To have the state claim of that UID ask for so much, and decide again.
+    GrowClaim(String, String),
     /// To make the Job of [`Status::job`].
     MakeJob,
     /// To remove a Job, and its pod before it.
@@ -539,7 +569,7 @@ impl Run<'_> {
             self.tell(kind, false, "WaitsForSlot", why);
             return Act::Nothing;
         }
-        if let Err(act) = self.vm_is_free(work).and_then(|()| self.claim_ready()) {
+        if let Err(act) = self.vm_is_free(work).and_then(|()| self.claim_ready(work)) {
             return act;
         }
         match self.facts.pods {
@@ -562,12 +592,15 @@ impl Run<'_> {
     }
 
     /// Whether the claim is there that this VM's state is on.
-    fn claim_ready(&mut self) -> Result<(), Act> {
+    fn claim_ready(&mut self, work: Work) -> Result<(), Act> {
         let has_begun = self.status.begun;
         let known = self.status.claim.clone();
         match (&self.facts.claim, known) {
             (ClaimSeen::NotAsked, _) => Err(Act::AskClaim),
-            (ClaimSeen::There(uid, _), Some(known)) if *uid == known.uid => Ok(()),
+            (ClaimSeen::There(uid, _), Some(known)) if *uid == known.uid => match work {
+                Work::Move => self.room_ready(uid),
+                Work::Undo | Work::SwitchOn => Ok(()),
+            },
             (_, _) if has_begun => {
                 let what = "the claim with its state is gone, or is another: what was begun is not known any more. Undo it by hand \
                             (worker pods, claims and the VirtualMachine; at the source the snapshot and the power), then set \
@@ -594,6 +627,25 @@ impl Run<'_> {
                 Err(Act::MakeClaim)
             }
         }
+    }
+
+    /// A claim that was made when workers had no converter is made larger. One that does not grow is told, and used as it is: a
+    /// conversion may do with it.
+    fn room_ready(&mut self, claim: &str) -> Result<(), Act> {
+        match self.facts.room.clone() {
+            ClaimRoom::Enough => self.status.conditions.retain(|it| it.kind != STATE_SMALL),
+            ClaimRoom::Small { wanted, .. } => return Err(Act::GrowClaim(claim.to_string(), wanted)),
+            ClaimRoom::Stays { size, wanted, why } => {
+                let what = format!(
+                    "its state claim has {size}, of the {wanted} that its workers are to have by now, and does not grow: {why}. A \
+                     conversion that needs more fails, and leaves its volumes as they were copied. Set allowVolumeExpansion: true in the \
+                     claim's StorageClass if its driver can do that, and the claim grows before the next worker; else cancel this \
+                     Migration and remove it, so that it begins anew with a larger claim"
+                );
+                self.tell(STATE_SMALL, true, "StateClaimStays", &what);
+            }
+        }
+        Ok(())
     }
 
     /// Whether no other Migration has the VM. What has begun has it itself; its workers see to that.

@@ -118,11 +118,9 @@ fn metadata(migration: &Named, name: &str) -> Value {
 
 /// The claim with a VM's state: journals, and what is to be undone; overlays, where its guest may be converted.
 pub fn claim(migration: &Named, conversion: Conversion, shape: &Shape) -> Value {
-    let converter = shape.converter.as_ref().filter(|_| conversion != Conversion::No);
-    let size = converter.map_or(&shape.state_size, |converter| &converter.state_size);
     let mut spec = json!({
         "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
-        "resources": {"requests": {"storage": size}},
+        "resources": {"requests": {"storage": claim_size(conversion, shape)}},
     });
     if let Some(class) = &shape.state_class {
         spec["storageClassName"] = json!(class);
@@ -131,6 +129,12 @@ pub fn claim(migration: &Named, conversion: Conversion, shape: &Shape) -> Value 
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
         "metadata": metadata(migration, &claim_name(&migration.name)), "spec": spec,
     })
+}
+
+/// What such a claim asks for, as Kubernetes writes it.
+pub fn claim_size(conversion: Conversion, shape: &Shape) -> &str {
+    let converter = shape.converter.as_ref().filter(|_| conversion != Conversion::No);
+    converter.map_or(&shape.state_size, |converter| &converter.state_size)
 }
 
 /// The Job of one worker. It has one pod and one try: what comes next the operator decides, with another epoch.

@@ -1,7 +1,8 @@
 //! What was decided is carried out.
 
-use drover_kubevirt::{Change, KubeError, KubeErrorKind, objects::uid};
-use drover_operator::decide::{Act, ClaimSeen, Facts, JobSeen, condition_of};
+use drover_kubevirt::objects::{quantity, uid};
+use drover_kubevirt::{Change, KubeError, KubeErrorKind};
+use drover_operator::decide::{Act, ClaimRoom, ClaimSeen, Facts, JobSeen, condition_of};
 use drover_operator::jobs::Known;
 use drover_operator::lock::{self, LockSeen};
 use drover_operator::model::{Named, Work};
@@ -67,6 +68,27 @@ fn claim_seen(found: Option<&Value>, me: &str) -> ClaimSeen {
     }
 }
 
+/// What a claim asks for.
+fn asked(claim: &Value) -> &str {
+    claim["spec"]["resources"]["requests"]["storage"].as_str().unwrap_or_default()
+}
+
+/// Whether a claim has the room that it is to have.
+fn claim_room(claim: &Value, wanted: &str) -> ClaimRoom {
+    let (size, has) = (asked(claim), claim["status"]["capacity"]["storage"].as_str());
+    let is_less = |size: &str| matches!((quantity(size), quantity(wanted)), (Some(size), Some(wanted)) if size < wanted);
+    // The storage has said for good that it cannot.
+    let state = claim["status"]["allocatedResourceStatuses"]["storage"].as_str().unwrap_or_default();
+    match has.filter(|has| is_less(has) && state.ends_with("Infeasible")) {
+        Some(has) => {
+            let why = format!("its storage refused ({state})");
+            ClaimRoom::Stays { size: has.into(), wanted: wanted.into(), why }
+        }
+        None if is_less(size) => ClaimRoom::Small { size: size.into(), wanted: wanted.into() },
+        None => ClaimRoom::Enough,
+    }
+}
+
 impl Operator {
     pub(super) fn carry_out(&mut self, name: &str, act: &Act, facts: &mut Facts) -> Result<Done, KubeError> {
         match act {
@@ -76,7 +98,7 @@ impl Operator {
                 self.set_finalizers(name, false)?;
                 return Ok(Done::Whole);
             }
-            Act::AskClaim => facts.claim = self.claim_of(name, &facts.me.uid)?,
+            Act::AskClaim => (facts.claim, facts.room) = self.claim_of(name, &facts.me.uid)?,
             Act::AskLock => facts.lock = self.lock_of(name, &facts.me).or_else(unseen)?,
             Act::RemoveLock(uid) => facts.lock = self.remove_lock(name, uid).or_else(unseen)?,
             Act::AskNamespace => facts.namespace_ends = Some(self.namespace_ends()?),
@@ -85,6 +107,7 @@ impl Operator {
                 Ok(made) => facts.claim = ClaimSeen::There(made, true),
                 Err(error) => return self.refused(name, facts, "StateClaimRefused", error),
             },
+            Act::GrowClaim(uid, size) => facts.room = self.grow_claim(name, uid, size)?,
             Act::MakeJob => {
                 return match self.make_job(name, &facts.me) {
                     Ok(()) => Ok(Done::Whole),
@@ -181,9 +204,29 @@ impl Operator {
         format!("/api/v1/namespaces/{}/persistentvolumeclaims/{name}", self.namespace)
     }
 
-    fn claim_of(&self, name: &str, me: &str) -> Result<ClaimSeen, KubeError> {
+    fn claim_of(&self, name: &str, me: &str) -> Result<(ClaimSeen, ClaimRoom), KubeError> {
         let found = self.cluster.get(&self.claim_path(&objects::claim_name(name)))?;
-        Ok(claim_seen(found.as_ref(), me))
+        let room = found.as_ref().map(|claim| claim_room(claim, self.claim_size(name)));
+        Ok((claim_seen(found.as_ref(), me), room.unwrap_or_default()))
+    }
+
+    fn claim_size(&self, name: &str) -> &str {
+        let conversion = self.migrations.get(name).map(|it| it.spec.conversion).unwrap_or_default();
+        objects::claim_size(conversion, &self.shape)
+    }
+
+    /// Has a claim ask for more. Its volume grows before a pod has it, or when one does.
+    fn grow_claim(&self, name: &str, uid: &str, size: &str) -> Result<ClaimRoom, KubeError> {
+        let path = self.claim_path(&objects::claim_name(name));
+        let body = json!({"metadata": {"uid": uid}, "spec": {"resources": {"requests": {"storage": size}}}});
+        match self.cluster.change(&path, Change::Merge, &body) {
+            Ok(claim) => Ok(claim_room(&claim, size)),
+            Err(error) if matches!(error.kind, KubeErrorKind::Denied | KubeErrorKind::Refused) => {
+                let found = self.cluster.get(&path)?.unwrap_or_default();
+                Ok(ClaimRoom::Stays { size: asked(&found).into(), wanted: size.into(), why: error.what })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn lock_of(&self, name: &str, me: &Named) -> Result<LockSeen, KubeError> {

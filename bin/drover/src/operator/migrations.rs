@@ -1,7 +1,9 @@
 //! Migrations: decided on one by one.
 
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
-use drover_operator::decide::{ClaimSeen, Decision, Facts, PlanStanding, ProviderStanding, decide};
+use drover_operator::decide::{
+    ClaimRoom, ClaimSeen, Decision, Facts, PlanStanding, ProviderStanding, decide,
+};
 use drover_operator::layout::standing;
 use drover_operator::lock::LockSeen;
 use drover_operator::model::{MigrationSpec, Named, Phase, Pinned, Status};
@@ -100,6 +102,7 @@ impl Operator {
             provider: self.provider_standing(&migration.spec.provider),
             jobs: self.jobs.of(name),
             claim: ClaimSeen::NotAsked,
+            room: ClaimRoom::Enough,
             lock: LockSeen::NotAsked,
             pods: None,
             namespace_ends: None,

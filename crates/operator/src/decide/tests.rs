@@ -20,6 +20,9 @@ struct World {
     claim: Option<String>,
     /// Whether the claim is being removed.
     claim_goes: bool,
+    /// Sizes that it was made to ask for, and why it does not grow.
+    grown: Vec<String>,
+    why_not_grown: Option<String>,
     has_pods: bool,
     made: Vec<(u64, Work)>,
     is_gone: bool,
@@ -52,6 +55,7 @@ impl World {
             provider: ProviderStanding::Same,
             jobs: Vec::new(),
             claim: ClaimSeen::NotAsked,
+            room: ClaimRoom::Enough,
             lock: LockSeen::NotAsked,
             pods: None,
             namespace_ends: None,
@@ -67,6 +71,8 @@ impl World {
             old_jobs: Vec::new(),
             claim: None,
             claim_goes: false,
+            grown: Vec::new(),
+            why_not_grown: None,
             has_pods: false,
             made: Vec::new(),
             is_gone: false,
@@ -107,6 +113,14 @@ impl World {
                     self.claims += 1;
                     self.claim = Some(format!("c{}", self.claims));
                     self.facts.claim = self.claim_seen();
+                }
+                Act::GrowClaim(uid, size) => {
+                    assert_eq!(self.claim.as_ref(), Some(&uid));
+                    self.grown.push(size.clone());
+                    self.facts.room = match &self.why_not_grown {
+                        None => ClaimRoom::Enough,
+                        Some(why) => ClaimRoom::Stays { size: "1Gi".into(), wanted: size, why: why.clone() },
+                    };
                 }
                 Act::MakeJob => {
                     assert!(!self.has_pods, "never beside another's pod");
@@ -731,4 +745,21 @@ fn one_that_waits_to_be_asked_for_its_cutover_says_so() {
     assert_eq!(says(&mut world, Some(reason::WAITS_FOR_CUTOVER)), "WaitsForCutover");
     assert!(world.status.condition("Arrived").unwrap().message.contains(crate::CUTOVER));
     assert_eq!(says(&mut world, None), "Moving");
+}
+
+#[test]
+fn a_state_claim_that_was_made_too_small_grows_before_the_next_worker_or_is_told() {
+    let small = || ClaimRoom::Small { size: "1Gi".into(), wanted: "10Gi".into() };
+    for why in [None, Some("the class does not support resize".to_string())] {
+        let mut world = World::new();
+        world.claim = Some("c0".into());
+        world.status.claim = Some(Named { name: "x-state".into(), uid: "c0".into() });
+        (world.facts.room, world.why_not_grown) = (small(), why.clone());
+        world.settle();
+        // Either way a worker begins, with what there is.
+        assert_eq!((world.grown.as_slice(), world.made.len()), (&["10Gi".to_string()][..], 1));
+        let told = world.status.condition("StateSmall").map(|it| it.message.clone());
+        assert_eq!(told.is_some(), why.is_some());
+        assert!(told.is_none_or(|told| told.contains("has 1Gi") && told.contains("allowVolumeExpansion")));
+    }
 }
