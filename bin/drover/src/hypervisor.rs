@@ -6,7 +6,7 @@ use std::time::Duration;
 use drover_agent::machine::{
     CONVERT, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Conversion, Guest, Lack, Machine,
 };
-use drover_agent::{Home, Hypervisor, Refusal};
+use drover_agent::{FirstBootFiles, Home, Hypervisor, Refusal};
 use drover_disk::DiskErrorKind;
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, ImageFormat, MachineSpec, QemuError, QemuErrorKind, RunOptions,
@@ -131,10 +131,12 @@ impl Hypervisor for Qemu {
         &self,
         home: &Home<'_>,
         guest: &Guest,
+        files: &FirstBootFiles,
         is_unwanted: &dyn Fn() -> bool,
     ) -> Result<Conversion, Refusal> {
         let spec = spec(home).map_err(refusal)?;
-        let guest = conversion::of_peer(guest).map_err(|why| Refusal::new(DiskErrorKind::Misuse, why))?;
+        let guest =
+            conversion::of_peer(guest, files).map_err(|why| Refusal::new(DiskErrorKind::Misuse, why))?;
         let done = drover_qemu::convert(&spec, &guest, &ConvertOptions::default(), is_unwanted);
         match done.map_err(refusal)? {
             ConvertOutcome::Converted { log, warnings, kept } => {

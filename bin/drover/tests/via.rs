@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::debian::{debian, marked, put_converter_tried, put_marking_converter};
+use common::debian::{
+    HAS_DRIVERS, debian, marked, put_converter, put_converter_tried, put_marking_converter,
+};
 use common::process::{freeze, recorded_in, thaw, wait_until};
 use common::sites::{own_address, start_agent};
 use common::{MIB, Stage, disk_file, same_bytes, vm, with};
@@ -630,6 +632,36 @@ fn a_guest_is_converted_at_the_other_site_once() {
     assert!(report.contains("converted; log in site-b:/"), "{report}");
     succeeds(&scene.far.stage.run(&["migrate", &plan]));
     assert_eq!(scene.runs().len(), 1);
+}
+
+#[test]
+fn files_for_the_first_boot_go_to_the_converter_of_the_other_site() {
+    let Some(mut scene) = Converting::new(182) else { return };
+    let work =
+        ("- name: \"one\"", "- name: \"one\"\n    first_boot: {scripts: [first.sh], guest_agent: agent.deb}");
+    let plan = scene.far.plan("first", &[("convert: never", "convert: auto"), work]);
+    put_marking_converter(&scene.tools, "");
+    scene.serve();
+    let refuses = |scene: &Converting, words: &str| {
+        let refused = scene.far.stage.run(&["plan", "check", &plan]);
+        assert!(refused.code == Some(3) && refused.err.contains(words), "'{words}' in {}", refused.err);
+    };
+    refuses(&scene, "first.sh is for the first boot, and cannot be read");
+    std::fs::write(scene.far.stage.path("first.sh"), "#!/bin/sh\n").unwrap();
+    let package: Vec<u8> = (0..3 * MIB).map(|at| (at >> 12) as u8).collect();
+    std::fs::write(scene.far.stage.path("agent.deb"), &package).unwrap();
+    refuses(&scene, "the converter of site-b puts no files into guests");
+
+    let keeps = "[ \"$1\" != --help ] || { echo --write; exit; }\nkept=$(dirname \"$0\")\n[ \"$3\" ] || exit 0\n\
+                 while [ \"$1\" ]; do case \"$1\" in --firstboot) cp \"$2\" \"$kept\";; --upload) cp \"${2%%:*}\" \"$kept\";; esac; shift; done";
+    put_converter(&scene.tools, &format!("{keeps}\n{HAS_DRIVERS}"));
+    scene.serve();
+    succeeds(&scene.far.stage.run(&["migrate", &plan]));
+    assert_eq!(std::fs::read_to_string(scene.tools.join("first.sh")).unwrap(), "#!/bin/sh\n");
+    assert!(std::fs::read(scene.tools.join("agent.deb")).unwrap() == package);
+    assert!(!scene.far.in_pool("one/first-boot").exists(), "they are gone with the order");
+    let report = scene.far.stage.report(&plan).to_string();
+    assert!(report.contains("for its first boot: "), "{report}");
 }
 
 #[test]

@@ -208,6 +208,13 @@ pub const CONVERT_WINDOWS: &str = "convert-windows";
 pub const CONVERT_WINDOWS_SCSI: &str = "convert-windows-scsi";
 /// Its converter writes files into guests: names of interfaces are kept, and addresses given.
 pub const CONVERT_WRITE: &str = "convert-write";
+/// Files for a guest's first boot may follow the order to convert it.
+pub const CONVERT_FILES: &str = "convert-files";
+
+/// Bytes that may follow an order to convert a guest.
+pub const FILES_BYTES_MAX: u64 = 256 << 20;
+/// Files that may follow it.
+pub const FILES_MAX: usize = 64;
 
 /// A guest to be converted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -225,6 +232,21 @@ pub struct Guest {
     /// Fixed addresses of Windows.
     #[serde(default)]
     pub addresses: Vec<GuestAddress>,
+    /// Files that run at its first boot. Their bytes follow the order on its channel, one file after the other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scripts: Vec<GuestFile>,
+    /// A package that is installed then. Its bytes follow those of the scripts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub package: Option<GuestFile>,
+}
+
+/// A file whose bytes follow an order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestFile {
+    /// Its name, without a folder.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
 }
 
 /// A fixed address of an interface.

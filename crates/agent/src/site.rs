@@ -14,6 +14,7 @@ use crate::error::{Refusal, printable};
 use crate::host::HostHas;
 use crate::machine::{Order as MachineOrder, Told};
 use crate::measure::{self, Measured};
+use crate::message::DATA_BYTES_MAX;
 use crate::opening::{Announced, Answer, Call, Opening, Stat};
 
 /// What a channel begins with is short.
@@ -204,6 +205,12 @@ impl Site {
         self.answer::<Told>(&opened).map(Told::checked)
     }
 
+    /// Sends what an order says that follows it. What is read no more was answered before.
+    fn follow(opened: &Way, files: &[Vec<u8>]) {
+        let pieces = files.iter().flat_map(|file| file.chunks(DATA_BYTES_MAX as usize));
+        let _ = pieces.map(|piece| opened.sender.send(&[], piece)).find(Result::is_err);
+    }
+
     fn give(&self, order: &MachineOrder) -> Result<Way, Refusal> {
         let body = encode(order)?;
         let opened = self.open(&Opening::Machine)?;
@@ -211,13 +218,15 @@ impl Site {
         Ok(opened)
     }
 
-    /// The same for an order that takes long: it is given up when `is_unwanted`, which its agent then finds out.
+    /// The same for an order that takes long: it is given up when `is_unwanted`, which its agent then finds out. `files` are those that
+    /// the order tells of.
     ///
     /// # Errors
     /// As [`Site::order`]; transient, too, when it was given up.
     pub fn order_while(
         &self,
         order: &MachineOrder,
+        files: &[Vec<u8>],
         is_unwanted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Told, Refusal> {
         let opened = self.give(order)?;
@@ -234,7 +243,10 @@ impl Site {
             let watcher = std::thread::Builder::new().name("agent-order".into()).spawn_scoped(scope, watch);
             let told = match watcher {
                 // The channel stays open both ways: its end tells the agent that nobody waits.
-                Ok(_) => self.answer_on::<Told>(&opened).map(Told::checked),
+                Ok(_) => {
+                    Site::follow(&opened, files);
+                    self.answer_on::<Told>(&opened).map(Told::checked)
+                }
                 Err(error) => {
                     Err(Refusal::new(DiskErrorKind::Transient, format!("starting a thread: {error}")))
                 }

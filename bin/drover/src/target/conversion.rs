@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use drover_agent::Home;
 use drover_agent::machine::{
-    CONVERT, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Guest, GuestAddress, Machine,
+    CONVERT, CONVERT_FILES, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Guest, GuestAddress,
+    GuestFile, Machine,
 };
 use drover_agent::opening::Announced;
+use drover_agent::{FirstBootFiles, Home};
 use drover_engine::{Cause, Converted, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
 use drover_nbd_server::{Export, Listen, Server, ServerOptions};
@@ -58,7 +59,7 @@ impl Converter {
             ProviderError::new(Cause::Target, what).advise(lack.advice)
         };
         drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).map_err(refused)?;
-        check_first_boot(vm)?;
+        check_first_boot(vm, &drover_qemu::can_customize)?;
         let is_unwanted = || self.stop.is_set();
         try_appliance(&self.trials, &is_unwanted, &|| crate::out::say(TRYING)).map_err(refused)
     }
@@ -106,25 +107,27 @@ pub(super) fn check_at(
             "install virtio-win and rhsrvany there (for `disk_bus: scsi` virt-v2v 2.6, too), or choose `disk_bus: sata`",
         );
     }
-    if !vm.first_boot.scripts.is_empty() || vm.first_boot.guest_agent.is_some() {
-        return refused(
-            "its files for the first boot are on this machine, and are not taken to another site".into(),
-            "leave `first_boot.scripts` and `first_boot.guest_agent` out, or run them there by other means",
-        );
-    }
-    if !vm.first_boot.addresses.is_empty() && !info.has(CONVERT_WRITE) {
-        return refused(
-            format!("the converter of {site} gives no addresses"),
-            "install virt-v2v 2.6 or later there",
-        );
-    }
-    Ok(())
+    check_first_boot(vm, &|| {
+        let has_files = !vm.first_boot.scripts.is_empty() || vm.first_boot.guest_agent.is_some();
+        match (info.has(CONVERT_WRITE), info.has(CONVERT_FILES)) {
+            (false, _) => {
+                Err(format!("the converter of {site} puts no files into guests (2.6 and later do)"))
+            }
+            (true, false) if has_files => {
+                Err(format!("the agent of {site} takes no files for it (one of this version does)"))
+            }
+            _ => Ok(()),
+        }
+    })
 }
 
 const FOR_CONVERSION: &str = "install virt-v2v there and run its agent with --allow-start (an agent of before this version converts nothing); \
      or write `convert: never` for a guest that has virtio drivers, or choose `disk_bus: sata`";
 
-fn check_first_boot(vm: &PlannedVm) -> Result<(), ProviderError> {
+fn check_first_boot(
+    vm: &PlannedVm,
+    can_customize: &dyn Fn() -> Result<(), String>,
+) -> Result<(), ProviderError> {
     let work = first_boot(vm);
     if work.is_empty() {
         return Ok(());
@@ -134,8 +137,8 @@ fn check_first_boot(vm: &PlannedVm) -> Result<(), ProviderError> {
         ProviderError::new(Cause::Target, what).advise(advice)
     };
     work.check().map_err(|why| refused(why, "see `first_boot` in the plan"))?;
-    drover_qemu::can_customize()
-        .map_err(|why| refused(why, "install virt-v2v 2.6 or later, or leave `first_boot` out"))
+    can_customize()
+        .map_err(|why| refused(why, "install virt-v2v 2.6 or later there, or leave `first_boot` out"))
 }
 
 /// Work for the first boot, as the converter wants it.
@@ -435,8 +438,8 @@ fn source_bus(bus: InventoryBus) -> SourceBus {
     }
 }
 
-/// The same, told to an agent.
-pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Guest {
+/// The same, told to an agent; and the bytes of the files that it tells of.
+pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Result<(Guest, Vec<Vec<u8>>), ProviderError> {
     let named = |names: &[NicName]| names.iter().map(|it| (it.mac.clone(), it.name.clone())).collect();
     let address = |it: &StaticAddress| GuestAddress {
         mac: it.mac.clone(),
@@ -445,17 +448,35 @@ pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Guest {
         gateway: it.gateway,
         dns: it.dns.clone(),
     };
-    Guest {
+    let (scripts, mut files) = read_files(&vm.first_boot.scripts)?;
+    let (package, package_bytes) = read_files(vm.first_boot.guest_agent.as_slice())?;
+    files.extend(package_bytes);
+    let guest = Guest {
         is_windows: guest.is_windows,
         buses: vm.disks.iter().map(|disk| disk.disk.bus).collect(),
         names: named(&guest.names),
         names_maybe: named(&guest.names_maybe),
         addresses: vm.first_boot.addresses.iter().map(address).collect(),
-    }
+        scripts,
+        package: package.into_iter().next(),
+    };
+    Ok((guest, files))
+}
+
+fn read_files(paths: &[PathBuf]) -> Result<(Vec<GuestFile>, Vec<Vec<u8>>), ProviderError> {
+    let read = |path: &PathBuf| {
+        let bytes = std::fs::read(path).map_err(|error| {
+            let what = format!("reading {}, which is for the first boot", path.display());
+            ProviderError::new(Cause::Target, what).because(error)
+        })?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok((GuestFile { name, bytes: bytes.len() as u64 }, bytes))
+    };
+    paths.iter().map(read).collect()
 }
 
 /// What a peer tells of its guest.
-pub fn of_peer(guest: &Guest) -> Result<SourceGuest, String> {
+pub fn of_peer(guest: &Guest, files: &FirstBootFiles) -> Result<SourceGuest, String> {
     let named = |names: &[(String, String)]| -> Result<Vec<NicName>, String> {
         let nic = |(mac, name): &(String, String)| NicName { mac: mac.clone(), name: name.clone() };
         let nics: Vec<NicName> = names.iter().map(nic).collect();
@@ -474,12 +495,15 @@ pub fn of_peer(guest: &Guest) -> Result<SourceGuest, String> {
         }
     });
     let addresses = addresses.collect::<Result<Vec<String>, String>>()?;
+    let FirstBootFiles { scripts, package } = files.clone();
+    let first_boot = drover_qemu::FirstBoot { scripts, package, addresses };
+    first_boot.check()?;
     Ok(SourceGuest {
         is_windows: guest.is_windows,
         buses: guest.buses.iter().copied().map(source_bus).collect(),
         names: named(&guest.names)?,
         names_maybe: named(&guest.names_maybe)?,
-        first_boot: drover_qemu::FirstBoot { addresses, ..drover_qemu::FirstBoot::default() },
+        first_boot,
     })
 }
 

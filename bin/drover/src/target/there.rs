@@ -147,7 +147,7 @@ impl There {
     /// What preparing a machine would come to, and how it stands; makes nothing.
     pub fn check(&self, vm: &PlannedVm) -> Result<Told, Refusal> {
         let order = self.order_of(vm, What::Check(self.machine(vm)), 0);
-        self.site.order_while(&order, &|| self.about.stop.is_set())
+        self.site.order_while(&order, &[], &|| self.about.stop.is_set())
     }
 
     fn recorded(&self, disk: &PlannedDisk, vm: &PlannedVm, stat: &Stat) -> Option<Box<Replay>> {
@@ -414,9 +414,9 @@ impl Place for AtSite<'_> {
 
     fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError> {
         let stop = &self.there.about.stop;
-        let guest = conversion::for_peer(guest, self.vm);
+        let (guest, files) = conversion::for_peer(guest, self.vm)?;
         let what = What::Convert { machine: self.machine.clone(), guest };
-        let give = |order: &Order| self.there.site.order_while(order, &|| stop.is_set());
+        let give = |order: &Order| self.there.site.order_while(order, &files, &|| stop.is_set());
         let told = match self.there.insist_by(self.vm, &what, &give) {
             Err(_) if stop.is_set() => {
                 let what = format!("conversion of {} at {}: stopped", self.vm.target_name, self.there.name());

@@ -6,13 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
+use drover_link::Receiver;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::disk::PeersRun;
+use super::given::{self, Given};
 use super::orders::{Orders, START_WITHIN};
 use super::refused;
 use crate::error::Refusal;
-use crate::machine::{CHECK, Conversion, Defined, Guest, Image, Lack, Machine, Order, Told, What};
+use crate::machine::{
+    CHECK, CONVERT_FILES, CONVERT_WRITE, Conversion, Defined, Guest, Image, Lack, Machine, Order, Told, What,
+};
 use crate::places::{Places, Room, check_writable};
 
 /// The file in a machine's folder that says whose it is.
@@ -72,7 +76,7 @@ pub trait Hypervisor: Send + Sync {
     /// What kinds of guests can be converted here: words such as [`crate::machine::CONVERT`].
     fn converts(&self) -> Vec<&'static str>;
 
-    /// Converts its guest, once; ends when `is_unwanted`.
+    /// Converts its guest, once, with these files for its first boot; ends when `is_unwanted`.
     ///
     /// # Errors
     /// When it cannot be converted: then its images are as they were, or a conversion that has begun is to be ordered again.
@@ -80,6 +84,7 @@ pub trait Hypervisor: Send + Sync {
         &self,
         home: &Home<'_>,
         guest: &Guest,
+        files: &FirstBootFiles,
         is_unwanted: &dyn Fn() -> bool,
     ) -> Result<Conversion, Refusal>;
 
@@ -91,6 +96,15 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// When it cannot be removed.
     fn forget_conversion(&self, folder: &Path) -> Result<(), Refusal>;
+}
+
+/// Files on this host for a guest's first boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FirstBootFiles {
+    /// Those that run, in this order.
+    pub scripts: Vec<PathBuf>,
+    /// A package to be installed.
+    pub package: Option<PathBuf>,
 }
 
 /// A machine and where its files are on this host.
@@ -136,15 +150,25 @@ impl Machines {
     pub(super) fn takes(&self) -> Vec<String> {
         // A converter runs a machine of its own.
         let runs = match self.may_start {
-            true => [vec!["start"], self.converts()].concat(),
+            true => {
+                let converts = self.converts();
+                let files = converts.contains(&CONVERT_WRITE).then_some(CONVERT_FILES);
+                [vec!["start"], converts, files.into_iter().collect()].concat()
+            }
             false => Vec::new(),
         };
         ["machine", CHECK].into_iter().chain(runs).map(str::to_string).collect()
     }
 
     /// Carries out an order of the peer with this key. One that takes long ends when its channel does, or when it was left and
-    /// another order comes.
-    pub(super) fn carry_out(&self, peer: &str, order: &Order, run: &PeersRun) -> Result<Told, Refusal> {
+    /// another order comes. `receiver` has the files that follow it.
+    pub(super) fn carry_out(
+        &self,
+        peer: &str,
+        order: &Order,
+        run: &PeersRun,
+        receiver: &Receiver,
+    ) -> Result<Told, Refusal> {
         if order.owner.len() > OWNER_BYTES_MAX || order.owner.contains(char::is_control) {
             return Err(refused(
                 DiskErrorKind::Denied,
@@ -178,7 +202,7 @@ impl Machines {
             _ => last.take(order.number)?,
         }
         let own = own(room);
-        let done = own.carry_out(&order.what, &|| run.sender.is_given_up())?;
+        let done = own.carry_out(&order.what, receiver, &|| run.sender.is_given_up())?;
         if order.what == What::Ready {
             last.make_ready();
         }
@@ -244,7 +268,12 @@ impl Own<'_> {
         Ok(Told { lacks: self.look_ahead(machine, is_unwanted)?.lacks, ..told })
     }
 
-    fn carry_out(&self, what: &What, is_unwanted: &dyn Fn() -> bool) -> Result<Told, Refusal> {
+    fn carry_out(
+        &self,
+        what: &What,
+        receiver: &Receiver,
+        is_unwanted: &dyn Fn() -> bool,
+    ) -> Result<Told, Refusal> {
         let hypervisor = &self.machines.hypervisor;
         let nothing = || Ok(Told::default());
         match what {
@@ -269,13 +298,15 @@ impl Own<'_> {
                 self.check_may_convert()?;
                 self.check_ours()?;
                 self.check_off()?;
-                let conversion = hypervisor.convert(&self.home(machine)?, guest, is_unwanted)?;
+                let home = self.home(machine)?;
+                let given = Given::take(guest, receiver, self.given_folder())?;
+                let conversion = hypervisor.convert(&home, guest, &given.files, is_unwanted)?;
                 Ok(Told { conversion: Some(conversion), ..Told::default() })
             }
             What::ForgetConversion => {
                 self.check_ours()?;
                 self.check_off()?;
-                hypervisor.forget_conversion(self.folder())?;
+                self.forget_conversion()?;
                 nothing()
             }
             What::Undefine => {
@@ -305,7 +336,7 @@ impl Own<'_> {
             What::Clear { images } => {
                 self.check_off()?;
                 if self.defined()? != Defined::Others {
-                    hypervisor.forget_conversion(self.folder())?;
+                    self.forget_conversion()?;
                 }
                 self.machines.remove(images)?;
                 self.machines.places.remove_empty(self.folder());
@@ -328,6 +359,17 @@ impl Own<'_> {
 
     fn folder(&self) -> &Path {
         &self.room.path
+    }
+
+    /// Where files lie that an order brings along, as long as it is carried out.
+    fn given_folder(&self) -> PathBuf {
+        self.folder().join("first-boot")
+    }
+
+    fn forget_conversion(&self) -> Result<(), Refusal> {
+        // An agent that was killed while it converted may have left some.
+        given::remove(&self.given_folder())?;
+        self.machines.hypervisor.forget_conversion(self.folder())
     }
 
     fn owner_file(&self) -> PathBuf {

@@ -8,6 +8,7 @@
 //!                                  connect  a stream to a port behind the agent, if somebody does that
 //!                                  machine  an order about a machine, if somebody builds them
 //! claims   which run writes which disk
+//! given    files that follow an order
 //! left     connections of sessions that nobody comes back for make way
 //! seats    how many disks are open
 //! press    packs what is read, where that pays
@@ -17,6 +18,7 @@
 mod blocks;
 mod claims;
 mod disk;
+mod given;
 mod left;
 mod listen;
 mod machines;
@@ -45,7 +47,7 @@ pub use blocks::{Found, KnownBlocks};
 use claims::{Claims, ORDERED, Run, Taken};
 use disk::PeersRun;
 use left::Left;
-pub use machines::{Home, Hypervisor, Machines};
+pub use machines::{FirstBootFiles, Home, Hypervisor, Machines};
 pub use orders::START_WITHIN;
 use press::Presses;
 use seats::Seats;
@@ -262,7 +264,7 @@ impl Agent {
         let told = order.and_then(|order| {
             let _taken = self.take_written(&order.what)?;
             let run = PeersRun { session: session.clone(), sender: sender.clone() };
-            machines.carry_out(&key_of(session), &order, &run)
+            machines.carry_out(&key_of(session), &order, &run, &receiver)
         });
         // A peer that is gone asks again.
         let _ =

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drover_agent::machine::{
-    Accelerator, Attach, Bus, CONVERT, Conversion, Defined, Firmware, Guest, Image, Lack, Machine,
-    MachineDisk, MachineNic, Model, Order, Told, What,
+    Accelerator, Attach, Bus, CONVERT, CONVERT_WRITE, Conversion, Defined, FILES_BYTES_MAX, Firmware, Guest,
+    GuestFile, Image, Lack, Machine, MachineDisk, MachineNic, Model, Order, Told, What,
 };
 use drover_agent::opening::How;
-use drover_agent::{Agent, Home, Hypervisor, Machines, Places, Refusal, Site, Store};
+use drover_agent::{Agent, FirstBootFiles, Home, Hypervisor, Machines, Places, Refusal, Site, Store};
 use drover_disk::{Disk, DiskErrorKind, FileDisk, OpenTarget, conformance};
 use drover_link::Session;
 
@@ -65,7 +65,7 @@ impl Hypervisor for Files {
     }
 
     fn converts(&self) -> Vec<&'static str> {
-        vec![CONVERT]
+        vec![CONVERT, CONVERT_WRITE]
     }
 
     /// A guest of Windows is never done with.
@@ -73,6 +73,7 @@ impl Hypervisor for Files {
         &self,
         home: &Home<'_>,
         guest: &Guest,
+        files: &FirstBootFiles,
         is_unwanted: &dyn Fn() -> bool,
     ) -> Result<Conversion, Refusal> {
         let mark = home.folder.join("converted");
@@ -83,7 +84,8 @@ impl Hypervisor for Files {
             std::fs::remove_file(home.folder.join("converting")).unwrap();
             return Err(Refusal::new(DiskErrorKind::Failed, "nobody waits"));
         }
-        std::fs::write(mark, "").unwrap();
+        let texts = files.scripts.iter().chain(&files.package).map(|file| std::fs::read(file).unwrap());
+        std::fs::write(mark, texts.collect::<Vec<_>>().concat()).unwrap();
         Ok(Conversion { before, log: "log\u{1b}[31m".to_string(), ..Conversion::default() })
     }
 
@@ -188,7 +190,10 @@ impl Scene {
 #[test]
 fn a_machine_is_made_started_stopped_and_removed_without_a_trace() {
     let scene = Scene::new(true);
-    assert_eq!(scene.site.info().unwrap().takes, ["machine", "check", "start", "convert", "measure", "host"]);
+    assert_eq!(
+        scene.site.info().unwrap().takes,
+        ["machine", "check", "start", "convert", "convert-write", "convert-files", "measure", "host"]
+    );
     assert_eq!(scene.order(What::Look).unwrap(), Told::default(), "nothing is there yet");
     scene.defined();
     let image = std::fs::canonicalize(scene.path("web01")).unwrap().join("web01-0.raw");
@@ -418,7 +423,7 @@ fn a_guest_is_converted_by_leave_and_that_is_forgotten_with_its_images() {
         number: scene.next(),
         what: convert(false),
     };
-    let told = scene.site.order_while(&order, &|| false).unwrap().conversion.unwrap();
+    let told = scene.site.order_while(&order, &[], &|| false).unwrap().conversion.unwrap();
     assert_eq!(told.log, "log?[31m", "what an agent says drives no terminal");
     assert!(scene.order(convert(false)).unwrap().conversion.unwrap().before);
     assert!(scene.order(What::Look).unwrap().converted);
@@ -453,13 +458,13 @@ fn a_conversion_ends_with_whoever_waits_for_it() {
         what: convert(true),
     };
     // It has begun, and then is not wanted any more.
-    let refusal = scene.site.order_while(&order(scene.next()), &converting).unwrap_err();
+    let refusal = scene.site.order_while(&order(scene.next()), &[], &converting).unwrap_err();
     assert_eq!(refusal.kind, DiskErrorKind::Transient, "{refusal}");
     wait_until("the agent ends it", || !converting());
     // The same with the session.
     std::thread::scope(|scope| {
         let site = &scene.site;
-        let waits = scope.spawn(|| site.order_while(&order(scene.next()), &|| false));
+        let waits = scope.spawn(|| site.order_while(&order(scene.next()), &[], &|| false));
         wait_until("it has begun", converting);
         site.hang_up();
         assert_eq!(waits.join().unwrap().unwrap_err().kind, DiskErrorKind::Transient);
@@ -480,4 +485,49 @@ fn an_agent_without_machines_says_so() {
     let old = r#"{"version":"0.1","pools":[{"name":"vms","free_bytes":7}],"devices":[]}"#;
     let old: drover_agent::opening::Announced = serde_json::from_str(old).unwrap();
     assert!(old.takes.is_empty(), "agents before announced nothing of the kind");
+}
+
+/// An order to convert the guest, with a script and a package of these lengths.
+fn with_files(scene: &Scene, lengths: [u64; 2]) -> Order {
+    let file = |name: &str, bytes| GuestFile { name: name.to_string(), bytes };
+    let scripts = vec![file("../first one.sh", lengths[0])];
+    let guest = Guest { scripts, package: Some(file("agent.deb", lengths[1])), ..Guest::default() };
+    let what = What::Convert { machine: machine(), guest };
+    Order { folder: "vms/web01".to_string(), owner: "plan p".to_string(), number: scene.next(), what }
+}
+
+#[test]
+fn files_for_the_first_boot_come_with_the_order_and_go_with_it() {
+    let scene = Scene::new(true);
+    scene.defined();
+    let (script, package) = (vec![1; 5], vec![2; (2 << 20) + 7]);
+    let files = [script.clone(), package.clone()];
+    let order =
+        |lengths, files: &[Vec<u8>]| scene.site.order_while(&with_files(&scene, lengths), files, &|| false);
+    let lengths = [script.len() as u64, package.len() as u64];
+    // Of an agent that was killed.
+    std::fs::create_dir(scene.path("web01/first-boot")).unwrap();
+    std::fs::write(scene.path("web01/first-boot/old"), "").unwrap();
+    order(lengths, &files).unwrap();
+    assert_eq!(std::fs::read(scene.path("web01/converted")).unwrap(), files.concat());
+    assert!(!scene.path("web01/first-boot").exists());
+
+    scene.order(What::ForgetConversion).unwrap();
+    let more = order([lengths[0], lengths[1] - 1], &files).unwrap_err();
+    assert_eq!(more.kind, DiskErrorKind::Corrupt, "{more}");
+    let much = order([1, FILES_BYTES_MAX], &files).unwrap_err();
+    assert_eq!(much.kind, DiskErrorKind::Misuse, "{much}");
+    // Fewer bytes than told: nobody waits for ever for the rest.
+    let given_up = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let is_unwanted = || given_up.load(std::sync::atomic::Ordering::SeqCst);
+        let order = with_files(&scene, [lengths[0], lengths[1] + 1]);
+        let (site, files) = (&scene.site, &files);
+        let waits = scope.spawn(move || site.order_while(&order, files, &is_unwanted));
+        wait_until("files arrive", || scene.path("web01/first-boot/1/agent.deb").exists());
+        given_up.store(true, std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(waits.join().unwrap().unwrap_err().kind, DiskErrorKind::Transient);
+    });
+    wait_until("what came is removed", || !scene.path("web01/first-boot").exists());
+    assert!(!scene.order(What::Look).unwrap().converted);
 }
