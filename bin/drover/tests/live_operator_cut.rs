@@ -10,10 +10,11 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::kubernetes::{PODS, assert_holds};
-use common::operated::{Operated, process_of};
+use common::operated::{OWN, Operated, process_of};
 use common::process::{PATIENCE, is_stopped, wait_until};
 use common::{MIB, disk_file, vm};
 use drover_lab::cluster::Volume;
+use drover_operator::RETRY;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -197,10 +198,15 @@ fn a_worker_that_is_cut_off_changes_no_byte_beside_its_successor() {
         (vm["power"].clone(), vm["snapshots"].clone())
     };
     let mut moments = Moments::new();
+    let migration = || Some(operated.migration("web01")?["metadata"]["name"].as_str()?.to_string());
     operated.cordon("node-1", true);
     operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1MiB"));
+    operated.wait("a Migration", || migration().is_some());
+    let migration = format!("{OWN}/migrations/{}", migration().unwrap());
     for (round, becomes) in CUT_OFF.iter().cycle().take(rounds).enumerate() {
-        let told = operated.done_bytes("web01");
+        // Tries that are cut off count as failed, and the pause before the next one doubles: from this word on they count anew.
+        let again = json!({"metadata": {"annotations": {RETRY: format!("round {round}")}}});
+        operated.landing.cluster.merge(&migration, &again).unwrap();
         operated.wait("a worker on the second node", || operated.node("web01") == "node-2");
         operated.cordon("node-1", false);
         writes("the first one writes");
@@ -259,8 +265,6 @@ fn a_worker_that_is_cut_off_changes_no_byte_beside_its_successor() {
         assert_eq!(at_source(), source, "{}", operated.told());
         watched.put(&there);
         drop((successor, kubelet));
-        // Without progress that is told, the pause before the next try doubles with each round.
-        operated.moves("web01", told);
         // Back, for the next round.
         operated.cordon("node-2", false);
         operated.cordon("node-1", true);
