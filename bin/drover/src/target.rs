@@ -207,6 +207,7 @@ impl TargetProvider for PlanTarget {
 
     fn journal(&self, disk: &PlannedDisk, vm: &PlannedVm) -> PathBuf {
         match &vm.site {
+            None if vm.daemon.is_some() => self.domains.journal(disk, vm),
             None => self.here.journal(disk, vm),
             Some(site) => there::journal(self.about.state.as_deref(), site, disk),
         }

@@ -48,8 +48,8 @@ pub use load::{HostLoad, PROC};
 pub use measure::{MEASURE_TIME_MAX, Measured};
 pub use places::{BY_ID, ENTRIES_MAX, HOT_ADD, HOT_ADDED, HotAdded, Indexes, PlaceName, Places, Room};
 pub use serve::{
-    Agent, CHANNELS_MAX, Connect, DISKS_MAX, Found, Held, Home, Hypervisor, KnownBlocks, Machines,
-    PEER_DISKS_MAX, START_WITHIN, Store,
+    Agent, CHANNELS_MAX, Connect, DISKS_MAX, FirstBootFiles, Found, Held, Home, Hypervisor, KnownBlocks,
+    Machines, PEER_DISKS_MAX, START_WITHIN, Store,
 };
 pub use site::{Dial, Site};
 pub use stats::Way;

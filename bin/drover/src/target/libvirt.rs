@@ -1,6 +1,7 @@
 //! Domains of libvirt as a target: disks are volumes of pools, and machines are domains that a daemon has. Volumes of this host are
-//! written as images in a folder are, those of another host by its agent ([`far`]). What stands in the way is found in [`survey`].
+//! written as images in a folder are, or as block devices ([`block`]), those of another host by its agent ([`far`]). What stands in the way is found in [`survey`].
 
+mod block;
 mod cpu;
 mod far;
 mod made;
@@ -17,7 +18,7 @@ use drover_agent::Home;
 use drover_agent::host::{VARIABLES, variables_in};
 use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetPlace, TargetProvider};
-use drover_mover::journal_path;
+use drover_mover::{file_tag, journal_path};
 use drover_plan::{
     Accelerator, DiskCache, DiskIo, ImageFormat, Libvirt, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget,
     PlannedDisk, PlannedNic, PlannedVm,
@@ -28,6 +29,7 @@ use drover_qemu::{
 };
 use drover_types::inventory::Firmware;
 
+use self::block::Blocks;
 use super::conversion::{self, OnThisMachine, Served};
 use super::here::{self, Here};
 use super::ours::Image;
@@ -84,6 +86,10 @@ impl Domains {
         (self.dial)(vm.daemon.as_deref().unwrap_or_default())
     }
 
+    fn blocks<'a>(&'a self, vm: &'a PlannedVm, daemon: &'a Daemon) -> Blocks<'a> {
+        Blocks { plan: &self.about.plan, daemon, vm }
+    }
+
     fn owner(&self, vm: &PlannedVm) -> Owner {
         Owner { plan: self.about.plan.clone(), vm: vm.vm.id.clone(), instance: vm.vm.instance_uuid.clone() }
     }
@@ -116,6 +122,9 @@ impl Domains {
     fn check_volume(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<(), ProviderError> {
         if let Some(there) = self.site(vm)? {
             return far::check_volume(&there, disk, vm);
+        }
+        if block::is_block(disk) {
+            return self.blocks(vm, &self.daemon(vm)).check(disk);
         }
         match self.here.check_ours(disk, vm)? {
             Some(Image::Ours | Image::Unnamed | Image::Others(_) | Image::Plans(_)) => Ok(()),
@@ -252,6 +261,23 @@ impl Domains {
             || crate::qcow2::planned(&self.about.target.qcow2) == drover_qcow2::Qcow2Options::default()
     }
 
+    /// What tells the images of a VM from others, where that is not known by their files: at another host, and of block devices, whose
+    /// nodes are made anew at each boot.
+    fn identities(&self, vm: &PlannedVm) -> Result<Option<Vec<String>>, ProviderError> {
+        if let Some(there) = self.site(vm)? {
+            return vm.disks.iter().map(|disk| there.identity(disk)).collect::<Result<_, _>>().map(Some);
+        }
+        if !vm.disks.iter().any(block::is_block) {
+            return Ok(None);
+        }
+        let daemon = self.daemon(vm);
+        let identity = |disk: &PlannedDisk| match block::is_block(disk) {
+            true => self.blocks(vm, &daemon).identity(disk),
+            false => file_tag(&disk.path).map_err(|error| io_error("looking at", &disk.path, error)),
+        };
+        vm.disks.iter().map(identity).collect::<Result<_, _>>().map(Some)
+    }
+
     /// Has the daemon see what drover wrote.
     fn refresh(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         let mut pools: Vec<&str> = vm.disks.iter().filter_map(|disk| disk.pool.as_deref()).collect();
@@ -300,14 +326,25 @@ impl TargetProvider for Domains {
     fn places(&self, vm: &PlannedVm, is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
         match self.site(vm)? {
             Some(there) => there.places(vm, is_left),
-            None => self.here.places(vm, is_left),
+            None => {
+                let mut places = self.here.places(vm, is_left)?;
+                for place in &mut places {
+                    place.needs.retain(|number, _| !block::is_block(&vm.disks[*number]));
+                }
+                places.retain(|place| !place.needs.is_empty());
+                places.extend(self.blocks(vm, &self.daemon(vm)).places(is_left)?);
+                Ok(places)
+            }
         }
     }
 
     fn free_bytes(&self, vm: &PlannedVm, place: &TargetPlace) -> Result<Option<u64>, ProviderError> {
         match self.site(vm)? {
             Some(there) => there.free_bytes(vm, place),
-            None => self.here.free_bytes(vm, place),
+            None => match block::free_bytes(&self.daemon(vm), place) {
+                Some(free) => free,
+                None => self.here.free_bytes(vm, place),
+            },
         }
     }
 
@@ -319,6 +356,9 @@ impl TargetProvider for Domains {
     ) -> Result<OpenedTarget, ProviderError> {
         if let Some(there) = self.site(vm)? {
             return far::open_disk(&there, &self.daemon(vm), disk, vm, size);
+        }
+        if block::is_block(disk) {
+            return self.blocks(vm, &self.daemon(vm)).open_disk(disk, size);
         }
         let pool = disk.pool.as_deref().unwrap_or_default();
         let by_libvirt = self.is_made_by_libvirt(vm);
@@ -343,6 +383,7 @@ impl TargetProvider for Domains {
     fn journal(&self, disk: &PlannedDisk, vm: &PlannedVm) -> PathBuf {
         match &vm.site {
             Some(site) => there::journal(self.about.state.as_deref(), site, disk),
+            None if block::is_block(disk) => self.blocks(vm, &self.daemon(vm)).journal(disk),
             None => self.here.journal(disk, vm),
         }
     }
@@ -350,6 +391,7 @@ impl TargetProvider for Domains {
     fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
         match self.site(vm)? {
             Some(there) => there.has_image(disk, vm),
+            None if block::is_block(disk) => self.blocks(vm, &self.daemon(vm)).has_image(disk),
             None => self.here.has_image(disk, vm),
         }
     }
@@ -357,13 +399,13 @@ impl TargetProvider for Domains {
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
         match self.site(vm)? {
             Some(there) => there.open_for_verify(disk, vm),
+            None if block::is_block(disk) => self.blocks(vm, &self.daemon(vm)).open_for_verify(disk),
             None => self.here.open_for_verify(disk, vm),
         }
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        if let Some(there) = self.site(vm)? {
-            let identities = vm.disks.iter().map(|disk| there.identity(disk)).collect::<Result<_, _>>()?;
+        if let Some(identities) = self.identities(vm)? {
             let machine = machine_of(vm, &self.about.target, &self.about.origin);
             let (folder, stop) = (vm.folder.clone(), &self.about.stop);
             let served = Served { target: self, vm, machine, folder, identities, stop };
@@ -488,8 +530,10 @@ impl TargetProvider for Domains {
             let _ = self.refresh(vm);
             return removed;
         }
+        self.blocks(vm, &self.daemon(vm)).remove()?;
         // Of a run that died before their journals began.
-        for disk in vm.disks.iter().filter(|disk| !journal_path(&disk.path).exists()) {
+        let is_file = |disk: &&PlannedDisk| !block::is_block(disk) && !journal_path(&disk.path).exists();
+        for disk in vm.disks.iter().filter(is_file) {
             let is_ours =
                 || Ok::<_, ProviderError>(made::is_ours(vm, disk)? && self.here.holds_nothing(disk, vm)?);
             here::remove_locked(&disk.path, is_ours)?;
@@ -515,7 +559,12 @@ fn make_volume(
         ImageFormat::Qcow2 => drover_qemu::ImageFormat::Qcow2,
     };
     // Sizes of images are whole sectors.
-    let volume = NewVolume { name: volume_name(disk), bytes: size.next_multiple_of(512), format };
+    let volume = NewVolume {
+        name: volume_name(disk),
+        bytes: size.next_multiple_of(512),
+        format,
+        is_thick: block::is_block(disk),
+    };
     // A refresh drops what libvirt remembers of a file that is gone.
     daemon.refresh(pool).and_then(|()| daemon.make_volume(pool, &volume)).map_err(qemu_error)
 }

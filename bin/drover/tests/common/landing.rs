@@ -24,6 +24,8 @@ pub struct Landing {
     pub stage: Stage,
     pub hosts: Hosts,
     pub folder: TempDir,
+    /// Whether drover runs with the files of the first host.
+    is_inside: bool,
 }
 
 impl Landing {
@@ -42,7 +44,29 @@ impl Landing {
                 .unwrap();
             hosts.virsh(host, &["pool-start", "images"]).unwrap();
         }
-        Some(Landing { stage, hosts, folder })
+        Some(Landing { stage, hosts, folder, is_inside: false })
+    }
+
+    /// As [`Landing::new`], with a pool `lvm` of the first daemon, of a volume group of so many bytes, and drover with the files of its host;
+    /// nothing, after a printed line, where the daemon has no driver for it or there are no loop devices.
+    pub fn with_lvm(number: u8, bytes: u64, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Landing> {
+        if !Path::new("/dev/loop-control").exists() {
+            println!("skipped: no loop devices here");
+            return None;
+        }
+        let folder = tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap();
+        let group = folder.path().join("lvm/a/vg");
+        std::fs::create_dir_all(&group).unwrap();
+        std::fs::write(group.join("size"), bytes.to_string()).unwrap();
+        let landing = Landing { is_inside: true, ..Landing::in_folder(folder, number, vms)? };
+        let pool = ["pool-define-as", "lvm", "logical", "--source-name", "vg", "--target", "/dev/vg"];
+        if let Err(error) = landing.hosts.virsh("a", &pool) {
+            assert!(std::env::var_os("DROVER_NEEDS_LIBVIRT").is_none(), "{error}");
+            println!("skipped: this libvirt has no driver for LVM ({error})");
+            return None;
+        }
+        landing.hosts.virsh("a", &["pool-start", "lvm"]).unwrap();
+        Some(landing)
     }
 
     /// As [`Landing::new`], with the address of the second daemon by TLS, and the folder of the certificates for it.
@@ -77,7 +101,10 @@ impl Landing {
             std::iter::once(self.stage.path("bin")).chain(std::env::split_paths(path.unwrap_or_default())),
         );
         command.env("PATH", path.unwrap());
-        command
+        match self.is_inside {
+            true => run_by(&self.hosts.inside("a").unwrap(), &command),
+            false => command,
+        }
     }
 
     /// The address of a host's daemon by ssh, and what has to live as long as it is used: an sshd with the files of that host, where

@@ -6,6 +6,7 @@ mod common;
 mod eight;
 mod hosts;
 mod kills;
+mod lvm;
 
 use common::landing::Landing;
 use common::{MIB, disk_file, vm, with};
@@ -45,7 +46,7 @@ fn a_check_tells_each_thing_that_stands_in_the_way_by_itself() {
         ("dead", &[only, ("socket=", "socket=/no/such")], "does not answer"),
         ("nopool", &[only, ("pool: images", "pool: imagse")], "has no storage pool imagse"),
         ("asleep", &[only, ("pool: images", "pool: asleep")], "pool asleep of"),
-        ("lvm", &[only, ("pool: images", "pool: lvm")], "is of the type logical"),
+        ("lvm", &[only, ("pool: images", "pool: lvm")], "pool lvm of"),
         ("nobridge", &[only, ("\"*\": user", "\"*\": br-none")], "no bridge or device br-none"),
         ("nonet", &[only, ("\"*\": user", "\"*\": network:lan")], "networks"),
         ("cpu", &[only, ("  accel", "  cpu: NoSuchCPU\n  accel")], "does not offer the CPU NoSuchCPU"),

@@ -12,7 +12,7 @@ use std::fs::File;
 pub use cpu::CpuModel;
 pub use domain::{FoundDomain, Owner};
 pub use offers::Offers;
-pub use pool::{NewVolume, Pool, PoolKind};
+pub use pool::{NewVolume, Pool, PoolKind, Volume};
 use roxmltree::Document;
 
 use crate::error::{QemuError, QemuErrorKind};

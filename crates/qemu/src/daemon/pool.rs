@@ -12,6 +12,8 @@ const MAKING_TIME_MAX: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(200);
 /// libvirt's words while a volume of a pool is being made.
 const BEING_MADE: &str = "asynchronous jobs running";
+/// Its words for a volume that a pool does not have, by no name, key or path.
+const NO_VOLUME: &str = "no storage vol with matching";
 
 /// A storage pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +41,13 @@ pub enum PoolKind {
     Other(String),
 }
 
+/// A volume that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// What tells it from others, and from a later one of its name where its pool has such a thing (the UUID of a logical volume).
+    pub key: String,
+}
+
 /// A volume to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewVolume {
@@ -48,6 +57,8 @@ pub struct NewVolume {
     pub bytes: u64,
     /// Its format.
     pub format: ImageFormat,
+    /// Whether it takes all its bytes at once. A logical volume that does not would be a snapshot of nothing.
+    pub is_thick: bool,
 }
 
 impl Pool {
@@ -79,7 +90,8 @@ impl NewVolume {
         xml.open("volume", &[]);
         xml.text("name", &[], &self.name);
         xml.text("capacity", &[("unit", "bytes")], &self.bytes.to_string());
-        xml.text("allocation", &[("unit", "bytes")], "0");
+        let allocation = if self.is_thick { self.bytes } else { 0 };
+        xml.text("allocation", &[("unit", "bytes")], &allocation.to_string());
         xml.open("target", &[]);
         xml.leaf("format", &[("type", self.format.as_str())]);
         if self.format == ImageFormat::Qcow2 {
@@ -129,6 +141,23 @@ impl Daemon {
         }
     }
 
+    /// A volume of a pool, as the daemon saw it last; nothing if there is none of that name.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn volume(&self, pool: &str, name: &str) -> Result<Option<Volume>, QemuError> {
+        match self.virsh.ask(&["vol-dumpxml", "--pool", pool, "--vol", name]) {
+            Ok(xml) => {
+                let document = parsed(&xml, "a volume's XML")?;
+                let key = document.root_element().children().find(|node| node.has_tag_name("key"));
+                let key = key.and_then(|key| key.text()).unwrap_or_default();
+                Ok(Some(Volume { key: key.to_string() }))
+            }
+            Err(error) if error.chain().contains(NO_VOLUME) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes a volume.
     ///
     /// # Errors
@@ -174,7 +203,12 @@ mod tests {
 
     #[test]
     fn a_new_qcow2_volume_is_of_version_3() {
-        let volume = NewVolume { name: "a<b".into(), bytes: 7, format: ImageFormat::Qcow2 };
+        let volume = NewVolume { name: "a<b".into(), bytes: 7, format: ImageFormat::Qcow2, is_thick: false };
         assert!(volume.xml().contains("<compat>1.1</compat>") && volume.xml().contains("a&lt;b"));
+        let thick = NewVolume { is_thick: true, ..volume.clone() };
+        assert!(
+            volume.xml().contains("<allocation unit='bytes'>0<")
+                && thick.xml().contains("<allocation unit='bytes'>7<")
+        );
     }
 }

@@ -9,15 +9,15 @@ use drover_agent::host::{DEVICES, Device, HOST, device_in};
 use drover_agent::opening::Announced;
 use drover_engine::chain;
 use drover_plan::{
-    Accelerator, At, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget, PlannedDisk, PlannedVm, Problem,
-    Resolution,
+    Accelerator, At, ImageFormat, Libvirt, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget, PlannedDisk,
+    PlannedVm, Problem, Resolution,
 };
 use drover_qemu::QemuError;
 use drover_qemu::daemon::{Daemon, Offers, Pool, PoolKind};
 use drover_types::Bytes;
 use drover_types::inventory::Firmware;
 
-use super::Domains;
+use super::{Domains, block, volume_name};
 use crate::lacks::ANOTHER_BRIDGE;
 use crate::target::there::There;
 
@@ -72,6 +72,7 @@ impl Domains {
         }
         for vm in &mut vms {
             problems.extend(self.place(vm, &usable));
+            problems.extend(block_problem(vm));
         }
         let vms: Vec<&PlannedVm> = vms.into_iter().map(|vm| &*vm).collect();
         problems.extend(self.space_problems(&vms, &usable, &ground));
@@ -176,13 +177,15 @@ impl Domains {
                 all.filter(|(_, disk)| disk.pool.as_ref() == Some(name))
             };
             let there: u64 = disks().map(|(vm, disk)| ground.taken_by(vm, disk)).sum();
+            // Volumes that are block devices take all their bytes.
+            let is_thick = pool.kind == PoolKind::Logical;
             let sum = |is_meant: &dyn Fn(Option<bool>) -> bool| {
                 let meant = disks().filter(|(_, disk)| is_meant(disk.disk.thin));
                 meant
                     .fold(0u64, |sum, (_, disk)| sum.saturating_add(disk.disk.capacity_bytes))
                     .saturating_sub(there)
             };
-            let (needed, thick) = (sum(&|_| true), sum(&|thin| thin == Some(false)));
+            let (needed, thick) = (sum(&|_| true), sum(&|thin| is_thick || thin == Some(false)));
             let free = pool.available_bytes;
             let text = |bytes| {
                 format!("pool {name} has {} free, and the disks may take {}", Bytes(free), Bytes(bytes))
@@ -256,6 +259,7 @@ impl Ground {
     /// Bytes that the volume of a disk takes already.
     fn taken_by(&self, vm: &PlannedVm, disk: &PlannedDisk) -> u64 {
         match self {
+            Ground::Here if block::is_block(disk) => block::taken_by(disk),
             Ground::Here => std::fs::metadata(&disk.path).map_or(0, |meta| meta.blocks() * 512),
             Ground::There(there, _) => match there.stat(disk) {
                 Ok(stat) if there.is_ours(disk, vm, &stat) => stat.allocated.unwrap_or_default(),
@@ -341,20 +345,51 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
         };
         return Err(problem(format!("{uri} has no storage pool {name}"), advice));
     };
-    match &pool.kind {
-        PoolKind::Files => {}
-        PoolKind::Logical | PoolKind::Other(_) => {
-            let kind = if let PoolKind::Other(kind) = &pool.kind { kind } else { "logical" };
+    match (&pool.kind, ground) {
+        (PoolKind::Files, _) => {}
+        (PoolKind::Logical, Ground::Here) if Libvirt::is_here(uri) => {}
+        (PoolKind::Logical, _) => {
+            let text = format!(
+                "pool {name} of {uri} is of the type logical, which drover writes to on its own host only"
+            );
+            return Err(problem(
+                text,
+                "run drover on the daemon's host, or choose a pool of the type dir, fs or netfs".into(),
+            ));
+        }
+        (PoolKind::Other(kind), _) => {
             let text = format!("pool {name} of {uri} is of the type {kind}, which drover does not write to");
-            return Err(problem(text, "choose a pool of the type dir, fs or netfs".into()));
+            return Err(problem(text, "choose a pool of the type dir, fs, netfs or logical".into()));
         }
     }
     if !pool.is_active {
         let advice = format!("start it: virsh -c '{uri}' pool-start '{name}'");
         return Err(problem(format!("pool {name} of {uri} is not active"), advice));
     }
-    ground.check_pool(&pool, uri)?;
-    Ok(pool)
+    match pool.kind {
+        PoolKind::Logical if !rustix::process::geteuid().is_root() => {
+            let text =
+                format!("pool {name} of {uri} has volumes that are block devices, and this is not root");
+            Err(problem(text, "run drover as root, or choose a pool of the type dir, fs or netfs".into()))
+        }
+        PoolKind::Logical => Ok(pool),
+        PoolKind::Files | PoolKind::Other(_) => ground.check_pool(&pool, uri).map(|()| pool),
+    }
+}
+
+/// What of a VM does not fit volumes that are block devices.
+fn block_problem(vm: &PlannedVm) -> Option<Problem> {
+    let disk = vm.disks.iter().find(|disk| block::is_block(disk))?;
+    let pool = disk.pool.as_deref().unwrap_or_default();
+    if vm.format != ImageFormat::Raw {
+        let why = format!("volumes of pool {pool} are block devices, and those hold raw disks");
+        return Some(of_vm(vm, "target.format", &why).advise("write `format: raw`, or choose another pool"));
+    }
+    let name = volume_name(disk);
+    (!block::is_name(&name)).then(|| {
+        of_vm(vm, "target", &format!("LVM takes no volume of the name {name:?}"))
+            .advise("give it a `target_name` of at most 100 letters, digits and `+_.-`")
+    })
 }
 
 /// Bridges and devices that a host does not have.
@@ -503,7 +538,7 @@ mod tests {
             assert_eq!((pool.path.as_path(), pool.available_bytes), (folder.path(), 7), "{kind}");
             assert!(usable(kind, false).unwrap_err().message.contains("is not active"), "{kind}");
         }
-        for kind in ["logical", "rbd", "iscsi", "iscsi-direct", "disk", "mpath", "scsi", "zfs", "gluster"] {
+        for kind in ["rbd", "iscsi", "iscsi-direct", "disk", "mpath", "scsi", "zfs", "gluster"] {
             let refused = usable(kind, true).unwrap_err().message;
             assert!(
                 refused.contains(&format!("is of the type {kind}, which drover does not write to")),
