@@ -128,7 +128,7 @@ impl Prepared {
     /// Asks the source of a plan, lays the plan over what it has, and looks whether it can be carried out: with the VMs that
     /// an earlier run began with, and with `others`.
     pub fn new(
-        file: PlanFile,
+        mut file: PlanFile,
         others: Others,
         start: bool,
         setting: &Setting<'_>,
@@ -184,6 +184,8 @@ impl Prepared {
         let vms = resolution.vms;
         check_none_is_left_out(store, &file.plan.name, &vms)?;
         check_what_arrived(store, &file.plan.name, &vms, &target, words)?;
+        // They were laid over the inventory, and a plan may have thousands.
+        file.plan.vms = Vec::new();
         Ok(Prepared { file, facts, vms, provider, target })
     }
 

@@ -9,7 +9,7 @@ use crate::connection::{Connection, Request};
 use crate::endpoint::Endpoint;
 use crate::error::{HttpError, HttpErrorKind, HttpOp};
 use crate::head::Head;
-use crate::stream::Timeouts;
+use crate::stream::{Reads, Timeouts};
 
 /// A server we talk to: its TLS settings (so that sessions are resumed) and idle connections.
 pub struct Client {
@@ -30,7 +30,8 @@ pub struct Response {
 
 /// No answer read into memory may be longer.
 pub const BODY_BYTES_MAX: usize = 64 << 20;
-const IDLE_MAX: usize = 4;
+/// Connections that are kept. With hundreds of threads at one server most calls would make one of their own, each with a handshake.
+const IDLE_MAX: usize = 32;
 
 impl Client {
     /// A client for `endpoint`. Connects only when something is sent.
@@ -53,7 +54,11 @@ impl Client {
     /// # Errors
     /// When none can be had.
     pub fn connect(&self) -> Result<Connection, HttpError> {
-        Connection::open(&self.endpoint, self.config.as_ref(), self.timeouts)
+        self.open(Reads::Large)
+    }
+
+    fn open(&self, reads: Reads) -> Result<Connection, HttpError> {
+        Connection::open(&self.endpoint, self.config.as_ref(), self.timeouts, reads)
     }
 
     /// Sends a request and reads the answer, whatever its status.
@@ -80,13 +85,13 @@ impl Client {
 
     fn send_quietly(&self, request: &Request) -> Result<Response, HttpError> {
         let Some(connection) = self.idle_connection() else {
-            return self.exchange(self.connect()?, request).map_err(|(error, _)| error);
+            return self.exchange(self.open(Reads::Small)?, request).map_err(|(error, _)| error);
         };
         match self.exchange(connection, request) {
             Err((error, untouched))
                 if untouched && request.idempotent && error.kind == HttpErrorKind::Closed =>
             {
-                self.exchange(self.connect()?, request).map_err(|(error, _)| error)
+                self.exchange(self.open(Reads::Small)?, request).map_err(|(error, _)| error)
             }
             done => done.map_err(|(error, _)| error),
         }

@@ -8,7 +8,7 @@ use rustls::ClientConfig;
 use crate::endpoint::Endpoint;
 use crate::error::{HttpError, HttpErrorKind, HttpOp};
 use crate::head::{self, BodyLength, HEAD_BYTES_MAX, Head};
-use crate::stream::{Stream, Timeouts};
+use crate::stream::{Reads, Stream, Timeouts};
 
 /// A request.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ pub struct Connection {
     endpoint: Endpoint,
     timeouts: Timeouts,
     /// Bytes read ahead: heads, and what came with them. `inbound[start..end]` is unread.
-    inbound: Box<[u8]>,
+    inbound: Vec<u8>,
     start: usize,
     end: usize,
     /// What is left of the body being read.
@@ -103,6 +103,10 @@ enum BodyLeft {
 /// Interim answers (100 Continue, 103 Early Hints) before one final answer.
 const INTERIM_HEADS_MAX: usize = 8;
 const CHUNK_LINE_BYTES_MAX: usize = 4096;
+/// Read at a time of a head.
+const HEAD_READ_BYTES: usize = 4 << 10;
+/// Read at a time of a body that is kept whole: what a record of TLS holds.
+const PIECE_BYTES: usize = 16 << 10;
 
 impl Connection {
     /// Connects, with TLS if there is a `config`.
@@ -110,9 +114,10 @@ impl Connection {
         endpoint: &Endpoint,
         config: Option<&Arc<ClientConfig>>,
         timeouts: Timeouts,
+        reads: Reads,
     ) -> Result<Self, HttpError> {
         let began = Instant::now();
-        let stream = Stream::connect(endpoint, config, &timeouts).inspect_err(|error| {
+        let stream = Stream::connect(endpoint, config, &timeouts, reads).inspect_err(|error| {
             log!("http", "no connection to {}: {error}", endpoint.authority());
         })?;
         let secure = if config.is_some() { ", TLS" } else { "" };
@@ -121,7 +126,7 @@ impl Connection {
             stream,
             endpoint: endpoint.clone(),
             timeouts,
-            inbound: vec![0; HEAD_BYTES_MAX].into(),
+            inbound: Vec::new(),
             start: 0,
             end: 0,
             body: BodyLeft::Known(0),
@@ -238,7 +243,7 @@ impl Connection {
     /// As [`Connection::read_some`]; also [`HttpErrorKind::TooLong`] if there are more than `bytes_max` bytes.
     pub fn read_body(&mut self, bytes_max: usize) -> Result<Vec<u8>, HttpError> {
         let mut body = Vec::new();
-        let mut piece = vec![0; 64 << 10];
+        let mut piece = vec![0; PIECE_BYTES];
         loop {
             let got = self.read_some(&mut piece)?;
             if got == 0 {
@@ -278,7 +283,10 @@ impl Connection {
         self.inbound.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         // Only a little at a time: what follows a head is a body, which goes straight to its place.
-        let until = (self.end + (4 << 10)).min(self.inbound.len());
+        let until = (self.end + HEAD_READ_BYTES).min(HEAD_BYTES_MAX);
+        if self.inbound.len() < until {
+            self.inbound.resize(until, 0);
+        }
         self.check_deadline()?;
         let got =
             self.stream.read(&mut self.inbound[self.end..until]).map_err(|error| self.read_failed(error))?;

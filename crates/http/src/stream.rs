@@ -37,8 +37,26 @@ pub(crate) enum Stream {
     Tls(Box<TlsStream>),
 }
 
-/// One large read of the socket instead of the 4 KiB that rustls asks for at a time.
-const SOCKET_READ_BYTES: usize = 256 << 10;
+/// What is read from a socket at a time, in place of the 4 KiB that rustls asks for. Each TLS connection holds as much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reads {
+    /// Of answers that come whole: hundreds of threads each have such a connection at once.
+    Small,
+    /// Of disks.
+    Large,
+}
+
+impl Reads {
+    const fn bytes(self) -> usize {
+        match self {
+            Reads::Small => 32 << 10,
+            Reads::Large => 256 << 10,
+        }
+    }
+}
+
+/// Bytes that are given to rustls at a time.
+const WRITE_BYTES: usize = 32 << 10;
 
 pub(crate) struct TlsStream {
     tls: ClientConnection,
@@ -51,6 +69,7 @@ impl Stream {
         endpoint: &Endpoint,
         config: Option<&Arc<ClientConfig>>,
         timeouts: &Timeouts,
+        reads: Reads,
     ) -> Result<Self, HttpError> {
         let socket = connect_tcp(endpoint, timeouts)?;
         let io = |error| HttpError::io(error, HttpOp::Connect, &endpoint.authority(), timeouts.connect);
@@ -61,6 +80,7 @@ impl Stream {
         match config {
             None => Ok(Stream::Plain(socket)),
             Some(config) => {
+                let socket = BufReader::with_capacity(reads.bytes(), socket);
                 Ok(Stream::Tls(Box::new(TlsStream::connect(socket, endpoint, config, timeouts)?)))
             }
         }
@@ -96,7 +116,7 @@ fn connect_before(address: &SocketAddr, deadline: Instant) -> io::Result<TcpStre
 
 impl TlsStream {
     fn connect(
-        socket: TcpStream,
+        socket: BufReader<TcpStream>,
         endpoint: &Endpoint,
         config: &Arc<ClientConfig>,
         timeouts: &Timeouts,
@@ -106,7 +126,7 @@ impl TlsStream {
             .map_err(|error| HttpError::other(HttpErrorKind::BadUrl, HttpOp::Connect, &peer, error))?;
         let tls = ClientConnection::new(config.clone(), name)
             .map_err(|error| HttpError::other(HttpErrorKind::Tls, HttpOp::Connect, &peer, error))?;
-        let mut stream = TlsStream { tls, socket: BufReader::with_capacity(SOCKET_READ_BYTES, socket) };
+        let mut stream = TlsStream { tls, socket };
         stream
             .handshake(Instant::now() + timeouts.connect)
             .map_err(|error| handshake_error(error, &peer, timeouts))?;
@@ -211,7 +231,7 @@ impl Stream {
         match self {
             Stream::Plain(socket) => socket.write_all(bytes),
             // Requests may be larger than what rustls takes at once, so write as it drains.
-            Stream::Tls(stream) => bytes.chunks(SOCKET_READ_BYTES / 8).try_for_each(|piece| {
+            Stream::Tls(stream) => bytes.chunks(WRITE_BYTES).try_for_each(|piece| {
                 stream.tls.writer().write_all(piece)?;
                 stream.flush_tls()
             }),

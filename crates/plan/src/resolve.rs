@@ -138,7 +138,7 @@ impl<'a> Resolver<'a> {
         let checks = over.checks.clone().or(plan.checks.clone()).of(&target_name);
         let kubevirt = plan.target.kubevirt();
         let name = kubevirt.map_or(target_name.clone(), |_| kube_name(&target_name));
-        PlannedVm {
+        let mut planned = PlannedVm {
             disks: match (&pool, kubevirt) {
                 (None, Some(kubevirt)) => self.plan_claims(vm, choice, &excluded, disk_bus, &name, kubevirt),
                 (None, None) => {
@@ -177,7 +177,12 @@ impl<'a> Resolver<'a> {
             anti_affinity: over.anti_affinity.clone(),
             concerns: found,
             line: choice.at.line,
-        }
+        };
+        // A fleet is planned of thousands, and a list begins with room for four.
+        planned.disks.shrink_to_fit();
+        planned.nics.shrink_to_fit();
+        planned.concerns.shrink_to_fit();
+        planned
     }
 
     /// Work at the first boot is put into a guest by its conversion.
