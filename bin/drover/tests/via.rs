@@ -659,7 +659,7 @@ fn files_for_the_first_boot_go_to_the_converter_of_the_other_site() {
     succeeds(&scene.far.stage.run(&["migrate", &plan]));
     assert_eq!(std::fs::read_to_string(scene.tools.join("first.sh")).unwrap(), "#!/bin/sh\n");
     assert!(std::fs::read(scene.tools.join("agent.deb")).unwrap() == package);
-    assert!(!scene.far.in_pool("one/first-boot").exists(), "they are gone with the order");
+    assert!(!scene.far.in_pool("one/.drover-first-boot").exists(), "they are gone with the order");
     let report = scene.far.stage.report(&plan).to_string();
     assert!(report.contains("for its first boot: "), "{report}");
 }

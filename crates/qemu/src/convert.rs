@@ -135,6 +135,14 @@ pub fn is_converted(folder: &VmFolder, identities: &[String]) -> bool {
     }
 }
 
+/// Whether a conversion that was begun and cannot be taken back names this image of another host, or device.
+pub fn has_converted(folder: &VmFolder, identity: &str) -> bool {
+    match read_state(&folder_of(folder)) {
+        Ok(text) => text.is_some_and(|text| text.lines().any(|line| line == remote_line(identity))),
+        Err(_) => true,
+    }
+}
+
 /// Whether the file of a line of [`Conversion::images`] is the one that it was written about.
 fn is_still_there(line: &str) -> bool {
     let path = line.splitn(4, ' ').nth(3).unwrap_or_default();

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use drover_agent::machine::{
-    CONVERT, CONVERT_FILES, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Guest, GuestAddress,
-    GuestFile, Machine,
+    CONVERT, CONVERT_FILES, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, FILES_BYTES_MAX, FILES_MAX,
+    Guest, GuestAddress, GuestFile, Machine,
 };
 use drover_agent::opening::Announced;
 use drover_agent::{FirstBootFiles, Home};
@@ -20,6 +20,7 @@ use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, Lack, MachineSpec, Need, NicName, Remote, SourceBus,
     SourceGuest, TrialOptions, Trials, VmFolder, is_mac,
 };
+use drover_types::Bytes;
 use drover_types::guest::Inside;
 use drover_types::inventory::DiskBus as InventoryBus;
 
@@ -107,8 +108,22 @@ pub(super) fn check_at(
             "install virtio-win and rhsrvany there (for `disk_bus: scsi` virt-v2v 2.6, too), or choose `disk_bus: sata`",
         );
     }
+    check_first_boot_at(site, info, vm)
+}
+
+/// Refuses work for the first boot that the converter of a site cannot be given.
+pub(super) fn check_first_boot_at(site: &str, info: &Announced, vm: &PlannedVm) -> Result<(), ProviderError> {
     check_first_boot(vm, &|| {
-        let has_files = !vm.first_boot.scripts.is_empty() || vm.first_boot.guest_agent.is_some();
+        let files = || vm.first_boot.scripts.iter().chain(&vm.first_boot.guest_agent);
+        let bytes: u64 = files().filter_map(|file| Some(std::fs::metadata(file).ok()?.len())).sum();
+        if files().count() > FILES_MAX || bytes > FILES_BYTES_MAX {
+            let most = Bytes(FILES_BYTES_MAX);
+            return Err(format!(
+                "an agent takes {FILES_MAX} files for it, of {most} in all, and these are {}",
+                Bytes(bytes)
+            ));
+        }
+        let has_files = files().next().is_some();
         match (info.has(CONVERT_WRITE), info.has(CONVERT_FILES)) {
             (false, _) => {
                 Err(format!("the converter of {site} puts no files into guests (2.6 and later do)"))

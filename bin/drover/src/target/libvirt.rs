@@ -331,8 +331,8 @@ impl TargetProvider for Domains {
                 for place in &mut places {
                     place.needs.retain(|number, _| !block::is_block(&vm.disks[*number]));
                 }
+                // libvirt refuses a block device that has no room before a byte of it is written.
                 places.retain(|place| !place.needs.is_empty());
-                places.extend(self.blocks(vm, &self.daemon(vm)).places(is_left)?);
                 Ok(places)
             }
         }
@@ -341,10 +341,7 @@ impl TargetProvider for Domains {
     fn free_bytes(&self, vm: &PlannedVm, place: &TargetPlace) -> Result<Option<u64>, ProviderError> {
         match self.site(vm)? {
             Some(there) => there.free_bytes(vm, place),
-            None => match block::free_bytes(&self.daemon(vm), place) {
-                Some(free) => free,
-                None => self.here.free_bytes(vm, place),
-            },
+            None => self.here.free_bytes(vm, place),
         }
     }
 

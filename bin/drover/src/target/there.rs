@@ -414,6 +414,9 @@ impl Place for AtSite<'_> {
 
     fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError> {
         let stop = &self.there.about.stop;
+        // An agent of before may have taken the place of the one that was asked, and would leave out what it does not know.
+        let info = self.there.info().map_err(|refusal| self.there.refused(refusal))?;
+        conversion::check_first_boot_at(self.there.name(), &info, self.vm)?;
         let (guest, files) = conversion::for_peer(guest, self.vm)?;
         let what = What::Convert { machine: self.machine.clone(), guest };
         let give = |order: &Order| self.there.site.order_while(order, &files, &|| stop.is_set());

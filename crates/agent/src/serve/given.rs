@@ -4,15 +4,22 @@ use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::{self, Builder};
+use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
-use drover_link::Receiver;
+use drover_link::{LinkError, Message, Receiver};
 use drover_types::file_name;
 
 use super::machines::FirstBootFiles;
 use super::refused;
 use crate::error::Refusal;
 use crate::machine::{FILES_BYTES_MAX, FILES_MAX, Guest, GuestFile};
+
+/// A peer that sends nothing of its files for so long is given up: other orders about its machine wait.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The files of a guest.
 pub(super) struct Given {
@@ -22,7 +29,13 @@ pub(super) struct Given {
 
 impl Given {
     /// Takes the files that an order to convert a guest tells of.
-    pub(super) fn take(guest: &Guest, receiver: &Receiver, folder: PathBuf) -> Result<Given, Refusal> {
+    /// A peer that sends nothing for long is given up.
+    pub(super) fn take(
+        guest: &Guest,
+        receiver: &Receiver,
+        give_up: &(dyn Fn() + Sync),
+        folder: PathBuf,
+    ) -> Result<Given, Refusal> {
         remove(&folder)?;
         let mut given = Given { folder, files: FirstBootFiles::default() };
         if guest.scripts.is_empty() && guest.package.is_none() {
@@ -30,13 +43,20 @@ impl Given {
         }
         check(guest)?;
         given.make(&given.folder)?;
-        for script in &guest.scripts {
-            let path = given.take_one(script, receiver)?;
-            given.files.scripts.push(path);
-        }
-        given.files.package =
-            guest.package.as_ref().map(|package| given.take_one(package, receiver)).transpose()?;
-        Ok(given)
+        let pieces = AtomicU64::new(0);
+        let receive = || {
+            pieces.fetch_add(1, Relaxed);
+            receiver.receive()
+        };
+        watched(SILENCE_MAX, &pieces, give_up, || {
+            for script in &guest.scripts {
+                let path = given.take_one(script, &receive)?;
+                given.files.scripts.push(path);
+            }
+            let package = guest.package.as_ref().map(|package| given.take_one(package, &receive));
+            given.files.package = package.transpose()?;
+            Ok(given)
+        })
     }
 
     fn make(&self, folder: &Path) -> Result<(), Refusal> {
@@ -44,7 +64,11 @@ impl Given {
     }
 
     /// In a folder of its own, since two may have the same name.
-    fn take_one(&self, file: &GuestFile, receiver: &Receiver) -> Result<PathBuf, Refusal> {
+    fn take_one(
+        &self,
+        file: &GuestFile,
+        receive: &dyn Fn() -> Result<Option<Message>, LinkError>,
+    ) -> Result<PathBuf, Refusal> {
         let folder = self.folder.join(self.files.scripts.len().to_string());
         self.make(&folder)?;
         let path = folder.join(file_name(&file.name));
@@ -52,7 +76,7 @@ impl Given {
         let mut written = File::create_new(&path).map_err(write)?;
         let mut left = file.bytes;
         while left > 0 {
-            let piece = receiver.receive()?.map(|message| message.body).unwrap_or_default();
+            let piece = receive()?.map(|message| message.body).unwrap_or_default();
             let wrong = || refused(DiskErrorKind::Corrupt, format!("{} is not as long as told", file.name));
             left = match piece.len() as u64 {
                 0 => return Err(wrong()),
@@ -79,6 +103,34 @@ pub(super) fn remove(folder: &Path) -> Result<(), Refusal> {
     }
 }
 
+/// Does this, and gives up whoever it waits for where `pieces` stands still for so long. Without a thread to look at that nobody is given up.
+fn watched<T>(
+    silence_max: Duration,
+    pieces: &AtomicU64,
+    give_up: &(dyn Fn() + Sync),
+    work: impl FnOnce() -> T,
+) -> T {
+    let is_done = AtomicBool::new(false);
+    let watch = || {
+        let mut seen = (pieces.load(Relaxed), Instant::now());
+        while !is_done.load(Relaxed) {
+            thread::park_timeout(LOOK.min(silence_max));
+            match pieces.load(Relaxed) {
+                now if now != seen.0 => seen = (now, Instant::now()),
+                _ if seen.1.elapsed() >= silence_max => return give_up(),
+                _ => {}
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let watcher = Builder::new().name("agent-files".into()).spawn_scoped(scope, watch);
+        let done = work();
+        is_done.store(true, Relaxed);
+        watcher.iter().for_each(|watcher| watcher.thread().unpark());
+        done
+    })
+}
+
 fn check(guest: &Guest) -> Result<(), Refusal> {
     let files = || guest.scripts.iter().chain(&guest.package);
     let bytes = files().try_fold(0u64, |sum, file| sum.checked_add(file.bytes));
@@ -97,6 +149,25 @@ fn failed(doing: &str, path: &Path, error: &std::io::Error) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_says_nothing_for_long_is_given_up_and_who_goes_on_is_not() {
+        let (pieces, is_given_up) = (AtomicU64::new(0), AtomicBool::new(false));
+        let give_up = || is_given_up.store(true, Relaxed);
+        let silence = Duration::from_millis(200);
+        watched(silence, &pieces, &give_up, || {
+            for _ in 0..20 {
+                pieces.fetch_add(1, Relaxed);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        assert!(!is_given_up.load(Relaxed));
+        watched(silence, &pieces, &give_up, || {
+            while !is_given_up.load(Relaxed) {
+                thread::yield_now();
+            }
+        });
+    }
 
     #[test]
     fn files_have_their_limits() {

@@ -202,7 +202,7 @@ impl Machines {
             _ => last.take(order.number)?,
         }
         let own = own(room);
-        let done = own.carry_out(&order.what, receiver, &|| run.sender.is_given_up())?;
+        let done = own.carry_out(&order.what, run, receiver)?;
         if order.what == What::Ready {
             last.make_ready();
         }
@@ -268,12 +268,8 @@ impl Own<'_> {
         Ok(Told { lacks: self.look_ahead(machine, is_unwanted)?.lacks, ..told })
     }
 
-    fn carry_out(
-        &self,
-        what: &What,
-        receiver: &Receiver,
-        is_unwanted: &dyn Fn() -> bool,
-    ) -> Result<Told, Refusal> {
+    fn carry_out(&self, what: &What, run: &PeersRun, receiver: &Receiver) -> Result<Told, Refusal> {
+        let is_unwanted = &|| run.sender.is_given_up();
         let hypervisor = &self.machines.hypervisor;
         let nothing = || Ok(Told::default());
         match what {
@@ -299,7 +295,7 @@ impl Own<'_> {
                 self.check_ours()?;
                 self.check_off()?;
                 let home = self.home(machine)?;
-                let given = Given::take(guest, receiver, self.given_folder())?;
+                let given = Given::take(guest, receiver, &|| run.sender.reset(), self.given_folder())?;
                 let conversion = hypervisor.convert(&home, guest, &given.files, is_unwanted)?;
                 Ok(Told { conversion: Some(conversion), ..Told::default() })
             }
@@ -363,7 +359,8 @@ impl Own<'_> {
 
     /// Where files lie that an order brings along, as long as it is carried out.
     fn given_folder(&self) -> PathBuf {
-        self.folder().join("first-boot")
+        // No disk and no machine of a peer has such a name.
+        self.folder().join(".drover-first-boot")
     }
 
     fn forget_conversion(&self) -> Result<(), Refusal> {

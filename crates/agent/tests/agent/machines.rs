@@ -506,11 +506,11 @@ fn files_for_the_first_boot_come_with_the_order_and_go_with_it() {
         |lengths, files: &[Vec<u8>]| scene.site.order_while(&with_files(&scene, lengths), files, &|| false);
     let lengths = [script.len() as u64, package.len() as u64];
     // Of an agent that was killed.
-    std::fs::create_dir(scene.path("web01/first-boot")).unwrap();
-    std::fs::write(scene.path("web01/first-boot/old"), "").unwrap();
+    std::fs::create_dir(scene.path("web01/.drover-first-boot")).unwrap();
+    std::fs::write(scene.path("web01/.drover-first-boot/old"), "").unwrap();
     order(lengths, &files).unwrap();
     assert_eq!(std::fs::read(scene.path("web01/converted")).unwrap(), files.concat());
-    assert!(!scene.path("web01/first-boot").exists());
+    assert!(!scene.path("web01/.drover-first-boot").exists());
 
     scene.order(What::ForgetConversion).unwrap();
     let more = order([lengths[0], lengths[1] - 1], &files).unwrap_err();
@@ -524,10 +524,10 @@ fn files_for_the_first_boot_come_with_the_order_and_go_with_it() {
         let order = with_files(&scene, [lengths[0], lengths[1] + 1]);
         let (site, files) = (&scene.site, &files);
         let waits = scope.spawn(move || site.order_while(&order, files, &is_unwanted));
-        wait_until("files arrive", || scene.path("web01/first-boot/1/agent.deb").exists());
+        wait_until("files arrive", || scene.path("web01/.drover-first-boot/1/agent.deb").exists());
         given_up.store(true, std::sync::atomic::Ordering::SeqCst);
         assert_eq!(waits.join().unwrap().unwrap_err().kind, DiskErrorKind::Transient);
     });
-    wait_until("what came is removed", || !scene.path("web01/first-boot").exists());
+    wait_until("what came is removed", || !scene.path("web01/.drover-first-boot").exists());
     assert!(!scene.order(What::Look).unwrap().converted);
 }

@@ -137,9 +137,10 @@ impl Rooms {
 impl Room {
     /// Promises what the VM may need in the folder of a place, and gives what was promised there before.
     fn promise(&mut self, folder: &Path, plan: &str, place: &TargetPlace) -> io::Result<Promised> {
-        let mut own = own();
         fs::create_dir_all(folder)?;
         let _locked = lock(folder)?;
+        // Not while another process is waited for: who lets a promise go wants it, too.
+        let mut own = own();
         let own = own.entry(folder.to_path_buf()).or_default();
         let promised = promised(folder, own)?;
         // One that cannot be written is not promised, and no VM is kept back.

@@ -5,13 +5,13 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use drover_disk::{Disk, FileDisk, LockedFile};
-use drover_engine::{Cause, OpenedTarget, ProviderError, TargetPlace};
-use drover_mover::{Earlier, earlier, why_not_of};
+use drover_engine::{Cause, OpenedTarget, ProviderError};
+use drover_mover::{Naming, naming, why_not_of};
 use drover_plan::{ImageFormat, PlannedDisk, PlannedVm};
 use drover_qemu::VmFolder;
 use drover_qemu::daemon::{Daemon, Volume};
@@ -25,7 +25,10 @@ const ZEROS_BYTES: u64 = 64 << 10;
 
 /// Whether the volume of a disk is a block device, as its daemon told where its pool is: `/dev/GROUP`.
 pub fn is_block(disk: &PlannedDisk) -> bool {
-    disk.pool.is_some() && disk.base.parent() == Some(Path::new("/dev")) && disk.path.starts_with(&disk.base)
+    // Where files may be, too.
+    let is_memory = disk.base == Path::new("/dev/shm");
+    let is_group = disk.base.parent() == Some(Path::new("/dev")) && !is_memory;
+    disk.pool.is_some() && is_group && disk.path.starts_with(&disk.base)
 }
 
 /// Whether a volume may have this name. Source: lvm(8), "Valid names".
@@ -49,6 +52,15 @@ enum Found {
     Others(String),
 }
 
+/// How much a look may be behind what others do with LVM's own programs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// What the daemon saw last.
+    AsKnown,
+    /// What is there now.
+    Anew,
+}
+
 impl Blocks<'_> {
     fn disks(&self) -> impl Iterator<Item = &PlannedDisk> {
         self.vm.disks.iter().filter(|disk| is_block(disk))
@@ -59,39 +71,64 @@ impl Blocks<'_> {
         self.vm.folder.join(format!("volume-{}.drover-journal", disk.index))
     }
 
-    fn volume(&self, disk: &PlannedDisk) -> Result<Option<Volume>, ProviderError> {
+    fn volume(&self, disk: &PlannedDisk, look: Look) -> Result<Option<Volume>, ProviderError> {
         let pool = disk.pool.as_deref().unwrap_or_default();
-        // Somebody may have made or removed it by LVM's own programs.
-        let volume = self.daemon.refresh(pool).and_then(|()| self.daemon.volume(pool, &volume_name(disk)));
-        volume.map_err(qemu_error)
+        let known = || self.daemon.volume(pool, &volume_name(disk)).map_err(qemu_error);
+        if look == Look::AsKnown
+            && let Some(volume) = known()?
+        {
+            return Ok(Some(volume));
+        }
+        self.daemon.refresh(pool).map_err(qemu_error)?;
+        known()
     }
 
-    fn found(&self, disk: &PlannedDisk) -> Result<Found, ProviderError> {
-        let Some(volume) = self.volume(disk)? else { return Ok(Found::Nothing) };
+    fn found(&self, disk: &PlannedDisk, look: Look) -> Result<Found, ProviderError> {
+        let path = disk.path.display();
+        let Some(volume) = self.volume(disk, look)? else {
+            return Ok(match disk.path.exists() {
+                true => {
+                    Found::Others(format!("{path} is there, and {} knows no such volume", self.daemon.uri()))
+                }
+                false => Found::Nothing,
+            });
+        };
+        if is_another(&disk.path, &volume.key) {
+            let uri = self.daemon.uri();
+            return Ok(Found::Others(format!(
+                "{path} of this host is not the volume {} of {uri}",
+                volume.key
+            )));
+        }
         if self.is_begun(disk, &volume)? || made::is_tag(self.vm, disk, &tag_of(&volume))? {
             return Ok(Found::Ours(volume));
         }
-        let path = disk.path.display();
-        Ok(Found::Others(format!("{path} is there already, and this plan did not make it")))
+        let perhaps = match made::is_recorded(self.vm, disk)? {
+            true => ", as far as its records tell: a run that was cut off may have",
+            false => "",
+        };
+        Ok(Found::Others(format!("{path} is there already, and this plan did not make it{perhaps}")))
     }
 
-    /// Whether the journal of a disk is that of this volume; refused if it is another plan's.
+    /// Whether the journal of a disk is that of this volume; refused if it is another plan's, or tells nothing.
     fn is_begun(&self, disk: &PlannedDisk, volume: &Volume) -> Result<bool, ProviderError> {
-        let Earlier::Half(found) = earlier(&self.journal(disk), &tag_of(volume), None) else {
-            return Ok(false);
+        let refused = |why: String| {
+            let what = format!("{} may not be overwritten: {why}", disk.path.display());
+            Err(ProviderError::new(Cause::Target, what).advise(ANOTHER))
         };
-        match why_not_of(&found.header, &self.vm.owner_of(self.plan, disk)) {
-            None => Ok(true),
-            Some(why) => {
-                let what = format!("{} may not be overwritten: {why}", disk.path.display());
-                Err(ProviderError::new(Cause::Target, what).advise(ANOTHER))
-            }
+        match naming(&self.journal(disk), &tag_of(volume), None) {
+            Naming::Nothing | Naming::Unnamed(_) => Ok(false),
+            Naming::Useless(why) => refused(why),
+            Naming::Named(header) => match why_not_of(&header, &self.vm.owner_of(self.plan, disk)) {
+                None => Ok(true),
+                Some(why) => refused(why.to_string()),
+            },
         }
     }
 
     /// Refuses what is at a disk's place if it is not this plan's.
     pub fn check(&self, disk: &PlannedDisk) -> Result<(), ProviderError> {
-        match self.found(disk)? {
+        match self.found(disk, Look::AsKnown)? {
             Found::Nothing | Found::Ours(_) => Ok(()),
             Found::Others(why) => Err(ProviderError::new(Cause::Target, why).advise(ANOTHER)),
         }
@@ -99,64 +136,73 @@ impl Blocks<'_> {
 
     /// Whether there is a volume.
     pub fn has_image(&self, disk: &PlannedDisk) -> Result<bool, ProviderError> {
-        Ok(self.volume(disk)?.is_some())
+        Ok(self.volume(disk, Look::AsKnown)?.is_some())
     }
 
     /// What tells the volume of a disk from others, and from a later one of its name.
     pub fn identity(&self, disk: &PlannedDisk) -> Result<String, ProviderError> {
-        match self.volume(disk)? {
+        match self.volume(disk, Look::AsKnown)? {
             Some(volume) => Ok(tag_of(&volume)),
-            None => {
-                let what = format!("{} is not there any more", disk.path.display());
-                Err(ProviderError::new(Cause::Target, what).advise("see who removed it"))
-            }
+            None => Err(gone(disk)),
         }
     }
 
     /// Opens the volume of a disk, made by the daemon if it is not there.
     pub fn open_disk(&self, disk: &PlannedDisk, size: u64) -> Result<OpenedTarget, ProviderError> {
-        let volume = match self.found(disk)? {
-            Found::Ours(volume) => volume,
+        match self.found(disk, Look::AsKnown)? {
+            Found::Ours(_) => {}
             Found::Others(why) => return Err(ProviderError::new(Cause::Target, why).advise(ANOTHER)),
             Found::Nothing => self.make(disk, size)?,
+        }
+        let failed = |error| {
+            ProviderError::new(Cause::Target, format!("opening {}", disk.path.display())).because(error)
         };
+        let file = LockedFile::open(&disk.path).map_err(failed)?;
+        // Whose it is counts now that it is locked.
+        let volume = match self.found(disk, Look::Anew)? {
+            Found::Ours(volume) => volume,
+            Found::Others(why) => return Err(ProviderError::new(Cause::Target, why).advise(ANOTHER)),
+            Found::Nothing => return Err(gone(disk)),
+        };
+        let tag = tag_of(&volume);
         let is_begun = self.is_begun(disk, &volume)?;
         if !is_begun {
-            // All of it is copied, over what an earlier conversion may have written.
-            drover_qemu::forget_conversion(&VmFolder::new(&self.vm.folder)).map_err(qemu_error)?;
+            if drover_qemu::has_converted(&VmFolder::new(&self.vm.folder), &tag) {
+                let what =
+                    format!("{} holds a converted guest, and its journal is gone", disk.path.display());
+                return Err(ProviderError::new(Cause::Target, what)
+                    .advise("`drover cancel` the plan, or remove the volume, and move the VM anew"));
+            }
             // What an older volume left there is no business of the guest.
-            zero_behind(&disk.path, size).map_err(|error| io_error("writing", &disk.path, error))?;
+            zero_behind(file.file(), size).map_err(|error| io_error("writing", &disk.path, error))?;
         }
-        let opened = LockedFile::open(&disk.path).and_then(|file| file.into_disk(size));
-        let opened = opened.map_err(|error| {
-            ProviderError::new(Cause::Target, format!("opening {}", disk.path.display())).because(error)
-        })?;
-        // Again, now that it is locked.
-        self.check(disk)?;
-        let tag = tag_of(&volume);
+        let opened = file.into_disk(size).map_err(failed)?;
         Ok(OpenedTarget { disk: Arc::new(opened), tag, is_new: !is_begun, zeroed: false, link: None })
     }
 
-    fn make(&self, disk: &PlannedDisk, size: u64) -> Result<Volume, ProviderError> {
+    fn make(&self, disk: &PlannedDisk, size: u64) -> Result<(), ProviderError> {
+        // Of a volume that was removed.
+        here::remove(&self.journal(disk))?;
+        made::intend(self.vm, disk)?;
         make_volume(self.daemon, disk, ImageFormat::Raw, size)?;
-        let path = disk.path.display();
         let is_device = std::fs::metadata(&disk.path).is_ok_and(|meta| meta.file_type().is_block_device());
-        let made = self.volume(disk)?;
-        if let (Some(volume), true) = (made, is_device) {
-            made::remember_tag(self.vm, disk, &tag_of(&volume))?;
-            return Ok(volume);
+        let made = self.volume(disk, Look::AsKnown)?;
+        if let (Some(volume), true) = (&made, is_device) {
+            return made::remember_tag(self.vm, disk, &tag_of(volume));
         }
-        let what = format!("{path} was made at {}, and is no device of this host", self.daemon.uri());
+        let uri = self.daemon.uri();
+        let what = format!("{} was made at {uri}, and is no device of this host", disk.path.display());
         let error = ProviderError::new(Cause::Target, what).advise("run drover on the daemon's host");
-        Err(match self.remove_volume(disk) {
-            Ok(()) => error,
-            Err(left) => error.because(left),
+        Err(match made.map(|volume| self.remove_volume(disk, &volume)) {
+            Some(Err(left)) => error.because(left),
+            Some(Ok(())) | None => error,
         })
     }
 
-    fn remove_volume(&self, disk: &PlannedDisk) -> Result<(), ProviderError> {
+    /// Removes this volume, and none that has its name by now.
+    fn remove_volume(&self, disk: &PlannedDisk, volume: &Volume) -> Result<(), ProviderError> {
         let pool = disk.pool.as_deref().unwrap_or_default();
-        self.daemon.remove_volume(pool, &volume_name(disk)).map_err(qemu_error)
+        self.daemon.remove_volume(pool, &volume.key).map_err(qemu_error)
     }
 
     /// Opens the volume of a disk for reading.
@@ -167,59 +213,33 @@ impl Blocks<'_> {
         })
     }
 
-    /// Where the volumes take room: all of it, as soon as they are made.
-    pub fn places(&self, is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
-        let mut places: Vec<TargetPlace> = Vec::new();
-        for (number, disk) in self.vm.disks.iter().enumerate().filter(|(_, disk)| is_block(disk)) {
-            let pool = disk.pool.as_deref().unwrap_or_default();
-            let key = format!("{PLACE}{}-{pool}", self.daemon.uri());
-            let needs = if is_left && taken_by(disk) > 0 { 0 } else { disk.disk.capacity_bytes };
-            match places.iter_mut().find(|place| place.key == key) {
-                Some(place) => drop(place.needs.insert(number, needs)),
-                None => places.push(TargetPlace {
-                    key,
-                    label: format!("pool {pool}"),
-                    at: PathBuf::from(pool),
-                    needs: [(number, needs)].into(),
-                }),
-            }
-        }
-        Ok(places)
-    }
-
     /// Removes what this plan made, and tells what stays.
     pub fn remove(&self) -> Result<(), ProviderError> {
         let mut left = Vec::new();
         for disk in self.disks() {
             let journal = self.journal(disk);
-            match self.found(disk)? {
-                Found::Ours(_) => {
-                    // Whoever writes to it holds its lock.
-                    let locked = LockedFile::open(&disk.path).map(drop);
-                    locked.map_err(|error| {
-                        let what = format!("locking {} to remove it", disk.path.display());
-                        let error = ProviderError::new(Cause::Target, what).because(error);
-                        error.advise("see who uses it, then the same command again")
-                    })?;
-                    self.remove_volume(disk)?;
-                }
-                Found::Others(why) if journal.exists() => left.push(format!("it stays: {why}")),
-                Found::Others(_) | Found::Nothing => {}
+            if !journal.exists() && !made::is_recorded(self.vm, disk)? {
+                continue;
+            }
+            if let Found::Ours(_) = self.found(disk, Look::Anew)? {
+                // Whoever writes to it holds its lock.
+                let locked = LockedFile::open(&disk.path).map_err(|error| {
+                    let what = format!("locking {} to remove it", disk.path.display());
+                    let error = ProviderError::new(Cause::Target, what).because(error);
+                    error.advise("see who uses it, then the same command again")
+                })?;
+                // LVM removes none that is open.
+                drop(locked);
+            }
+            match self.found(disk, Look::Anew)? {
+                Found::Ours(volume) => self.remove_volume(disk, &volume)?,
+                Found::Others(why) => left.push(format!("it stays: {why}")),
+                Found::Nothing => {}
             }
             here::remove(&journal)?;
         }
         all_removed(&left)
     }
-}
-
-/// Places of block volumes are known by this.
-const PLACE: &str = "pool-";
-
-/// Free bytes of a place, if it is one of [`Blocks::places`].
-pub fn free_bytes(daemon: &Daemon, place: &TargetPlace) -> Option<Result<Option<u64>, ProviderError>> {
-    let pool = place.key.starts_with(PLACE).then(|| place.at.to_string_lossy())?;
-    let seen = daemon.refresh(&pool).and_then(|()| daemon.pool(&pool));
-    Some(seen.map(|pool| pool.map(|pool| pool.available_bytes)).map_err(qemu_error))
 }
 
 /// Bytes of the device of a disk; 0 if there is none.
@@ -229,21 +249,39 @@ pub fn taken_by(disk: &PlannedDisk) -> u64 {
 
 const ANOTHER: &str = "remove it if it may go (`virsh vol-delete`), or choose another pool or target_name";
 
+fn gone(disk: &PlannedDisk) -> ProviderError {
+    let what = format!("{} is not there any more", disk.path.display());
+    ProviderError::new(Cause::Target, what).advise("see who removed it")
+}
+
 fn tag_of(volume: &Volume) -> String {
     format!("volume {}", volume.key)
 }
 
+/// Whether a device of this host is another logical volume than that with this UUID, as far as the kernel tells.
+fn is_another(device: &Path, uuid: &str) -> bool {
+    let Ok(meta) = std::fs::metadata(device) else { return false };
+    let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+    let told = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/dm/uuid"));
+    told.is_ok_and(|told| is_uuid_of_another(told.trim(), uuid))
+}
+
+/// The device mapper has `LVM-`, the group's UUID and the volume's, without hyphens. Source: LVM2, `dm_build_dm_uuid`.
+fn is_uuid_of_another(device: &str, volume: &str) -> bool {
+    let volume = volume.replace('-', "");
+    device.strip_prefix("LVM-").is_some_and(|uuids| !uuids.ends_with(&volume))
+}
+
 /// Overwrites what a device has behind a disk: volumes are whole extents.
-fn zero_behind(device: &Path, size: u64) -> io::Result<()> {
-    let mut file = File::options().read(true).write(true).open(device)?;
-    let (mut at, end) = (size, file.seek(SeekFrom::End(0))?);
+fn zero_behind(mut device: &File, size: u64) -> io::Result<()> {
+    let (mut at, end) = (size, device.seek(SeekFrom::End(0))?);
     let zeros = vec![0; ZEROS_BYTES as usize];
     while at < end {
         let bytes = (end - at).min(ZEROS_BYTES);
-        file.write_all_at(&zeros[..bytes as usize], at)?;
+        device.write_all_at(&zeros[..bytes as usize], at)?;
         at += bytes;
     }
-    file.sync_data()
+    device.sync_data()
 }
 
 #[cfg(test)]
@@ -266,7 +304,17 @@ mod tests {
         assert!(is_block(Some("vg"), "/dev/vg", "/dev/vg/a-0.raw"));
         assert!(!is_block(None, "/dev/vg", "/dev/vg/a-0.raw"), "a folder");
         assert!(!is_block(Some("fast"), "/dev/shm/fast", "/dev/shm/fast/a-0.raw"), "files in memory");
+        assert!(!is_block(Some("shm"), "/dev/shm", "/dev/shm/a-0.raw"), "files in memory");
         assert!(!is_block(Some("dev"), "/srv/dev", "/dev/a-0.raw"), "another host's");
+    }
+
+    #[test]
+    fn a_device_is_the_volume_that_the_kernel_says() {
+        let (group, volume) = ("Yb0fVs1sBvJbTgOqpZn4QbCDyzLd0tUq", "3QfXpV-xk1d-Zt2o-Jw8r-eMmC-5uXa-S0nBhE");
+        let device = format!("LVM-{group}{}", volume.replace('-', ""));
+        assert!(!is_uuid_of_another(&device, volume));
+        assert!(is_uuid_of_another(&device, "4QfXpV-xk1d-Zt2o-Jw8r-eMmC-5uXa-S0nBhF"));
+        assert!(!is_uuid_of_another("CRYPT-LUKS2-x", volume), "of something else it tells nothing");
     }
 
     #[test]
@@ -282,7 +330,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("volume");
         std::fs::write(&file, vec![7; 200_000]).unwrap();
-        zero_behind(&file, 512).unwrap();
+        zero_behind(&File::options().read(true).write(true).open(&file).unwrap(), 512).unwrap();
         let bytes = std::fs::read(&file).unwrap();
         assert!(bytes[..512].iter().all(|byte| *byte == 7) && bytes[512..].iter().all(|byte| *byte == 0));
         assert_eq!(bytes.len(), 200_000);

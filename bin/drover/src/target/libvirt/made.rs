@@ -1,8 +1,8 @@
 //! Which volumes of pools drover made: drover's own record, in the VM's folder among its state. A pool is a place of others, too: a
 //! volume that neither a journal nor this record names is somebody else's, also if it holds nothing.
 
-use std::fs::Metadata;
-use std::io::{self, ErrorKind};
+use std::fs::{File, Metadata};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -49,6 +49,11 @@ pub fn remember_tag(vm: &PlannedVm, disk: &PlannedDisk, tag: &str) -> Result<(),
     write(vm, disk, &format!("at {} {tag}\n", vm.site.as_deref().unwrap_or_default()))
 }
 
+/// Records that the volume of a disk is about to be made: one that is found there later may be it.
+pub fn intend(vm: &PlannedVm, disk: &PlannedDisk) -> Result<(), ProviderError> {
+    write(vm, disk, "to be made\n")
+}
+
 /// Whether the volume with this tag, on the VM's site, is the one that was recorded.
 pub fn is_tag(vm: &PlannedVm, disk: &PlannedDisk, tag: &str) -> Result<bool, ProviderError> {
     let name = format!("at {} {tag}\n", vm.site.as_deref().unwrap_or_default());
@@ -70,7 +75,12 @@ fn read(vm: &PlannedVm, disk: &PlannedDisk) -> Result<Option<String>, ProviderEr
 
 fn write(vm: &PlannedVm, disk: &PlannedDisk, name: &str) -> Result<(), ProviderError> {
     let record = record_of(vm, disk);
-    std::fs::write(&record, name).map_err(|error| io_error("writing", &record, error))
+    let write = || {
+        let mut file = File::create(&record)?;
+        file.write_all(name.as_bytes())?;
+        file.sync_all()
+    };
+    write().map_err(|error| io_error("writing", &record, error))
 }
 
 /// Forgets what was recorded of a VM.
