@@ -1,5 +1,5 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use drover_log::log;
 use drover_tls::{Trust, client_config};
@@ -16,7 +16,8 @@ pub struct Client {
     endpoint: Endpoint,
     config: Option<Arc<ClientConfig>>,
     timeouts: Timeouts,
-    idle: Mutex<Vec<Connection>>,
+    /// With the time since when each was not used.
+    idle: Mutex<Vec<(Instant, Connection)>>,
 }
 
 /// An answer whose body was read whole.
@@ -32,6 +33,9 @@ pub struct Response {
 pub const BODY_BYTES_MAX: usize = 64 << 20;
 /// Connections that are kept. With hundreds of threads at one server most calls would make one of their own, each with a handshake.
 const IDLE_MAX: usize = 32;
+/// One that was not used for longer is not used again: a firewall between may have forgotten it, and then no answer comes. The most
+/// impatient ones wait some minutes.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
 
 impl Client {
     /// A client for `endpoint`. Connects only when something is sent.
@@ -108,8 +112,8 @@ impl Client {
 
     fn idle_connection(&self) -> Option<Connection> {
         loop {
-            let mut connection = self.idle().pop()?;
-            if connection.is_quiet() {
+            let (since, mut connection) = self.idle().pop()?;
+            if since.elapsed() < IDLE_TIME_MAX && connection.is_quiet() {
                 return Some(connection);
             }
         }
@@ -118,11 +122,11 @@ impl Client {
     fn keep(&self, connection: Connection) {
         let mut idle = self.idle();
         if connection.is_usable() && idle.len() < IDLE_MAX {
-            idle.push(connection);
+            idle.push((Instant::now(), connection));
         }
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<(Instant, Connection)>> {
         // Nothing can be left half done in a list of connections, so a poisoned lock is fine.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
