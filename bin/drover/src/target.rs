@@ -16,7 +16,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drover_disk::Disk;
-use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetPlace, TargetProvider, chain};
+use drover_engine::{
+    Cause, Converted, OneWay, OpenedTarget, ProviderError, TargetPlace, TargetProvider, chain,
+};
 use drover_mover::StopSignal;
 use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
 use drover_qemu::MachineSpec;
@@ -203,6 +205,14 @@ impl TargetProvider for PlanTarget {
         size: u64,
     ) -> Result<OpenedTarget, ProviderError> {
         self.at(vm)?.open_disk(disk, vm, size)
+    }
+
+    fn is_one_way(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        self.at(vm)?.is_one_way(vm)
+    }
+
+    fn one_way(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Box<dyn OneWay>, ProviderError> {
+        self.at(vm)?.one_way(disk, vm)
     }
 
     fn journal(&self, disk: &PlannedDisk, vm: &PlannedVm) -> PathBuf {

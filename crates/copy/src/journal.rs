@@ -85,6 +85,11 @@ impl Header {
         self.source == text_digest(source) || self.source == text_digest(&without_change_times(source))
     }
 
+    /// Whether the journal is of a copy to this very target.
+    pub fn is_to(&self, target: &str) -> bool {
+        self.target == text_digest(target)
+    }
+
     /// Whether records of passes may be appended to this journal.
     pub fn takes_passes(&self) -> bool {
         self.version >= VERSION_PASSES

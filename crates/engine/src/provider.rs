@@ -1,6 +1,7 @@
 //! What the engine needs of a hypervisor on either side.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use drover_plan::{PlannedDisk, PlannedVm};
 use drover_types::inventory::Vm;
 use serde::{Deserialize, Serialize};
 
-use crate::error::ProviderError;
+use crate::error::{Cause, ProviderError};
 use crate::tracking::{ChangeTracking, Frozen};
 
 /// Where VMs come from. Calls are made from several threads.
@@ -130,6 +131,18 @@ pub trait TargetProvider: Send + Sync {
     fn open_disk(&self, disk: &PlannedDisk, vm: &PlannedVm, size: u64)
     -> Result<OpenedTarget, ProviderError>;
 
+    /// Whether disks of this VM go to a target that takes each once, in order, and gives nothing back: they are sent by
+    /// [`TargetProvider::one_way`], and neither opened nor verified.
+    fn is_one_way(&self, _: &PlannedVm) -> Result<bool, ProviderError> {
+        Ok(false)
+    }
+
+    /// Where a disk goes to such a target.
+    fn one_way(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Box<dyn OneWay>, ProviderError> {
+        let what = format!("{} is no target that takes a disk once", vm.place_of(disk).display());
+        Err(ProviderError::new(Cause::Internal, what))
+    }
+
     /// Where the journal of a disk's copy lies, on this machine.
     fn journal(&self, disk: &PlannedDisk, _: &PlannedVm) -> PathBuf {
         journal_path(&disk.path)
@@ -181,6 +194,28 @@ pub trait TargetProvider: Send + Sync {
 
     /// Removes images and journals of a VM that was not migrated to its end.
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
+}
+
+/// A target disk that takes its bytes once, in order, and gives none back.
+pub trait OneWay: Send + Sync {
+    /// In words, the way that the bytes go.
+    fn way(&self) -> String;
+
+    /// What tells the disk from another of its name; nothing if it is not there yet.
+    fn tag(&self) -> Result<Option<String>, ProviderError>;
+
+    /// Begins with the first byte of `size`: whatever was sent before counts for nothing, and the disk may be made anew.
+    /// `first` are the bytes that the source begins with. Gives what tells the disk, and where its bytes go.
+    fn begin(&self, first: &[u8], size: u64) -> Result<(String, Box<dyn Upload>), ProviderError>;
+}
+
+/// Bytes on their way to a [`OneWay`] target.
+pub trait Upload: Write {
+    /// All bytes were written: waits until the target has taken them for good.
+    fn finish(&mut self) -> Result<(), ProviderError>;
+
+    /// Why a write failed. With the cause `Connection` it may pass.
+    fn failure(&mut self) -> Option<ProviderError>;
 }
 
 /// A file system or a pool that disks of a VM go to.

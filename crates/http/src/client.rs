@@ -36,6 +36,8 @@ const IDLE_MAX: usize = 32;
 /// One that was not used for longer is not used again: a firewall between may have forgotten it, and then no answer comes. The most
 /// impatient ones wait some minutes.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
+/// How often an upload looks whether it is to go on.
+const LOOK_UP: Duration = Duration::from_secs(1);
 
 impl Client {
     /// A client for `endpoint`. Connects only when something is sent.
@@ -63,6 +65,16 @@ impl Client {
 
     fn open(&self, reads: Reads) -> Result<Connection, HttpError> {
         Connection::open(&self.endpoint, self.config.as_ref(), self.timeouts, reads)
+    }
+
+    /// As [`Client::connect`], for a request with a large body: calls look up once a second ([`Connection::write_body`]).
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_to_upload(&self) -> Result<Connection, HttpError> {
+        let mut connection = self.connect()?;
+        connection.look_up_every(LOOK_UP)?;
+        Ok(connection)
     }
 
     /// Sends a request and reads the answer, whatever its status.

@@ -49,6 +49,13 @@ impl Request {
 
     /// The request as sent; `None` if a field could smuggle in another line.
     fn encode(&self, host: &str) -> Option<Vec<u8>> {
+        self.encode_head(host, self.body.len() as u64).map(|mut bytes| {
+            bytes.extend_from_slice(&self.body);
+            bytes
+        })
+    }
+
+    fn encode_head(&self, host: &str, body_bytes: u64) -> Option<Vec<u8>> {
         let clean = |text: &str| !text.contains(['\r', '\n', '\0']);
         let fields_are_clean = self.headers.iter().all(|(name, value)| clean(name) && clean(value));
         if !fields_are_clean || !self.path.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -59,13 +66,11 @@ impl Request {
         for (name, value) in &self.headers {
             let _ = write!(text, "{name}: {value}\r\n");
         }
-        if self.method == "POST" || !self.body.is_empty() {
-            let _ = write!(text, "Content-Length: {}\r\n", self.body.len());
+        if self.method == "POST" || body_bytes > 0 {
+            let _ = write!(text, "Content-Length: {body_bytes}\r\n");
         }
         text.push_str("\r\n");
-        let mut bytes = text.into_bytes();
-        bytes.extend_from_slice(&self.body);
-        Some(bytes)
+        Some(text.into_bytes())
     }
 }
 
@@ -86,6 +91,8 @@ pub struct Connection {
     /// Methods of requests without an answer yet: an answer to HEAD has no body.
     awaiting: std::collections::VecDeque<&'static str>,
     usable: bool,
+    /// The head of an answer that came before the body was written.
+    early: Option<Head>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +140,14 @@ impl Connection {
             deadline: Instant::now(),
             awaiting: Default::default(),
             usable: true,
+            early: None,
         })
+    }
+
+    /// Has calls that wait for the server return that often, to be made again.
+    pub(crate) fn look_up_every(&mut self, time: Duration) -> Result<(), HttpError> {
+        let failed = |error| HttpError::io(error, HttpOp::Connect, &self.endpoint.authority(), time);
+        self.stream.set_patience(time).map_err(failed)
     }
 
     /// Sends a request without waiting for its answer.
@@ -150,6 +164,106 @@ impl Connection {
         })
     }
 
+    /// Sends the head of a request whose body of so many bytes is written by [`Connection::write_body`], and asks the server
+    /// to say first whether it takes it. Gives the head of its answer if it does not; a server that says nothing for
+    /// `patience` is taken to wait for the body.
+    ///
+    /// # Errors
+    /// As [`Connection::send`] and [`Connection::read_head`].
+    pub fn begin(
+        &mut self,
+        request: &Request,
+        body_bytes: u64,
+        patience: Duration,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Head>, HttpError> {
+        let request = request.clone().with_header("Expect", "100-continue");
+        let bytes = request.encode_head(&self.endpoint.authority(), body_bytes);
+        let bytes = bytes.ok_or_else(|| self.error(HttpErrorKind::BadUrl, HttpOp::Send))?;
+        self.awaiting.push_back(request.method);
+        self.usable = false;
+        self.write(&bytes, go_on)?;
+        let until = Instant::now() + patience;
+        self.deadline = until + self.timeouts.answer;
+        match self.read_one_head_while(&mut || Instant::now() < until && go_on())? {
+            Some(head) if head.status >= 200 => Ok(Some(self.begun(head))),
+            Some(_) | None => Ok(None),
+        }
+    }
+
+    /// Writes a piece of a body, as the server takes it, while `go_on` says so, which is asked at least once a second.
+    ///
+    /// # Errors
+    /// When the connection broke, the server answered already or took nothing for as long as a stall may last, or `go_on`
+    /// said no; the answer may tell more of it ([`Connection::finish`]).
+    pub fn write_body(&mut self, bytes: &[u8], go_on: &mut dyn FnMut() -> bool) -> Result<(), HttpError> {
+        // Who answers before the end reads no further: what was written on would take the answer away with the connection.
+        if !self.stream.is_quiet() {
+            self.early = self.read_one_head_while(&mut || false)?.filter(|head| head.status >= 200);
+            if self.early.is_some() {
+                return Err(self.error(HttpErrorKind::Closed, HttpOp::Send));
+            }
+        }
+        self.write(bytes, go_on)
+    }
+
+    fn write(&mut self, mut bytes: &[u8], go_on: &mut dyn FnMut() -> bool) -> Result<(), HttpError> {
+        let mut moved = Instant::now();
+        loop {
+            match self.stream.write_some(bytes) {
+                Ok(0) if bytes.is_empty() => return Ok(()),
+                Ok(taken) => {
+                    bytes = &bytes[taken..];
+                    moved = Instant::now();
+                }
+                Err(error) if waits(&error) && moved.elapsed() < self.timeouts.stall && go_on() => {}
+                Err(error) => {
+                    self.usable = false;
+                    let peer = self.endpoint.authority();
+                    return Err(HttpError::io(error, HttpOp::Send, &peer, self.timeouts.stall));
+                }
+            }
+        }
+    }
+
+    /// Waits for the answer to a request whose body was written, or could not be, while `go_on` says so, which is asked at
+    /// least once a second. The server may be silent for as long as it works.
+    ///
+    /// # Errors
+    /// As [`Connection::read_head`].
+    pub fn finish(&mut self, within: Duration, go_on: &mut dyn FnMut() -> bool) -> Result<Head, HttpError> {
+        if let Some(head) = self.early.take() {
+            return Ok(self.begun(head));
+        }
+        self.deadline = Instant::now() + within;
+        for _ in 0..INTERIM_HEADS_MAX {
+            match self.read_one_head_while(go_on)? {
+                Some(head) if head.status >= 200 => return Ok(self.begun(head)),
+                Some(_) => {}
+                None => return Err(self.error(HttpErrorKind::Stalled(within), HttpOp::Answer)),
+            }
+        }
+        Err(self.error(HttpErrorKind::Protocol("interim answers without end".to_string()), HttpOp::Answer))
+    }
+
+    /// The next head; nothing once `go_on` says no while nothing comes.
+    fn read_one_head_while(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Option<Head>, HttpError> {
+        loop {
+            match self.read_one_head(false) {
+                Err(HttpError { kind: HttpErrorKind::Stalled(_), .. }) if go_on() => {}
+                Err(HttpError { kind: HttpErrorKind::Stalled(_), .. }) => return Ok(None),
+                done => return done.map(Some),
+            }
+        }
+    }
+
+    /// The final head of an answer has come: its body is next.
+    fn begun(&mut self, head: Head) -> Head {
+        self.awaiting.pop_front();
+        self.body = body_of(&head);
+        head
+    }
+
     /// Waits for the next answer and reads its head. The body of the answer before must have been read.
     ///
     /// # Errors
@@ -164,11 +278,7 @@ impl Connection {
             if head.status < 200 {
                 continue;
             }
-            self.body = match head.body {
-                BodyLength::Known(length) => BodyLeft::Known(length),
-                BodyLength::Chunked => BodyLeft::ChunkHead { first: true },
-                BodyLength::UntilClose => BodyLeft::UntilClose,
-            };
+            self.body = body_of(&head);
             self.usable = head.keep_alive;
             return Ok(head);
         }
@@ -353,4 +463,17 @@ impl Connection {
     fn error(&self, kind: HttpErrorKind, op: HttpOp) -> HttpError {
         HttpError::new(kind, op, &self.endpoint.authority())
     }
+}
+
+fn body_of(head: &Head) -> BodyLeft {
+    match head.body {
+        BodyLength::Known(length) => BodyLeft::Known(length),
+        BodyLength::Chunked => BodyLeft::ChunkHead { first: true },
+        BodyLength::UntilClose => BodyLeft::UntilClose,
+    }
+}
+
+/// Whether nothing moved for as long as a call waits.
+fn waits(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
 }

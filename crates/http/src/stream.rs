@@ -238,6 +238,35 @@ impl Stream {
         }
     }
 
+    /// Calls return after this long without a byte that moved.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        let socket = match self {
+            Stream::Plain(socket) => socket,
+            Stream::Tls(stream) => stream.socket.get_ref(),
+        };
+        socket.set_read_timeout(Some(patience))?;
+        socket.set_write_timeout(Some(patience))
+    }
+
+    /// Writes some of the bytes, and all that was taken before: how many it took. With none, what was taken before is
+    /// gone once it gives 0. An error that says to wait loses nothing.
+    pub fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            let done = match self {
+                Stream::Plain(socket) if bytes.is_empty() => socket.flush().map(|()| 0),
+                Stream::Plain(socket) => socket.write(bytes),
+                Stream::Tls(stream) => stream
+                    .flush_tls()
+                    .and_then(|()| stream.tls.writer().write(&bytes[..bytes.len().min(WRITE_BYTES)])),
+            };
+            match done {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(0) if !bytes.is_empty() => return Err(io::ErrorKind::WriteZero.into()),
+                done => return done,
+            }
+        }
+    }
+
     /// Whether an idle connection is still good: nothing has arrived, not even its end. Under TLS
     /// waiting bytes are most often the alert before the end, so they count as an end as well.
     pub fn is_quiet(&mut self) -> bool {

@@ -3,6 +3,7 @@
 //! ```text
 //! vm        pure: a planned VM -> a VirtualMachine
 //! objects   pure: claims, worker pods and their secrets; names and whose they are
+//! upload    pure: claims that disks are sent to through CDI's upload proxy
 //! access    kubeconfigs and their plug-ins
 //! cluster   the API server: requests with a bound on their time, refusals with their kind
 //! watch     lists in pages, and what changes afterwards
@@ -20,6 +21,7 @@ mod cluster;
 mod forward;
 mod lines;
 pub mod objects;
+pub mod upload;
 pub mod vm;
 mod watch;
 

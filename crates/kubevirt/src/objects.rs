@@ -91,6 +91,11 @@ fn last_of(path: &std::path::Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// The name of a claim of the server's.
+pub fn claim_name_of(claim: &Value) -> &str {
+    claim["metadata"]["name"].as_str().unwrap_or_default()
+}
+
 /// An annotation of an object of the server's.
 pub fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
     object["metadata"]["annotations"][name].as_str()

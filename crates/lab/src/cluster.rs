@@ -230,6 +230,11 @@ impl Cluster {
         Api { port: self.port }
     }
 
+    /// What reads and changes its objects from another thread, as somebody who may all.
+    pub fn hand(&self) -> Hand {
+        Hand(self.api())
+    }
+
     /// Reads an object or a list; nothing if it is not there.
     ///
     /// # Errors
@@ -459,6 +464,29 @@ impl Drop for Cluster {
         // Its end is what it waits for, with the loop devices below its folder; it may have ended by itself.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
+    }
+}
+
+/// Reads and changes objects of a cluster.
+#[derive(Clone, Copy)]
+pub struct Hand(Api);
+
+impl Hand {
+    /// As [`Cluster::get`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn get(&self, path: &str) -> Result<Option<Value>> {
+        self.0.get(path)
+    }
+
+    /// As [`Cluster::merge`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn merge(&self, path: &str, fields: &Value) -> Result<Value> {
+        let body = fields.to_string();
+        self.0.succeeds("PATCH", path, "application/merge-patch+json", body.as_bytes())
     }
 }
 

@@ -20,6 +20,7 @@ mod shared;
 mod stream;
 mod there;
 mod transfer;
+mod upload;
 mod worker;
 
 pub use areas::{AreasJob, AreasReport, copy_areas};
@@ -40,3 +41,4 @@ pub use transfer::{
     CopyJob, CopyReport, HashReport, MoveError, TransferOptions, Verification, Verify, copy, copy_telling,
     hash, verify,
 };
+pub use upload::{Uploaded, record_upload, upload, was_uploaded};

@@ -202,6 +202,11 @@ impl Progress {
         [&self.read, &self.settled].iter().for_each(|told| told.store(done, Relaxed));
     }
 
+    /// Shows a disk all of which an earlier run brought to its target.
+    pub fn tell_known(&self, size: u64) {
+        [&self.size, &self.mapped, &self.resumed].iter().for_each(|told| told.store(size, Relaxed));
+    }
+
     /// Blocks that the audit of a pass found changed, once it has ended, well or not.
     pub fn audit_mismatches(&self) -> u64 {
         self.audit_mismatches.load(Relaxed)

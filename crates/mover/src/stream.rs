@@ -55,6 +55,20 @@ pub fn stream(
     stop: &StopSignal,
 ) -> Result<StreamReport, MoveError> {
     let started = Instant::now();
+    let mut tree = Tree::new(disk.size());
+    stream_telling(disk, sink, options, progress, stop, &mut |leaf| tree.add(leaf))?;
+    Ok(StreamReport { root: tree.root(), elapsed: started.elapsed() })
+}
+
+/// As [`stream`], and tells the leaf of each block in turn.
+pub(crate) fn stream_telling(
+    disk: &dyn Disk,
+    sink: &mut dyn Write,
+    options: &TransferOptions,
+    progress: &Progress,
+    stop: &StopSignal,
+    leaf: &mut dyn FnMut(Leaf),
+) -> Result<(), MoveError> {
     progress.start(disk.size());
     let limits = disk.limits();
     let chunk = options.request_bytes.unwrap_or(limits.bytes_preferred.max(1 << 20)).min(limits.bytes_max);
@@ -72,7 +86,7 @@ pub fn stream(
         map: Mutex::default(),
     };
     let lanes = options.lanes.unwrap_or(LANES_DEFAULT).clamp(1, limits.lanes_max.max(1));
-    let root = std::thread::scope(|scope| {
+    let written = std::thread::scope(|scope| {
         pipe.state().workers = lanes;
         for number in 0..lanes {
             let work = || {
@@ -89,12 +103,11 @@ pub fn stream(
                 break;
             }
         }
-        let root = pipe.write(sink, progress);
+        let written = pipe.write(sink, progress, leaf);
         pipe.end(None);
-        root
+        written
     });
-    let root = root.and_then(|root| check_same([disk]).map(|()| root));
-    root.map(|root| StreamReport { root, elapsed: started.elapsed() })
+    written.and_then(|()| check_same([disk]))
 }
 
 struct Pipe<'a> {
@@ -305,9 +318,13 @@ impl Pipe<'_> {
         true
     }
 
-    /// Writes chunk after chunk, and hashes what it writes.
-    fn write(&self, sink: &mut dyn Write, progress: &Progress) -> Result<Digest, MoveError> {
-        let mut tree = Tree::new(self.disk.size());
+    /// Writes chunk after chunk, and tells the leaves of what it wrote.
+    fn write(
+        &self,
+        sink: &mut dyn Write,
+        progress: &Progress,
+        leaf: &mut dyn FnMut(Leaf),
+    ) -> Result<(), MoveError> {
         let mut totals = Totals::default();
         let failed = |source: std::io::Error| MoveError::Other {
             what: "writing of the stream".to_string(),
@@ -324,13 +341,13 @@ impl Pipe<'_> {
                         left -= length;
                     }
                     totals.zero_mapped += span.length;
-                    tree.add_zeros(span.length.div_ceil(BLOCK_BYTES));
+                    (0..span.length.div_ceil(BLOCK_BYTES)).for_each(|_| leaf(Leaf::Zero));
                 }
                 Ready::Data(buffer, leaves) => {
                     sink.write_all(&buffer).map_err(failed)?;
                     totals.read += span.length;
                     totals.to_read += span.length;
-                    leaves.into_iter().for_each(|leaf| tree.add(leaf));
+                    leaves.into_iter().for_each(&mut *leaf);
                     self.state().buffers.push(buffer);
                 }
             }
@@ -342,8 +359,7 @@ impl Pipe<'_> {
             self.state().written = chunk + 1;
             self.changed.notify_all();
         }
-        sink.flush().map_err(failed)?;
-        Ok(tree.root())
+        sink.flush().map_err(failed)
     }
 
     fn wait_for(&self, chunk: u64) -> Result<Ready, MoveError> {
@@ -390,10 +406,6 @@ impl Tree {
             self.segment = LeafTable::new(self.left.min(SEGMENT_BYTES));
             self.block = 0;
         }
-    }
-
-    fn add_zeros(&mut self, count: u64) {
-        (0..count).for_each(|_| self.add(Leaf::Zero));
     }
 
     fn root(self) -> Digest {

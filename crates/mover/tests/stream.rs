@@ -7,7 +7,10 @@ use std::time::Duration;
 use drover_copy::{Leaf, LeafTable, RetryPolicy};
 use drover_disk::memory::{Effect, MemDisk, Nth};
 use drover_disk::{Disk, DiskErrorKind, DiskOp};
-use drover_mover::{MemoryBudget, MoveError, Progress, StopSignal, TransferOptions, stream};
+use drover_mover::{
+    MemoryBudget, MoveError, Progress, StopSignal, TransferOptions, record_upload, stream, upload,
+    was_uploaded,
+};
 use drover_types::{BLOCK_BYTES, Digest};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -119,4 +122,29 @@ fn a_stop_ends_it() {
     let disk = MemDisk::new("disk", content(40 * BLOCK));
     let result = stream(&disk, &mut Vec::new(), &options(), &Progress::default(), &stop);
     assert!(matches!(result, Err(MoveError::Cancelled)));
+}
+
+#[test]
+fn an_upload_counts_only_for_its_source_and_target_and_only_when_all_of_it_was_taken() {
+    let bytes = content(40 * BLOCK + 7);
+    let (mut out, progress) = (Vec::new(), Progress::default());
+    let disk = MemDisk::new("disk", bytes.clone());
+    let sent = upload(&disk, &mut out, &options(), &progress, &StopSignal::default()).unwrap();
+    assert!(out == bytes && sent.leaves.root() == Some(root_of(&bytes)));
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    assert!(was_uploaded(&journal, "source", "claim 1").is_none());
+    record_upload(&journal, "source", "claim 1", "plan p", &sent.leaves).unwrap();
+    let known = was_uploaded(&journal, "source", "claim 1").unwrap();
+    assert_eq!(known.root(), sent.leaves.root());
+    assert!(was_uploaded(&journal, "source", "claim 2").is_none(), "made anew");
+    assert!(was_uploaded(&journal, "later", "claim 1").is_none(), "the guest has run since");
+    let whole = std::fs::read(&journal).unwrap();
+    for cut in 1..60 {
+        std::fs::write(&journal, &whole[..whole.len() - cut]).unwrap();
+        assert!(was_uploaded(&journal, "source", "claim 1").is_none(), "{cut} bytes are lost");
+    }
+    // A second one takes the place of the first.
+    record_upload(&journal, "later", "claim 2", "plan p", &sent.leaves).unwrap();
+    assert!(was_uploaded(&journal, "later", "claim 2").is_some());
 }

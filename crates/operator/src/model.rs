@@ -420,6 +420,12 @@ pub fn plan_text(
     if let Some(key) = ["kubeconfig", "context"].into_iter().find(|key| !target[*key].is_null()) {
         return Err(format!("spec.plan.target.{key}: workers use their own service account; leave it out"));
     }
+    let is_upload = target["reach"] == "upload";
+    if is_upload || ["upload_url", "upload_ca"].into_iter().any(|key| !target[key].is_null()) {
+        return Err("spec.plan.target: CDI's upload proxy is for drover outside the cluster, whose workers have pods; leave \
+                    `reach: upload`, `upload_url` and `upload_ca` out"
+            .into());
+    }
     if !target["namespace"].is_null() && target["namespace"] != namespace {
         return Err(format!("spec.plan.target.namespace: VMs go to the Plan's own namespace, {namespace}"));
     }
@@ -516,6 +522,8 @@ mod tests {
             (json!({"target": {"type": "qemu"}}), "target.type"),
             (json!({"target": {"type": "kubevirt", "namespace": "kube-system"}}), "own namespace"),
             (json!({"target": {"type": "kubevirt", "context": "x"}}), "target.context"),
+            (json!({"target": {"type": "kubevirt", "reach": "upload"}}), "upload proxy"),
+            (json!({"target": {"type": "kubevirt", "upload_ca": "/x"}}), "upload proxy"),
             (json!({"target": {"type": "kubevirt"}, "source": {"endpoint": "x"}}), "only `data`"),
             (
                 json!({"target": {"type": "kubevirt"}, "source": {"data": {"password_file": "/x"}}}),

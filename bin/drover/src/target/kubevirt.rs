@@ -6,6 +6,7 @@
 
 mod record;
 mod survey;
+mod upload;
 mod worker;
 
 use std::collections::{HashMap, HashSet};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use drover_agent::Site;
 use drover_agent::trust::Peer;
 use drover_disk::Disk;
-use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
+use drover_engine::{Cause, Converted, OneWay, OpenedTarget, ProviderError, TargetProvider};
 use drover_kubevirt::objects::{self, Kind, READY};
 use drover_kubevirt::vm::{self, About, HALTED};
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
@@ -35,6 +36,7 @@ use crate::limits::{Own, followed};
 use crate::machine::{boot_bus, machine_of};
 use crate::sites;
 use crate::state::state_folder;
+use upload::Way;
 use worker::{Worker, wait_until_gone};
 
 /// How long a machine may take to come to run, or to go off after its guest was asked.
@@ -53,6 +55,10 @@ pub struct Claims {
     hands: Mutex<HashMap<String, Arc<Hand>>>,
     /// VMs whose recorded cluster was found to be this one.
     asked: Mutex<HashSet<String>>,
+    /// How the disks of VMs come into claims, once it was looked at.
+    way: Mutex<Option<Way>>,
+    /// By VM, whether its disks are uploaded.
+    uploaded: Mutex<HashMap<String, bool>>,
     /// Tells this run of drover from others.
     run: String,
     /// By VM, whether this run had its pod.
@@ -82,6 +88,8 @@ impl Claims {
             cluster: Mutex::default(),
             hands: Mutex::default(),
             asked: Mutex::default(),
+            way: Mutex::default(),
+            uploaded: Mutex::default(),
             run: drover_mover::new_epoch(0).to_string(),
             had: Mutex::default(),
             is_apart: Arc::default(),
@@ -166,17 +174,14 @@ impl Claims {
         }
         let folder = sites::folder(self.about.state.as_deref()).map_err(told)?;
         let identity = sites::identity(&folder).map_err(told)?;
-        let limit = self.limit.get_or_init(|| {
-            let nobody = Peer::new("kubevirt", identity.fingerprint(), Vec::new(), 0);
-            followed(folder, &nobody, Own { limits: self.about.target.rate_limit.clone(), rate: None })
-        });
+        let limit = self.limit()?;
         let worker = Arc::new(Worker {
             cluster: self.cluster_of(vm)?,
             kubevirt: self.kubevirt.clone(),
             vm: vm.clone(),
             plan: self.plan()?,
             identity,
-            limit: limit.clone(),
+            limit,
             stop: self.about.stop.clone(),
             run: self.run.clone(),
             had: self
@@ -199,6 +204,17 @@ impl Claims {
         let hand = Arc::new(Hand { worker, site, there });
         hands.insert(vm.vm.id.clone(), hand.clone());
         Ok(hand)
+    }
+
+    /// How much the plan may send in a second.
+    fn limit(&self) -> Result<Arc<RateLimit>, ProviderError> {
+        let folder = sites::folder(self.about.state.as_deref()).map_err(told)?;
+        let key = sites::identity(&folder).map_err(told)?.fingerprint();
+        let limit = self.limit.get_or_init(|| {
+            let nobody = Peer::new("kubevirt", key, Vec::new(), 0);
+            followed(folder, &nobody, Own { limits: self.about.target.rate_limit.clone(), rate: None })
+        });
+        Ok(limit.clone())
     }
 
     /// How a claim is told from another of its name: by what the server calls it, whatever node it is on.
@@ -226,6 +242,9 @@ impl Claims {
 
     /// Ends the pod of a VM: afterwards nothing of drover's has its volumes.
     fn release(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        if self.is_uploaded(vm)? {
+            return Ok(());
+        }
         let hand = self.hand(vm)?;
         self.hands().remove(&vm.vm.id);
         hand.site.leave();
@@ -255,12 +274,15 @@ impl Claims {
     /// Makes the claims that are not there. All of a VM's, since its pod has them all.
     fn ensure_claims(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         let cluster = self.cluster_of(vm)?;
-        let plan = self.plan()?;
+        let (plan, is_uploaded) = (self.plan()?, self.is_uploaded(vm)?);
         // Disks of a VM are opened at the same time.
         let _turn = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         for disk in &vm.disks {
             let Some(claim) = self.claim_of(disk, vm)? else {
-                let claim = self.fresh_claim(&cluster, vm, disk, &plan).map_err(failed)?;
+                let mut claim = self.fresh_claim(&cluster, vm, disk, &plan).map_err(failed)?;
+                if is_uploaded {
+                    drover_kubevirt::upload::for_upload(&mut claim);
+                }
                 let all = objects::path(&self.kubevirt, Kind::Claim, "");
                 let made = cluster.create(&all, &claim, false).map_err(failed)?;
                 record::write(&self.made_record(disk, vm), objects::uid(&made))?;
@@ -343,6 +365,14 @@ impl Claims {
         Ok(is_wanted || self.has_instance(vm)?)
     }
 
+    fn must_not_run(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        if !self.runs(vm)? {
+            return Ok(());
+        }
+        let what = format!("{} runs in the cluster, and its disks are not written to", objects::vm_name(vm));
+        Err(ProviderError::new(Cause::Target, what).advise("stop it there, then `drover resume`"))
+    }
+
     fn change_machine(&self, vm: &PlannedVm, change: Change, body: &Value) -> Result<(), ProviderError> {
         let path = objects::path(&self.kubevirt, Kind::Machine, &objects::vm_name(vm));
         self.cluster_of(vm)?.change(&path, change, body).map(drop).map_err(failed)
@@ -360,8 +390,13 @@ impl Claims {
 
     /// All that can refuse a VM later, looked at while it still runs. Touches nothing.
     fn look_ahead(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        let machine = machine_of(vm, &self.about.target, &self.about.origin);
-        self.converter.check(vm, boot_bus(&machine))?;
+        match self.is_uploaded(vm)? {
+            true => self.check_upload(vm)?,
+            false => {
+                let machine = machine_of(vm, &self.about.target, &self.about.origin);
+                self.converter.check(vm, boot_bus(&machine))?;
+            }
+        }
         let machine = self.machine(vm)?;
         if let Some(instance) = self.find(vm, Kind::Instance)?
             && !machine.is_some_and(|machine| objects::is_owned_by(&instance, &machine))
@@ -426,17 +461,22 @@ impl TargetProvider for Claims {
         Ok(())
     }
 
+    fn is_one_way(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        self.is_uploaded(vm)
+    }
+
+    fn one_way(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Box<dyn OneWay>, ProviderError> {
+        self.must_not_run(vm)?;
+        self.upload_of(disk, vm)
+    }
+
     fn open_disk(
         &self,
         disk: &PlannedDisk,
         vm: &PlannedVm,
         size: u64,
     ) -> Result<OpenedTarget, ProviderError> {
-        if self.runs(vm)? {
-            let what =
-                format!("{} runs in the cluster, and its disks are not written to", objects::vm_name(vm));
-            return Err(ProviderError::new(Cause::Target, what).advise("stop it there, then `drover resume`"));
-        }
+        self.must_not_run(vm)?;
         self.ensure_claims(vm)?;
         let hand = self.hand(vm)?;
         // Not by the link, so that what keeps the pod from running is told as it is.
@@ -464,6 +504,10 @@ impl TargetProvider for Claims {
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+        if self.is_uploaded(vm)? {
+            let why = "what went through CDI's upload proxy is not written to again";
+            return Ok(Converted::Skipped(why.into()));
+        }
         let hand = self.hand(vm)?;
         hand.worker.ensure().map_err(failed)?;
         let identities = vm.disks.iter().map(|disk| hand.there.identity(disk)).collect::<Result<_, _>>()?;
@@ -621,6 +665,7 @@ impl TargetProvider for Claims {
             super::here::remove(&self.made_record(disk, vm))?;
         }
         all_removed(&left)?;
+        self.uploaded.lock().unwrap_or_else(PoisonError::into_inner).remove(&vm.vm.id);
         // Nothing of it is there any more: it may go to another cluster.
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).remove(&vm.vm.id);
         super::here::remove(&self.cluster_record(vm))

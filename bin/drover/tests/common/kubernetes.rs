@@ -40,6 +40,22 @@ impl Landing {
         Some(Landing { stage: Stage::new(number, vms)?, cluster, _folder: folder })
     }
 
+    /// The same without nodes: no pod ever runs there.
+    pub fn without_nodes(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Landing> {
+        let folder = tempfile::Builder::new().prefix("kv-").tempdir().unwrap();
+        let mut cluster = Cluster::start_api(folder.path()).unwrap()?;
+        if !cluster.install_kubevirt().unwrap() {
+            return None;
+        }
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+        cluster.make("/api/v1/namespaces", &namespace).unwrap();
+        let class = json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": CLASS},
+            "provisioner": "kubernetes.io/no-provisioner"});
+        cluster.make("/apis/storage.k8s.io/v1/storageclasses", &class).unwrap();
+        cluster.play();
+        Some(Landing { stage: Stage::new(number, vms)?, cluster, _folder: folder })
+    }
+
     /// A plan that moves all VMs to the cluster, with texts replaced.
     pub fn plan(&self, name: &str, edits: &[(&str, &str)]) -> String {
         let qemu = format!(

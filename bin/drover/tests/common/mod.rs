@@ -2,6 +2,7 @@
 // Each test program uses a part of this.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod cdi;
 pub mod certificates;
 pub mod cgroup;
 pub mod daemon;

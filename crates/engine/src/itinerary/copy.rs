@@ -98,6 +98,9 @@ impl Journey<'_> {
         let is_whole = pass.as_ref().is_some_and(|pass| pass.is_whole);
         let is_told = pass.as_ref().is_none_or(|pass| pass.is_last);
         let source = if is_whole { Arc::new(Unmapped(opened.disk)) } else { opened.disk };
+        if self.context.target.is_one_way(self.planned)? {
+            return self.send_disk(disk, source, &opened.notes, stop);
+        }
         let target = self.context.target.open_disk(disk, self.planned, source.size())?;
         let job = CopyJob {
             source,
@@ -145,13 +148,13 @@ impl Journey<'_> {
         })
     }
 
-    fn finish_disk(&self, disk: &PlannedDisk) {
+    pub(super) fn finish_disk(&self, disk: &PlannedDisk) {
         if let Some(at) = self.place_of(disk) {
             self.slots.disk_finished(at);
         }
     }
 
-    fn place_of(&self, disk: &PlannedDisk) -> Option<usize> {
+    pub(super) fn place_of(&self, disk: &PlannedDisk) -> Option<usize> {
         self.planned.disks.iter().position(|it| it.index == disk.index)
     }
 
@@ -180,7 +183,7 @@ impl Journey<'_> {
     }
 
     /// What a first copy did that did not come to its end: a report tells it.
-    fn keep_begun(&self, disk: &PlannedDisk, did: &Snapshot) -> Outcome<()> {
+    pub(super) fn keep_begun(&self, disk: &PlannedDisk, did: &Snapshot) -> Outcome<()> {
         let row = self.stored_disk(disk)?.unwrap_or_else(|| self.disk_row(disk));
         if row.root.is_some() {
             return Ok(());
@@ -204,7 +207,7 @@ impl Journey<'_> {
         Ok(self.context.store.put_disk(self.context.plan, &row)?)
     }
 
-    fn tell_copied(&self, disk: &PlannedDisk, report: &CopyReport, link: Option<LinkBytes>) {
+    pub(super) fn tell_copied(&self, disk: &PlannedDisk, report: &CopyReport, link: Option<LinkBytes>) {
         self.tell(Event::DiskCopied {
             vm: self.name(),
             disk: disk.disk.label.clone(),

@@ -11,6 +11,9 @@ impl Journey<'_> {
     /// Reads some recorded blocks of each image before it is gone on with. One that somebody wrote to, emptied or
     /// replaced is refused: what its journal says is not true of it, and what it holds is not drover's to overwrite.
     pub(super) fn check_images(&self) -> Outcome<()> {
+        if self.context.target.is_one_way(self.planned)? {
+            return Ok(());
+        }
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
         in_parallel(self.disks_at_once(), &disks, self.context.stop, |disk, _| self.check_image(disk))?;
         Ok(())

@@ -5,6 +5,7 @@ mod copy;
 mod ending;
 mod hooks;
 mod images;
+mod send;
 mod source;
 mod still;
 mod target;

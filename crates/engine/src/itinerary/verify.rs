@@ -15,6 +15,12 @@ impl Journey<'_> {
             self.note("not verified, as the plan says".into());
             return Ok(());
         }
+        if self.context.target.is_one_way(self.planned)? {
+            self.note(
+                "NOT VERIFIED: the target gives nothing back, so the roots are of what was sent".into(),
+            );
+            return Ok(());
+        }
         let work: Vec<(&PlannedDisk, &Copied)> =
             self.planned.disks.iter().zip(self.copies.iter().flatten()).collect();
         let this = &*self;

@@ -171,7 +171,12 @@ pub(crate) static KUBEVIRT: Table = Table {
             "1MiB",
             "Volumes are whole multiples of this, as the storage class makes them.",
         ),
-        must("image", Kind::Text, "Image of drover that the worker pods run."),
+        key(
+            "image",
+            Kind::Text,
+            "",
+            "Image of drover that the worker pods run. Needed but for `reach: upload`.",
+        ),
         key(
             "image_pull",
             Kind::Choice(&["IfNotPresent", "Always", "Never"]),
@@ -196,10 +201,23 @@ pub(crate) static KUBEVIRT: Table = Table {
         ),
         key(
             "reach",
-            Kind::Choice(&["auto", "pod", "port-forward", "node-port", "load-balancer", "forward"]),
+            Kind::Choice(&["auto", "pod", "port-forward", "node-port", "load-balancer", "upload", "forward"]),
             "auto",
             "How drover reaches the worker pods: at their addresses, through the API server (`forward` is its old name), or by a Service of \
-             each. auto: at their addresses where those answer, else through the API server.",
+             each. auto: at their addresses where those answer, else through the API server. upload: there are none, and disks go through \
+             CDI's upload proxy, which auto takes from outside where pods may not be made; it has limits, see docs/how-to/kubevirt-upload.md.",
+        ),
+        key(
+            "upload_url",
+            Kind::Text,
+            "",
+            "Where CDI's upload proxy is reached (https://HOST:PORT); absent: where CDIConfig says.",
+        ),
+        key(
+            "upload_ca",
+            Kind::Path,
+            "",
+            "PEM file of the authorities that vouch for it; absent: those that CDIConfig names, else the system's.",
         ),
         key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
         key("worker_timeout", Kind::Duration, "5m", "How long a worker pod may take to come."),

@@ -101,6 +101,10 @@ pub struct Kubevirt {
     pub run_strategy: RunStrategy,
     /// How drover reaches the worker pods.
     pub reach: Reach,
+    /// Where CDI's upload proxy is; absent: where CDI says it is.
+    pub upload_url: Option<String>,
+    /// File of the authorities that vouch for it; absent: those that CDI names, else those of the system.
+    pub upload_ca: Option<PathBuf>,
     /// How long a worker pod may take to come.
     pub worker_timeout_s: u64,
 }
@@ -186,6 +190,8 @@ pub enum Reach {
     NodePort,
     /// By a Service of the pod's own: at the address that a load balancer gives it.
     LoadBalancer,
+    /// There is no worker pod: disks are sent through CDI's upload proxy.
+    Upload,
 }
 
 impl Reach {
@@ -194,7 +200,7 @@ impl Reach {
         match self {
             Reach::NodePort => Some("NodePort"),
             Reach::LoadBalancer => Some("LoadBalancer"),
-            Reach::Auto | Reach::Pod | Reach::Forward => None,
+            Reach::Auto | Reach::Pod | Reach::Forward | Reach::Upload => None,
         }
     }
 }

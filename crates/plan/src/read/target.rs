@@ -105,8 +105,11 @@ impl Reader {
                 Some("port-forward" | "forward") => Reach::Forward,
                 Some("node-port") => Reach::NodePort,
                 Some("load-balancer") => Reach::LoadBalancer,
+                Some("upload") => Reach::Upload,
                 _ => Reach::Auto,
             },
+            upload_url: self.text(&fields, "upload_url"),
+            upload_ca: self.text(&fields, "upload_ca").map(PathBuf::from),
             worker_timeout_s: self.duration(&fields, "worker_timeout").map_or(300, |time| time.as_secs()),
         };
         Target {
@@ -369,6 +372,10 @@ impl Reader {
     /// Networks that do not go with the cluster, or go with none else.
     fn check_kubevirt(&mut self, plan: &Plan) {
         let is_kubevirt = plan.target.kubevirt().is_some();
+        if plan.target.kubevirt().is_some_and(|it| it.image.is_empty() && it.reach != Reach::Upload) {
+            let problem = Problem::error("target.image", "'image' is missing, and worker pods run it");
+            self.problems.push(problem.advise("name an image of drover, or write `reach: upload`"));
+        }
         let overrides = plan.vms.iter().map(|vm| (format!("{}.", vm.selector.path), &vm.overrides.networks));
         let all = std::iter::once((String::new(), &plan.networks)).chain(overrides);
         for (path, rule) in all.flat_map(|(path, rules)| rules.iter().map(move |rule| (path.clone(), rule))) {

@@ -9,6 +9,7 @@ use drover_plan::{At, KubevirtNetwork, NetworkTarget, PlannedVm, Problem, Reach,
 use drover_types::Bytes;
 use serde_json::{Value, json};
 
+use super::upload::Way;
 use super::{Claims, failed};
 
 /// What drover does in a namespace: group, resource, subresource, and verbs.
@@ -18,6 +19,15 @@ const RIGHTS: &[(&str, &str, &str, &[&str])] = &[
     ("", "pods", "", &["get", "create", "patch", "delete"]),
     ("", "resourcequotas", "", &["list"]),
     ("", "secrets", "", &["get", "create", "patch", "delete"]),
+    ("kubevirt.io", "virtualmachines", "", &["get", "create", "patch", "delete"]),
+    ("kubevirt.io", "virtualmachineinstances", "", &["get"]),
+];
+/// The same where disks are sent through CDI's upload proxy.
+const UPLOAD_RIGHTS: &[(&str, &str, &str, &[&str])] = &[
+    ("", "persistentvolumeclaims", "", &["get", "create", "delete"]),
+    ("", "namespaces", "", &["get"]),
+    ("", "resourcequotas", "", &["list"]),
+    (drover_kubevirt::upload::GROUP, "uploadtokenrequests", "", &["create"]),
     ("kubevirt.io", "virtualmachines", "", &["get", "create", "patch", "delete"]),
     ("kubevirt.io", "virtualmachineinstances", "", &["get"]),
 ];
@@ -51,7 +61,15 @@ impl Claims {
         let mut problems = Vec::new();
         let namespace_is_there = self.namespace_problem(cluster, &mut problems);
         problems.extend(self.version_problem(cluster));
-        let lacking = if namespace_is_there { self.right_problems(cluster) } else { Vec::new() };
+        let way = match self.way() {
+            Ok(way) => way,
+            Err(error) => {
+                problems.push(told("target.reach", error));
+                return problems;
+            }
+        };
+        problems.extend(upload_problems(&way));
+        let lacking = if namespace_is_there { self.right_problems(cluster, &way) } else { Vec::new() };
         let may_all = lacking.is_empty();
         problems.extend(lacking);
         problems.extend(self.class_problems(cluster, vms));
@@ -67,7 +85,7 @@ impl Claims {
                 problems.push(of_vm(vm, error));
             }
         }
-        if problems.is_empty() {
+        if !problems.iter().any(Problem::is_error) {
             problems.extend(vms.iter().take(JUDGED_MAX).filter_map(|vm| self.judged(cluster, vm)));
         }
         problems
@@ -122,16 +140,18 @@ impl Claims {
         Some(Problem::error("target", text).advise("install KubeVirt, or name another context"))
     }
 
-    fn right_problems(&self, cluster: &Cluster) -> Vec<Problem> {
-        let mut rights: Vec<_> = RIGHTS.to_vec();
+    fn right_problems(&self, cluster: &Cluster, way: &Way) -> Vec<Problem> {
+        let is_upload = matches!(way, Way::Proxy(_));
+        let mut rights: Vec<_> = if is_upload { UPLOAD_RIGHTS } else { RIGHTS }.to_vec();
         match self.kubevirt.reach {
+            _ if is_upload => {}
             // In a pod of the cluster the addresses of pods answer, as a rule.
             Reach::Auto if cluster.is_inside() => {}
             Reach::Auto | Reach::Forward => rights.push(("", "pods", "portforward", &["get", "create"])),
             Reach::NodePort | Reach::LoadBalancer => {
                 rights.push(("", "services", "", &["get", "create", "delete"]));
             }
-            Reach::Pod => {}
+            Reach::Pod | Reach::Upload => {}
         }
         let mut lacking = Vec::new();
         for (group, resource, part, verbs) in rights {
@@ -316,19 +336,27 @@ impl Claims {
             Ok(plan) => plan,
             Err(error) => return Some(of_vm(vm, error)),
         };
+        let is_uploaded = match self.is_uploaded(vm) {
+            Ok(is_uploaded) => is_uploaded,
+            Err(error) => return Some(of_vm(vm, error)),
+        };
         let judge = || -> Result<(), KubeError> {
             for disk in &vm.disks {
                 if matches!(self.claim_of(disk, vm), Ok(None)) {
-                    let claim = self.fresh_claim(cluster, vm, disk, &plan)?;
+                    let mut claim = self.fresh_claim(cluster, vm, disk, &plan)?;
+                    if is_uploaded {
+                        drover_kubevirt::upload::for_upload(&mut claim);
+                    }
                     cluster.create(&objects::path(&self.kubevirt, Kind::Claim, ""), &claim, true)?;
                 }
             }
-            if cluster.get(&objects::path(&self.kubevirt, Kind::Pod, &objects::worker_name(vm)))?.is_none() {
+            let pod = objects::path(&self.kubevirt, Kind::Pod, &objects::worker_name(vm));
+            if !is_uploaded && cluster.get(&pod)?.is_none() {
                 let pod = objects::worker(vm, &self.kubevirt, &plan, &Keys::default());
                 cluster.create(&objects::path(&self.kubevirt, Kind::Pod, ""), &pod, true)?;
             }
             let name = objects::worker_name(vm);
-            if let Some(kind) = self.kubevirt.reach.service()
+            if let Some(kind) = self.kubevirt.reach.service().filter(|_| !is_uploaded)
                 && cluster.get(&objects::path(&self.kubevirt, Kind::Service, &name))?.is_none()
             {
                 let service = objects::service(vm, &self.kubevirt, &plan, "", kind, None);
@@ -349,6 +377,28 @@ fn nad_of(nic: &drover_plan::PlannedNic) -> Option<&str> {
         NetworkTarget::Kubevirt(KubevirtNetwork::Nad(name)) => Some(name),
         _ => None,
     }
+}
+
+/// What an upload is not, for whoever reads the plan's check.
+fn upload_problems(way: &Way) -> Vec<Problem> {
+    let Way::Proxy(proxy) = way else { return Vec::new() };
+    let limits = format!(
+        "disks go through CDI's upload proxy at {}: a disk that is cut short is sent again from its first byte, nothing is read \
+         back (the report has the root of what was sent, and no comparison), and there are no warm passes and no conversion",
+        proxy.url()
+    );
+    let warning = Problem::warning("target.reach", limits).advise(
+        "let drover make pods in the namespace, if that may be; then disks are resumed and proven equal",
+    );
+    [Some(warning), proxy.probe().err().map(|error| told("target.upload_url", error))]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn told(path: &str, error: ProviderError) -> Problem {
+    let problem = Problem::error(path, chain(&error));
+    error.advice.into_iter().fold(problem, Problem::advise)
 }
 
 fn of_vm(vm: &PlannedVm, error: ProviderError) -> Problem {

@@ -175,11 +175,20 @@ fn ways_to_the_agents_of_a_cluster_are_read_also_by_an_old_name() {
         ("forward", Reach::Forward, None),
         ("node-port", Reach::NodePort, Some("NodePort")),
         ("load-balancer", Reach::LoadBalancer, Some("LoadBalancer")),
+        ("upload", Reach::Upload, None),
     ] {
         let plan = Plan::parse(&local.replace("reach: R", &format!("reach: {name}"))).unwrap();
         let found = plan.target.kubevirt().unwrap().reach;
         assert_eq!((found, found.service()), (reach, service), "{name}");
     }
+    let podless =
+        local.replace("image: i, reach: R", "upload_url: 'https://cdi', upload_ca: /ca.pem, reach: upload");
+    let plan = Plan::parse(&podless).unwrap();
+    let kubevirt = plan.target.kubevirt().unwrap();
+    assert_eq!(kubevirt.upload_url.as_deref(), Some("https://cdi"));
+    assert_eq!(kubevirt.upload_ca.as_deref(), Some(std::path::Path::new("/ca.pem")));
+    let found = problems(&podless.replace("reach: upload", "reach: auto"));
+    assert!(found.len() == 1 && found[0].contains("'image' is missing"), "{found:#?}");
     let silent = Plan::parse(&local.replace(", reach: R", "")).unwrap();
     assert_eq!(silent.target.kubevirt().unwrap().reach, Reach::Auto);
 }

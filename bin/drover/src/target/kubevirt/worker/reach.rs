@@ -43,6 +43,13 @@ impl Worker {
             Reach::Pod => self.dial_by(&self.at_pod(&pod)?, agent),
             Reach::Forward => self.dial_by(&self.through_api()?, agent),
             Reach::NodePort | Reach::LoadBalancer => self.dial_by(&self.by_service(&pod)?, agent),
+            Reach::Upload => {
+                let what = format!(
+                    "{} was begun by a worker pod, and the plan says `reach: upload` by now",
+                    self.name()
+                );
+                Err(Refusal::new(DiskErrorKind::Unsupported, what))
+            }
         }?;
         // It has served its purpose; with the pod it goes at the latest.
         let _ = self.remove_unless(Kind::Secret, &[Holder::Successor]);
