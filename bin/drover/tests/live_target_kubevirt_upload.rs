@@ -227,6 +227,16 @@ fn an_upload_that_breaks_begins_again_and_the_proxys_words_are_quoted() {
 }
 
 #[test]
+fn what_is_on_the_way_may_give_up_before_cdi_is_done() {
+    let scene = Scene::new(198, |folder| vec![vm("web01", &[&disk_file(folder, "a", 6 * MIB)])]);
+    let Some(scene) = scene else { return };
+    scene.cdi.fail(&[Fault::Late(504)]);
+    scene.landing.arrives(&["migrate", &scene.told("web", &[])]);
+    assert_holds(&scene.cdi.volume("web01-0"), &scene.landing.stage.path("a"));
+    assert_eq!(scene.cdi.came().len(), 1, "it is not sent again");
+}
+
+#[test]
 fn an_upload_that_was_stopped_is_not_taken_for_a_whole_one_and_a_cancel_leaves_nothing() {
     let scene = Scene::new(194, |folder| vec![vm("web01", &[&disk_file(folder, "a", 40 * MIB)])]);
     let Some(scene) = scene else { return };

@@ -201,7 +201,7 @@ pub trait OneWay: Send + Sync {
     /// In words, the way that the bytes go.
     fn way(&self) -> String;
 
-    /// What tells the disk from another of its name; nothing if it is not there yet.
+    /// What tells the disk from another of its name, once the target has taken all of it; nothing before, and if it is going.
     fn tag(&self) -> Result<Option<String>, ProviderError>;
 
     /// Begins with the first byte of `size`: whatever was sent before counts for nothing, and the disk may be made anew.

@@ -36,6 +36,8 @@ pub enum Fault {
     Cut(u64),
     /// All of it is taken, and the connection ends without an answer.
     Mute,
+    /// All of it is taken, and what is on the way has given up: it answers this.
+    Late(u16),
 }
 
 #[derive(Default)]
@@ -354,6 +356,10 @@ fn upload(stream: &mut Stream, head: &Head, state: &Mutex<State>, folder: &Path)
         let mut state = state.lock().unwrap();
         let uid = state.uids[&claim].clone();
         state.done.push(uid);
+    }
+    if let Some(Fault::Late(status)) = fault {
+        answer(stream, status, "the server did not answer in time");
+        return None;
     }
     if matches!(fault, Some(Fault::Mute)) {
         return None;

@@ -1,10 +1,10 @@
 //! The images are read back and compared.
 
-use drover_mover::{StopSignal, Verification, Verify, verify};
+use drover_mover::{StopSignal, Verification, Verify, recorded, verify};
 use drover_plan::PlannedDisk;
 
 use super::{Copied, Journey, Outcome, millis};
-use crate::error::EngineError;
+use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{DiskActivity, Event};
 use crate::parallel::in_parallel;
 use crate::store::DiskRow;
@@ -16,6 +16,7 @@ impl Journey<'_> {
             return Ok(());
         }
         if self.context.target.is_one_way(self.planned)? {
+            self.planned.disks.iter().try_for_each(|disk| self.check_sent(disk))?;
             self.note(
                 "NOT VERIFIED: the target gives nothing back, so the roots are of what was sent".into(),
             );
@@ -28,6 +29,20 @@ impl Journey<'_> {
             this.verify_disk(disk, copied, stop)
         })?;
         Ok(())
+    }
+
+    /// The disk that was sent is there still, and is no other.
+    fn check_sent(&self, disk: &PlannedDisk) -> Outcome<()> {
+        let target = self.context.target;
+        let tag = target.one_way(disk, self.planned)?.tag()?;
+        let journal = target.journal(disk, self.planned);
+        let is_it = |tag: String| recorded(&journal).is_ok_and(|found| found.header.is_to(&tag));
+        if tag.is_some_and(is_it) {
+            return Ok(());
+        }
+        let place = self.planned.place_of(disk);
+        let what = format!("{} is not there any more, or is another than was sent", place.display());
+        Err(ProviderError::new(Cause::Target, what).advise("see who removed it, then `drover resume`").into())
     }
 
     pub(super) fn verify_disk(&self, disk: &PlannedDisk, copied: &Copied, stop: &StopSignal) -> Outcome<()> {

@@ -16,7 +16,6 @@ use drover_mover::StopSignal;
 use drover_plan::{Kubevirt, PlannedDisk, PlannedVm, Reach};
 use serde_json::{Value, json};
 
-use super::worker::wait_until_gone;
 use super::{Claims, failed};
 use crate::machine::{boot_bus, machine_of};
 use crate::target::conversion::is_due;
@@ -71,9 +70,10 @@ impl Claims {
 
     /// Whether disks of this VM are uploaded: claims that are there say so, else the way that there is.
     pub(super) fn is_uploaded(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
-        let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = uploaded.get(&vm.vm.id) {
-            return Ok(*known);
+        // Not held while the cluster is asked: other VMs would wait.
+        let uploaded = || self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = uploaded().get(&vm.vm.id).copied() {
+            return Ok(known);
         }
         let plan = self.plan()?;
         let mut known = None;
@@ -87,7 +87,7 @@ impl Claims {
             Some(known) => known,
             None => matches!(self.way()?, Way::Proxy(_)),
         };
-        uploaded.insert(vm.vm.id.clone(), known);
+        uploaded().insert(vm.vm.id.clone(), known);
         Ok(known)
     }
 
@@ -120,6 +120,11 @@ impl Claims {
                 .because(error)
                 .advise(advice)
         };
+        let place = url.split_once("://").map_or(url, |(_, place)| place);
+        if place.trim_end_matches('/').contains('/') {
+            let what = format!("CDI's upload proxy at {url} is to be a host, without a path");
+            return Err(ProviderError::new(Cause::Plan, what).advise("see target.upload_url"));
+        }
         let endpoint: Endpoint = url.parse().map_err(wrong)?;
         if !endpoint.https {
             let what = format!("CDI's upload proxy at {url} is to be told a token, which goes by https only");
@@ -341,8 +346,6 @@ impl ToClaim {
                 Standing::Done => {
                     let uid = objects::uid(&claim);
                     self.cluster.delete(&self.path(&self.name), uid).map_err(failed)?;
-                    let path = self.path(&self.name);
-                    wait_until_gone(&self.cluster, &path, |it| objects::uid(it) == uid).map_err(failed)?;
                     Ok(Err("it took an upload before, and is made anew".into()))
                 }
             }
@@ -401,7 +404,11 @@ impl ToClaim {
     /// Waits until CDI says that the volume has all of it.
     fn taken(&self, uid: &str) -> Result<(), ProviderError> {
         self.wait("was not said to hold all by CDI", || {
-            let claim = self.get()?.filter(|claim| objects::uid(claim) == uid);
+            let claim = match self.get() {
+                // The API server may just be restarted.
+                Err(error) if error.cause == Cause::Connection => return Ok(Err(error.what)),
+                claim => claim?.filter(|claim| objects::uid(claim) == uid),
+            };
             let Some(claim) = claim else {
                 let what = format!("claim {} was removed while its disk was sent", self.label());
                 return Err(ProviderError::new(Cause::Target, what).advise("see who removed it"));
@@ -424,7 +431,8 @@ impl OneWay for ToClaim {
     }
 
     fn tag(&self) -> Result<Option<String>, ProviderError> {
-        Ok(self.get()?.map(|claim| tag_of(&claim)))
+        let is_there = |claim: &Value| !objects::is_going(claim) && upload::standing(claim) == Standing::Done;
+        Ok(self.get()?.filter(is_there).map(|claim| tag_of(&claim)))
     }
 
     fn begin(&self, first: &[u8], size: u64) -> Result<(String, Box<dyn Upload>), ProviderError> {
@@ -519,14 +527,21 @@ impl Write for Sending {
 impl Upload for Sending {
     fn finish(&mut self) -> Result<(), ProviderError> {
         let stop = self.to.stop.clone();
+        let asks = |why: &str| log!("kubevirt", "{}: {why}: asking CDI how far it is", self.to.label());
         match self.connection.finish(FINISH_WITHIN, &mut || !stop.is_set()) {
+            // Said by what is on the way, which does not wait as long as CDI works.
+            Ok(head) if (502..=504).contains(&head.status) => {
+                asks(&head.status_line());
+                let refused = self.to.refused(&mut self.connection, &head);
+                return self.to.taken(&self.uid).map_err(|_| refused);
+            }
             Ok(head) if !(200..300).contains(&head.status) => {
                 return Err(self.to.refused(&mut self.connection, &head));
             }
             Ok(_) => {}
             // Something on the way does not wait as long as CDI works; CDI says itself when it is done, and never of a part.
             Err(error) if error.is_transient() && !stop.is_set() => {
-                log!("kubevirt", "{}: {error}: asking CDI how far it is", self.to.label());
+                asks(&error.to_string());
                 return self.to.taken(&self.uid).map_err(|_| self.to.proxy.failed(error));
             }
             Err(error) if stop.is_set() => {
