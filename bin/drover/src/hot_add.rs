@@ -421,8 +421,8 @@ impl Disk for HotAddedDisk {
         Ok(())
     }
 
-    fn withdraw(&self) {
-        self.inner.withdraw();
+    fn withdraw(&self) -> bool {
+        self.inner.withdraw()
     }
 }
 

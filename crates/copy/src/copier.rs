@@ -50,6 +50,8 @@ pub struct Copier {
     queue: Queue,
     landed: Landed,
     stop: Option<StopCause>,
+    /// Whether what is only read is not written any more.
+    is_withdrawn: bool,
     /// Nothing is started before, because a flush failed.
     rests_until: Duration,
     totals: Totals,
@@ -75,6 +77,7 @@ impl Copier {
             queue: Queue::default(),
             landed: Landed::default(),
             stop: None,
+            is_withdrawn: false,
             rests_until: Duration::ZERO,
             totals: Totals { resumed, ..Totals::default() },
         }
@@ -173,15 +176,15 @@ impl Copier {
     }
 
     /// Takes in the leaves of a span that was read and says what of it to write.
-    /// When nothing is to be written the span is done with; else call [`Copier::landed`] after the writes. A copy that was
-    /// cancelled writes nothing more.
+    /// When nothing is to be written the span is done with; else call [`Copier::landed`] after the writes. After
+    /// [`Copier::withdraw`] nothing more is.
     ///
     /// # Panics
     /// If the span was not being read or the number of leaves is wrong.
     pub fn read(&mut self, span: ByteSpan, leaves: Vec<Leaf>) -> WriteParts {
         let count = span.length.div_ceil(BLOCK_BYTES);
         assert_eq!(leaves.len() as u64, count, "leaves of {span}");
-        if self.is_cancelled() && self.is_copy() {
+        if self.is_withdrawn && self.is_copy() {
             self.dropped(span);
             return WriteParts::default();
         }
@@ -338,10 +341,15 @@ impl Copier {
         self.queue.in_flight_bytes()
     }
 
-    /// Starts no more work. What is being written ends, is flushed and recorded; what is being read, too, unless the copy
-    /// is cancelled.
+    /// Starts no more work. What is in flight ends, is flushed and recorded.
     pub fn stop(&mut self, cause: StopCause) {
         self.stop.get_or_insert(cause);
+    }
+
+    /// Of a copy that was cancelled: what is being read is not written, since its target takes no more.
+    pub fn withdraw(&mut self) {
+        self.stop(StopCause::Cancelled);
+        self.is_withdrawn = self.is_cancelled();
     }
 
     /// Whether there is nothing left to do: all is settled, or it has stopped and come to rest.

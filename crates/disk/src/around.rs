@@ -80,8 +80,8 @@ impl<T: Around> Disk for T {
         Around::flush(self)
     }
 
-    fn withdraw(&self) {
-        self.inner().withdraw();
+    fn withdraw(&self) -> bool {
+        self.inner().withdraw()
     }
 
     fn withdrawn(&self) -> Vec<ByteSpan> {

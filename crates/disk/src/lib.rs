@@ -84,8 +84,11 @@ pub trait Disk: Send + Sync {
     fn flush(&self) -> Result<(), DiskError>;
 
     /// For a run that is to stop, at a backend that takes writes ahead of a slow line: gives up the writes and zeroings
-    /// that have not left this host, and takes no more of them. Those that come fail, and so may reads on their way.
-    fn withdraw(&self) {}
+    /// that have not left this host, and takes no more of them. Those that come fail, and so may reads on their way. Tells
+    /// whether it is such a backend.
+    fn withdraw(&self) -> bool {
+        false
+    }
 
     /// The spans of writes and zeroings that completed and were given up by [`Disk::withdraw`] later: what was written
     /// there is not on the disk. A flush covers all others, so ask after each one before anything is called durable.

@@ -54,8 +54,8 @@ impl Disk for Part<'_> {
         Ok(())
     }
 
-    fn withdraw(&self) {
-        self.disk.withdraw();
+    fn withdraw(&self) -> bool {
+        self.disk.withdraw()
     }
 }
 

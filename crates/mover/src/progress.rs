@@ -5,8 +5,8 @@ use std::time::Duration;
 use drover_copy::Totals;
 use serde::{Deserialize, Serialize};
 
-/// Asks every transfer that holds a clone to stop. What is on its way to the target arrives and is recorded, what was only
-/// read is not written.
+/// Asks every transfer that holds a clone to stop. What is in flight ends and is recorded, but for what a target that takes
+/// writes ahead of a slow line gives up ([`drover_disk::Disk::withdraw`]).
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
     asked: Arc<AtomicBool>,

@@ -195,9 +195,10 @@ impl<'a> Shared<'a> {
         self.wanted.notify_all();
     }
 
-    /// Waits for the stop, or for the end of the workers. Once a stop is asked for nothing more is begun, what was read is
-    /// not written, and the disks give up what has not left this host: a slow line may have minutes of it.
-    pub(crate) fn withdraw_on_stop(&self, disks: &[&dyn Disk]) {
+    /// Waits for the stop, or for the end of the workers. Once a stop is asked for nothing more is begun, and the disks give
+    /// up what has not left this host: a slow line may have minutes of it. What was only read is not written to a target
+    /// that did so; any other takes it.
+    pub(crate) fn withdraw_on_stop(&self, source: &dyn Disk, target: Option<&dyn Disk>) {
         let mut core = self.core();
         while !self.stop.is_set() {
             if core.is_lost || core.is_ended {
@@ -215,7 +216,11 @@ impl<'a> Shared<'a> {
         }
         core.is_withdrawn = true;
         drop(core);
-        disks.iter().for_each(|disk| disk.withdraw());
+        // Until the copier is told, a write of what was read fails there, and counts as given up.
+        if target.is_some_and(Disk::withdraw) {
+            self.core().copier.withdraw();
+        }
+        source.withdraw();
         self.changed.notify_all();
     }
 

@@ -19,9 +19,8 @@ use crate::shared::{Sent, Shared, Turn};
 /// Runs up to `count` workers to the end of the copy. A panic of one is passed on.
 pub(crate) fn run_workers(shared: &Shared<'_>, count: usize, source: &dyn Disk, target: Option<&dyn Disk>) {
     std::thread::scope(|scope| {
-        let disks: Vec<&dyn Disk> = [source].into_iter().chain(target).collect();
         let watch = Builder::new().name("watch-stop".to_string());
-        if let Err(error) = watch.spawn_scoped(scope, move || shared.withdraw_on_stop(&disks)) {
+        if let Err(error) = watch.spawn_scoped(scope, move || shared.withdraw_on_stop(source, target)) {
             log!("copy", "no thread to watch for a stop, which will take longer: {error}");
         }
         in_threads(count, |number| {

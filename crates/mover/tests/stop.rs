@@ -107,12 +107,13 @@ impl Disk for Target {
         self.0.disk.flush()
     }
 
-    fn withdraw(&self) {
+    fn withdraw(&self) -> bool {
         let mut line = self.0.line.lock().unwrap();
         line.is_withdrawn = true;
         let given_up: Vec<ByteSpan> = line.waiting.drain(..).map(|(span, _)| span).collect();
         line.withdrawn.extend(given_up);
         self.0.changed.notify_all();
+        true
     }
 
     fn withdrawn(&self) -> Vec<ByteSpan> {

@@ -533,8 +533,9 @@ impl Disk for AgentDisk {
 
     /// What waits to be sent, here or at a connection, is given up; what is on its way is still answered, and a flush
     /// covers it.
-    fn withdraw(&self) {
+    fn withdraw(&self) -> bool {
         self.inner.withdraw();
+        true
     }
 
     fn withdrawn(&self) -> Vec<ByteSpan> {

@@ -270,10 +270,10 @@ fn a_map_that_cannot_be_told_counts_as_data() {
 #[test]
 fn a_stopped_copy_is_over_when_what_landed_is_recorded() {
     let (mut copier, first) = reading(4 * MIB);
-    copier.read(first, vec![DATA; 16]);
     copier.stop(StopCause::Cancelled);
     assert_eq!(copier.next(Duration::ZERO), Next::Wait(None));
-    assert!(!copier.is_over(), "one is being written");
+    assert!(!copier.is_over(), "one is in flight");
+    copier.read(first, vec![DATA; 16]);
     copier.landed(first);
     assert!(!copier.is_over(), "it is not recorded");
     let Next::Flush(ticket) = copier.next(Duration::ZERO) else { panic!("flushes") };
@@ -377,7 +377,7 @@ fn what_was_withdrawn_is_recorded_by_no_flush_and_what_was_only_read_is_not_writ
     land(&mut copier, 1);
     let Next::Flush(ticket) = copier.next(second(2)) else { panic!("flushes by time") };
     land(&mut copier, 2);
-    copier.stop(StopCause::Cancelled);
+    copier.withdraw();
     assert!(copier.read(reads[3], vec![DATA; 16]).is_empty());
     let settled = copier.totals().settled;
     let part = ByteSpan::new(4 * BLOCK_BYTES, 3 * BLOCK_BYTES);
