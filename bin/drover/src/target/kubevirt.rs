@@ -274,15 +274,12 @@ impl Claims {
     /// Makes the claims that are not there. All of a VM's, since its pod has them all.
     fn ensure_claims(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         let cluster = self.cluster_of(vm)?;
-        let (plan, is_uploaded) = (self.plan()?, self.is_uploaded(vm)?);
+        let plan = self.plan()?;
         // Disks of a VM are opened at the same time.
         let _turn = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         for disk in &vm.disks {
             let Some(claim) = self.claim_of(disk, vm)? else {
-                let mut claim = self.fresh_claim(&cluster, vm, disk, &plan).map_err(failed)?;
-                if is_uploaded {
-                    drover_kubevirt::upload::for_upload(&mut claim);
-                }
+                let claim = self.fresh_claim(&cluster, vm, disk, &plan).map_err(failed)?;
                 let all = objects::path(&self.kubevirt, Kind::Claim, "");
                 let made = cluster.create(&all, &claim, false).map_err(failed)?;
                 record::write(&self.made_record(disk, vm), objects::uid(&made))?;

@@ -396,7 +396,6 @@ impl TargetProvider for Domains {
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
         match self.site(vm)? {
             Some(there) => there.open_for_verify(disk, vm),
-            None if block::is_block(disk) => self.blocks(vm, &self.daemon(vm)).open_for_verify(disk),
             None => self.here.open_for_verify(disk, vm),
         }
     }

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drover_disk::{Disk, FileDisk, LockedFile};
+use drover_disk::LockedFile;
 use drover_engine::{Cause, OpenedTarget, ProviderError};
 use drover_mover::{Naming, naming, why_not_of};
 use drover_plan::{ImageFormat, PlannedDisk, PlannedVm};
@@ -126,12 +126,18 @@ impl Blocks<'_> {
         }
     }
 
-    /// Refuses what is at a disk's place if it is not this plan's.
-    pub fn check(&self, disk: &PlannedDisk) -> Result<(), ProviderError> {
-        match self.found(disk, Look::AsKnown)? {
-            Found::Nothing | Found::Ours(_) => Ok(()),
+    /// The volume of a disk, if there is one; refused if it is not this plan's.
+    fn ours(&self, disk: &PlannedDisk, look: Look) -> Result<Option<Volume>, ProviderError> {
+        match self.found(disk, look)? {
+            Found::Nothing => Ok(None),
+            Found::Ours(volume) => Ok(Some(volume)),
             Found::Others(why) => Err(ProviderError::new(Cause::Target, why).advise(ANOTHER)),
         }
+    }
+
+    /// Refuses what is at a disk's place if it is not this plan's.
+    pub fn check(&self, disk: &PlannedDisk) -> Result<(), ProviderError> {
+        self.ours(disk, Look::AsKnown).map(drop)
     }
 
     /// Whether there is a volume.
@@ -141,29 +147,20 @@ impl Blocks<'_> {
 
     /// What tells the volume of a disk from others, and from a later one of its name.
     pub fn identity(&self, disk: &PlannedDisk) -> Result<String, ProviderError> {
-        match self.volume(disk, Look::AsKnown)? {
-            Some(volume) => Ok(tag_of(&volume)),
-            None => Err(gone(disk)),
-        }
+        self.volume(disk, Look::AsKnown)?.map(|volume| tag_of(&volume)).ok_or_else(|| gone(disk))
     }
 
     /// Opens the volume of a disk, made by the daemon if it is not there.
     pub fn open_disk(&self, disk: &PlannedDisk, size: u64) -> Result<OpenedTarget, ProviderError> {
-        match self.found(disk, Look::AsKnown)? {
-            Found::Ours(_) => {}
-            Found::Others(why) => return Err(ProviderError::new(Cause::Target, why).advise(ANOTHER)),
-            Found::Nothing => self.make(disk, size)?,
+        if self.ours(disk, Look::AsKnown)?.is_none() {
+            self.make(disk, size)?;
         }
         let failed = |error| {
             ProviderError::new(Cause::Target, format!("opening {}", disk.path.display())).because(error)
         };
         let file = LockedFile::open(&disk.path).map_err(failed)?;
         // Whose it is counts now that it is locked.
-        let volume = match self.found(disk, Look::Anew)? {
-            Found::Ours(volume) => volume,
-            Found::Others(why) => return Err(ProviderError::new(Cause::Target, why).advise(ANOTHER)),
-            Found::Nothing => return Err(gone(disk)),
-        };
+        let volume = self.ours(disk, Look::Anew)?.ok_or_else(|| gone(disk))?;
         let tag = tag_of(&volume);
         let is_begun = self.is_begun(disk, &volume)?;
         if !is_begun {
@@ -203,14 +200,6 @@ impl Blocks<'_> {
     fn remove_volume(&self, disk: &PlannedDisk, volume: &Volume) -> Result<(), ProviderError> {
         let pool = disk.pool.as_deref().unwrap_or_default();
         self.daemon.remove_volume(pool, &volume.key).map_err(qemu_error)
-    }
-
-    /// Opens the volume of a disk for reading.
-    pub fn open_for_verify(&self, disk: &PlannedDisk) -> Result<Arc<dyn Disk>, ProviderError> {
-        let opened = FileDisk::open_for_verify(&disk.path);
-        opened.map(|disk| Arc::new(disk) as _).map_err(|error| {
-            ProviderError::new(Cause::Target, format!("reading {} back", disk.path.display())).because(error)
-        })
     }
 
     /// Removes what this plan made, and tells what stays.
