@@ -213,7 +213,9 @@ fn an_upload_that_breaks_begins_again_and_the_proxys_words_are_quoted() {
 
     // Busy at first, cut twice, and then whole although nobody answers: all in one run.
     let before = scene.cdi.came().len();
+    scene.cdi.give_no_tokens(2);
     scene.cdi.fail(&[
+        Fault::HangUp,
         Fault::Refuse(503, "upload pod is not ready"),
         Fault::Cut(4 * MIB),
         Fault::Cut(9 * MIB),

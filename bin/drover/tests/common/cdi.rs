@@ -30,6 +30,8 @@ const POLL: Duration = Duration::from_millis(100);
 pub enum Fault {
     /// It is refused before its first byte.
     Refuse(u16, &'static str),
+    /// The connection ends without a word before its first byte.
+    HangUp,
     /// After so many bytes it is answered, and the rest is not read.
     Answer(u64, u16, &'static str),
     /// After so many bytes the connection ends.
@@ -47,6 +49,8 @@ struct State {
     tokens: HashMap<String, String>,
     /// Whether tokens are good for nothing.
     expired: bool,
+    /// How many requests for a token are answered by an error yet.
+    tokenless: u32,
     /// By name, the UID of the claim that there is.
     uids: HashMap<String, String>,
     /// UIDs of claims that an upload ended well for.
@@ -126,6 +130,10 @@ impl Cdi {
 
     pub fn expire_tokens(&self, expired: bool) {
         self.state().expired = expired;
+    }
+
+    pub fn give_no_tokens(&self, times: u32) {
+        self.state().tokenless = times;
     }
 
     pub fn stand_still(&self, idle: bool) {
@@ -292,6 +300,11 @@ fn serve(socket: TcpStream, config: Arc<ServerConfig>, state: &Mutex<State>, fol
                 let mut request: Value = serde_json::from_slice(&body).unwrap();
                 let claim = request["spec"]["pvcName"].as_str().unwrap().to_string();
                 let mut state = state.lock().unwrap();
+                if state.tokenless > 0 {
+                    state.tokenless -= 1;
+                    answer(&mut stream, 503, "no endpoints");
+                    continue;
+                }
                 let token = format!("token-{}", state.tokens.len());
                 state.tokens.insert(token.clone(), claim);
                 request["status"] = json!({"token": token});
@@ -323,6 +336,9 @@ fn upload(stream: &mut Stream, head: &Head, state: &Mutex<State>, folder: &Path)
     };
     if let Some(Fault::Refuse(status, words)) = fault {
         answer(stream, status, words);
+        return None;
+    }
+    if let Some(Fault::HangUp) = fault {
         return None;
     }
     assert_eq!(head.field("expect"), Some("100-continue"), "a large body is asked for first");

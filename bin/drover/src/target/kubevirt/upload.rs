@@ -85,7 +85,8 @@ impl Claims {
         }
         let known = match known {
             Some(known) => known,
-            None => matches!(self.way()?, Way::Proxy(_)),
+            // Where the proxy is need not be known for that.
+            None => self.kubevirt.reach == Reach::Upload || matches!(self.way()?, Way::Proxy(_)),
         };
         uploaded().insert(vm.vm.id.clone(), known);
         Ok(known)
@@ -146,7 +147,9 @@ impl Claims {
     pub(super) fn check_upload(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         let refuse = |what: String, advice: &str| Err(ProviderError::new(Cause::Plan, what).advise(advice));
         let name = &vm.vm.name;
-        if let Way::Proxy(proxy) = self.way()? {
+        if !self.has_taken_all(vm)?
+            && let Way::Proxy(proxy) = self.way()?
+        {
             proxy.probe()?;
         }
         if vm.warm.is_some() {
@@ -166,6 +169,16 @@ impl Claims {
             );
         }
         Ok(())
+    }
+
+    /// Whether CDI has every disk of a VM, so that its proxy is not needed any more.
+    fn has_taken_all(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        for disk in &vm.disks {
+            if !self.claim_of(disk, vm)?.is_some_and(|claim| has_taken(&claim)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     pub(super) fn upload_of(
@@ -333,9 +346,14 @@ impl ToClaim {
     /// The claim, once CDI takes an upload for it. One that took an upload takes no other, and is made anew.
     fn ready(&self) -> Result<Value, ProviderError> {
         self.wait("was not made ready for an upload by CDI", || {
-            let Some(claim) = self.get()? else {
-                self.cluster.create(&self.path(""), &self.fresh, false).map_err(failed)?;
-                return Ok(Err("it was just made".into()));
+            let claim = match passing(self.get())? {
+                Ok(Some(claim)) => claim,
+                Ok(None) => {
+                    let made =
+                        passing(self.cluster.create(&self.path(""), &self.fresh, false).map_err(failed))?;
+                    return Ok(Err(made.err().unwrap_or_else(|| "it was just made".into())));
+                }
+                Err(why) => return Ok(Err(why)),
             };
             if objects::is_going(&claim) {
                 return Ok(Err("the one before is being removed".into()));
@@ -345,8 +363,8 @@ impl ToClaim {
                 Standing::Waiting(why) => Ok(Err(why)),
                 Standing::Done => {
                     let uid = objects::uid(&claim);
-                    self.cluster.delete(&self.path(&self.name), uid).map_err(failed)?;
-                    Ok(Err("it took an upload before, and is made anew".into()))
+                    let gone = passing(self.cluster.delete(&self.path(&self.name), uid).map_err(failed))?;
+                    Ok(Err(gone.err().unwrap_or_else(|| "it took an upload before, and is made anew".into())))
                 }
             }
         })
@@ -354,23 +372,34 @@ impl ToClaim {
 
     fn begin_once(&self, claim: &Value, size: u64) -> Result<Begun, ProviderError> {
         let (path, request) = upload::token_request(&self.kubevirt, claim);
-        let answer = self.cluster.create(&path, &request, false).map_err(failed)?;
+        let answer = match self.cluster.create(&path, &request, false) {
+            // CDI's API server, behind the cluster's, may be away for a while as well.
+            Err(error) if error.kind == KubeErrorKind::Server => return Ok(Begun::Later(error.what)),
+            answer => match passing(answer.map_err(failed))? {
+                Ok(answer) => answer,
+                Err(why) => return Ok(Begun::Later(why)),
+            },
+        };
         let Some(token) = upload::token(&answer) else {
             let what = format!("CDI answers a request for an upload token of {} with none", self.label());
             return Err(
                 ProviderError::new(Cause::Target, what).advise("see the log of its Deployment cdi-apiserver")
             );
         };
-        let mut connection =
-            self.proxy.client.connect_to_upload().map_err(|error| self.proxy.failed(error))?;
         let request = Request::post(UPLOAD_PATH, Vec::new())
             .with_header("Authorization", format!("Bearer {token}"))
             .with_header("Content-Type", "application/octet-stream");
         let mut go_on = || !self.stop.is_set();
-        let refused = connection
-            .begin(&request, size, BEGIN_WITHIN, &mut go_on)
-            .map_err(|error| self.proxy.failed(error))?;
-        let Some(head) = refused else { return Ok(Begun::Yes(Box::new(connection))) };
+        let asked = self.proxy.client.connect_to_upload().and_then(|mut connection| {
+            let refused = connection.begin(&request, size, BEGIN_WITHIN, &mut go_on)?;
+            Ok((connection, refused))
+        });
+        let (mut connection, head) = match asked {
+            Ok((connection, None)) => return Ok(Begun::Yes(Box::new(connection))),
+            Ok((connection, Some(head))) => (connection, head),
+            Err(error) if error.is_transient() => return Ok(Begun::Later(error.to_string())),
+            Err(error) => return Err(self.proxy.failed(error)),
+        };
         let error = self.refused(&mut connection, &head);
         match head.status {
             // It waits for CDI's pod no longer, or the pod has another upload that is not over yet.
@@ -404,10 +433,9 @@ impl ToClaim {
     /// Waits until CDI says that the volume has all of it.
     fn taken(&self, uid: &str) -> Result<(), ProviderError> {
         self.wait("was not said to hold all by CDI", || {
-            let claim = match self.get() {
-                // The API server may just be restarted.
-                Err(error) if error.cause == Cause::Connection => return Ok(Err(error.what)),
-                claim => claim?.filter(|claim| objects::uid(claim) == uid),
+            let claim = match passing(self.get())? {
+                Ok(claim) => claim.filter(|claim| objects::uid(claim) == uid),
+                Err(why) => return Ok(Err(why)),
             };
             let Some(claim) = claim else {
                 let what = format!("claim {} was removed while its disk was sent", self.label());
@@ -431,8 +459,7 @@ impl OneWay for ToClaim {
     }
 
     fn tag(&self) -> Result<Option<String>, ProviderError> {
-        let is_there = |claim: &Value| !objects::is_going(claim) && upload::standing(claim) == Standing::Done;
-        Ok(self.get()?.filter(is_there).map(|claim| tag_of(&claim)))
+        Ok(self.get()?.filter(has_taken).map(|claim| tag_of(&claim)))
     }
 
     fn begin(&self, first: &[u8], size: u64) -> Result<(String, Box<dyn Upload>), ProviderError> {
@@ -456,6 +483,19 @@ impl OneWay for ToClaim {
         })?;
         let uid = objects::uid(&claim).to_string();
         Ok((tag_of(&claim), Box::new(Sending { to: self.clone(), connection, uid, failure: None })))
+    }
+}
+
+/// Whether CDI has all of a disk, in a claim that stays.
+fn has_taken(claim: &Value) -> bool {
+    !objects::is_going(claim) && upload::standing(claim) == Standing::Done
+}
+
+/// An API server that is away, as one that is just restarted, is a reason to look again.
+fn passing<T>(asked: Result<T, ProviderError>) -> Result<Result<T, String>, ProviderError> {
+    match asked {
+        Err(error) if error.cause == Cause::Connection => Ok(Err(error.what)),
+        asked => asked.map(Ok),
     }
 }
 
