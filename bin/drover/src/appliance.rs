@@ -186,7 +186,7 @@ impl SourceProvider for Appliance {
         let image = self.ova.open_disk(disk.index).map_err(|error| {
             ProviderError::new(Cause::Source, format!("{} of {}", disk.disk.label, self.name)).because(error)
         })?;
-        Ok(OpenedSource { notes: image.notes().to_vec(), disk: Arc::new(image) })
+        Ok(OpenedSource { notes: image.notes().to_vec(), disk: Arc::new(image), late: None })
     }
 
     fn prove(&self, _: &PlannedVm, compared: Compared<'_>) -> Result<Option<String>, ProviderError> {

@@ -245,7 +245,7 @@ impl HotAdd {
             inner: open.keep(inner),
             _held: held,
         };
-        Ok(OpenedSource { disk: Arc::new(disk), notes })
+        Ok(OpenedSource { disk: Arc::new(disk), notes, late: None })
     }
 
     /// Detaches whatever is attached of a VM's disks: to the plan's proxies, or to those that were recorded. Gives a line about

@@ -9,11 +9,13 @@ use std::time::Duration;
 use drover_engine::{Cause, ProviderError};
 use drover_http::{Thumbprint, Trust};
 use drover_nfc::{
-    Codec, CodecWish, Ledger, NfcDisk, NfcError, NfcErrorKind, NfcOptions, Rustls, Ticket, Tickets, Trace,
+    Codec, CodecWish, Ledger, NfcDisk, NfcError, NfcErrorKind, NfcOptions, NfcState, Rustls, Ticket, Tickets,
+    Trace,
 };
 use drover_plan::{Begun, Compression, Limits, Nfc, PathChoice, PlannedVm, Problem, VsphereSource};
+use drover_types::Bytes;
 use drover_types::inventory::{Vm, VmDisk};
-use drover_vsphere::{NfcAccess, NfcTicket, Route, Session, VsphereError, VsphereErrorKind};
+use drover_vsphere::{NfcAccess, Route, Session, VsphereError, VsphereErrorKind};
 
 /// Folder of the ledger, where it is another one.
 const LEDGER: &str = "DROVER_NFC_LEDGER";
@@ -127,6 +129,19 @@ pub fn notes(disk: &NfcDisk) -> Vec<String> {
     notes
 }
 
+/// How a disk was read.
+pub fn late_notes(state: &NfcState) -> Vec<String> {
+    let (plain, wire) = state.bytes;
+    let packed = state.codec.filter(|_| plain > 0).map(|codec| {
+        format!("compression {codec}, {} came over the network for {}", Bytes(wire), Bytes(plain))
+    });
+    let anew = (state.reconnects > 0).then(|| match state.reconnects {
+        1 => "connected anew once".to_string(),
+        times => format!("connected anew {times} times"),
+    });
+    packed.into_iter().chain(anew).chain(state.notes.iter().cloned()).collect()
+}
+
 /// The folder that all drovers of this machine (of this user, where it is not root's) find.
 fn ledger_folder() -> PathBuf {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -171,11 +186,10 @@ impl TicketsOf {
         }
     }
 
-    fn place(&self, ticket: &NfcTicket) -> String {
-        let told = ticket.host.clone().unwrap_or_else(|| self.session.endpoint_host().to_string());
+    fn place(&self, told: &str) -> String {
         let mut first = self.first_host.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = *first.get_or_insert_with(|| told.clone()) == told;
-        self.address.clone().filter(|_| is_first).unwrap_or(told)
+        let is_first = first.get_or_insert_with(|| told.to_string()) == told;
+        self.address.clone().filter(|_| is_first).unwrap_or_else(|| told.to_string())
     }
 }
 
@@ -208,8 +222,10 @@ impl Tickets for TicketsOf {
             }
             (None, None) => self.trust.clone(),
         };
+        let host = ticket.host.unwrap_or_else(|| self.session.endpoint_host().to_string());
         Ok(Ticket {
-            host: self.place(&ticket),
+            host: self.place(&host),
+            memory_of: host,
             port: ticket.port.unwrap_or(PORT),
             trust,
             service: ticket.service,

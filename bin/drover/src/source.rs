@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use drover_engine::{
@@ -245,8 +245,8 @@ impl VsphereSource {
         why: String,
     ) -> Result<OpenedSource, ProviderError> {
         let opened = self.open_https(vm, disk, snapshot)?;
-        let notes = std::iter::once(why).chain(opened.notes()).collect();
-        Ok(OpenedSource { notes, disk: opened.disk })
+        let (disk, notes) = (opened.disk.clone(), std::iter::once(why).chain(opened.notes()).collect());
+        Ok(OpenedSource { notes, disk, late: Some(Box::new(move || opened.notes())) })
     }
 
     fn open_nfc(
@@ -268,7 +268,13 @@ impl VsphereSource {
             extents: self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes),
             trace: None,
         })?;
-        Ok(OpenedSource { notes: nfc::notes(&opened), disk: Arc::new(opened) })
+        let disk = Arc::new(opened);
+        let (first, read) = (nfc::notes(&disk), disk.clone());
+        let late = move || {
+            let of_map = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
+            nfc::late_notes(&read.state()).into_iter().chain(of_map).collect()
+        };
+        Ok(OpenedSource { notes: first, disk, late: Some(Box::new(late)) })
     }
 
     fn frozen(&self, vm: &PlannedVm, disk: &PlannedDisk, snapshot: &str) -> Result<VmDisk, ProviderError> {
@@ -298,7 +304,7 @@ impl VsphereSource {
         let log = is_here.then_some(log);
         let frozen = FrozenFile { snapshot: Some(snapshot), file: frozen.path, identity };
         let opened = way.open(&self.session, vm, disk, frozen, log)?;
-        Ok(OpenedSource { disk: Arc::new(opened), notes: vec![way.note(vm)] })
+        Ok(OpenedSource { disk: Arc::new(opened), notes: vec![way.note(vm)], late: None })
     }
 
     fn route(&self, route: &PlanRoute) -> Result<Route, ProviderError> {

@@ -526,6 +526,6 @@ impl SourceProvider for Source {
         _: &str,
         _: crate::Record<'_>,
     ) -> Result<OpenedSource, ProviderError> {
-        Ok(OpenedSource { disk: Arc::new(self.disk.clone()), notes: Vec::new() })
+        Ok(OpenedSource { disk: Arc::new(self.disk.clone()), notes: Vec::new(), late: None })
     }
 }

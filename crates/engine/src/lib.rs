@@ -44,8 +44,8 @@ pub use look::{Looked, Looking, look_into};
 pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running, see_its_vms};
 pub use phase::Phase;
 pub use provider::{
-    Attachment, Compared, Converted, LinkBytes, Linked, OneWay, OpenedSource, OpenedTarget, PowerWatch,
-    Record, SourceProvider, TargetPlace, TargetProvider, Upload,
+    Attachment, Compared, Converted, LateNotes, LinkBytes, Linked, OneWay, OpenedSource, OpenedTarget,
+    PowerWatch, Record, SourceProvider, TargetPlace, TargetProvider, Upload,
 };
 pub use rehearsal::{CopyState, HeldPlan, copy_of, hold_plan};
 pub use report::{

@@ -108,6 +108,21 @@ pub struct OpenedSource {
     pub disk: Arc<dyn Disk>,
     /// Such as: no map of allocated areas, because change tracking is off.
     pub notes: Vec<String>,
+    /// What there is to tell once it was read. It may hold the disk open.
+    pub late: Option<LateNotes>,
+}
+
+/// Tells what became of reading a disk.
+pub type LateNotes = Box<dyn FnOnce() -> Vec<String>>;
+
+/// What was told when a disk was opened, and what there is to tell by now.
+pub(crate) fn all_notes(mut notes: Vec<String>, late: Option<LateNotes>) -> Vec<String> {
+    for note in late.map(|late| late()).unwrap_or_default() {
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+    notes
 }
 
 /// Where VMs go. Calls are made from several threads.

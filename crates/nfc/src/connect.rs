@@ -35,8 +35,10 @@ const TAG: &str = "PlainText";
 /// Leave to open the disks of one VM once, over one connection.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    /// Host that serves the data.
+    /// Address of the host that serves the data.
     pub host: String,
+    /// The host's name, under which its memory is shared by whatever address it is read from.
+    pub memory_of: String,
     /// Its port, 902 as a rule.
     pub port: u16,
     /// What the host's certificate is verified by.

@@ -96,6 +96,8 @@ impl NfcOptions {
 pub struct NfcState {
     /// `host:port`.
     pub host: String,
+    /// The name under which the host's memory is shared.
+    pub memory_of: String,
     /// `nfc`, `vpxa-nfc`.
     pub service: String,
     /// The host's version of NFC.
@@ -274,9 +276,8 @@ impl NfcDisk {
         // Once: when it is tried again, nothing is given back, and nothing was refused.
         if let Some(had) = control.give_back().filter(|_| no_memory) {
             let state = lock(&self.state).clone();
-            let host = state.host.rsplit_once(':').map_or("", |(host, _)| host);
             // The ledger's folder was good a moment ago; without it the disk still gets smaller buffers.
-            let _ = self.ledger.lower(host, &state.service, had.total());
+            let _ = self.ledger.lower(&state.memory_of, &state.service, had.total());
             *lock(&self.most) = had.smaller().unwrap_or(had).total();
         }
         let most = *lock(&self.most);
@@ -361,6 +362,7 @@ impl NfcDisk {
 fn tell(state: &mut NfcState, made: &Made) {
     let Made { ticket, grant, session, notes, .. } = made;
     state.host = format!("{}:{}", ticket.host, ticket.port);
+    state.memory_of = ticket.memory_of.clone();
     state.service = ticket.service.clone();
     state.version = session.version;
     state.buffers = grant.buffers.to_string();
@@ -412,7 +414,7 @@ fn make(
     loop {
         let ticket = tickets.ticket()?;
         let grant =
-            ledger.reserve(&ticket.host, &ticket.service, most, options.patience).map_err(|error| {
+            ledger.reserve(&ticket.memory_of, &ticket.service, most, options.patience).map_err(|error| {
                 let kind = match error.kind() {
                     io::ErrorKind::TimedOut => NfcErrorKind::Memory,
                     _ => NfcErrorKind::Refused,
@@ -456,8 +458,8 @@ fn make(
             }
             NfcErrorKind::Memory => {
                 let lowered = ledger
-                    .lower(&ticket.host, &ticket.service, buffers.total())
-                    .unwrap_or_else(|_| ledger.budget(&ticket.host, &ticket.service));
+                    .lower(&ticket.memory_of, &ticket.service, buffers.total())
+                    .unwrap_or_else(|_| ledger.budget(&ticket.memory_of, &ticket.service));
                 notes.push(format!(
                     "the host has no NFC memory for buffers of {buffers}; drover now counts on {} there",
                     Bytes(lowered)

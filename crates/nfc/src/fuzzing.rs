@@ -53,6 +53,7 @@ pub fn handshake(bytes: &[u8]) {
     let way = Way { tls: Arc::new(NoTls), encrypted: true, timeout: LIMIT, trace: None, no_tag: false };
     let ticket = Ticket {
         host: "esx1".to_string(),
+        memory_of: "esx1".to_string(),
         port: 902,
         trust: Trust::System,
         service: "nfc".to_string(),
@@ -146,6 +147,7 @@ mod tests {
         let way = Way { tls: Arc::new(NoTls), encrypted: true, timeout: LIMIT, trace, no_tag: false };
         let ticket = Ticket {
             host: "esx1".to_string(),
+            memory_of: "esx1".to_string(),
             port: 902,
             trust: Trust::System,
             service: "nfc".to_string(),

@@ -62,18 +62,31 @@ impl Session {
     ) -> Result<NfcTicket, VsphereError> {
         let op = self.inner.op("ask for an NFC ticket for", vm);
         let vm = vm_ref(vm).tag("vm");
-        let host = match host {
-            "" => String::new(),
-            host => Moref::new("HostSystem", host).tag("hostForAccess"),
+        let one_disk = |method| {
+            let disk = format!("{vm}{}", tag("diskDeviceKey", &disk_key.to_string()));
+            let anywhere = || self.inner.ticket(&op, method, &disk);
+            if host.is_empty() {
+                return anywhere();
+            }
+            let there = format!("{disk}{}", Moref::new("HostSystem", host).tag("hostForAccess"));
+            match self.inner.ticket(&op, method, &there) {
+                // The VM may have moved to another host since: the server knows which.
+                Err(error) if error.fault.is_some() && error.kind != VsphereErrorKind::PermissionDenied => {
+                    anywhere().map_err(|_| error)
+                }
+                done => done,
+            }
         };
-        let one_disk = format!("{vm}{}{host}", tag("diskDeviceKey", &disk_key.to_string()));
         if access == NfcAccess::Write {
-            return self.inner.ticket(&op, "NfcRandomAccessOpenDisk", &one_disk);
+            return one_disk("NfcRandomAccessOpenDisk");
         }
         match self.inner.ticket(&op, "NfcGetVmFiles", &vm) {
             // The privileges differ, and an account may have only those of the other.
-            Err(error) if error.kind == VsphereErrorKind::PermissionDenied => {
-                self.inner.ticket(&op, "NfcRandomAccessOpenReadonly", &one_disk).map_err(|_| error)
+            Err(files) if files.kind == VsphereErrorKind::PermissionDenied => {
+                one_disk("NfcRandomAccessOpenReadonly").map_err(|disk| match disk.kind {
+                    VsphereErrorKind::PermissionDenied => files,
+                    _ => disk,
+                })
             }
             done => done,
         }

@@ -134,9 +134,8 @@ fn read(
     let measured = measure(&opened, MEASURE_BYTES_MAX, MEASURE_TIME_MAX, buffer_bytes)
         .map_err(|error| Failure::new(crate::exit::disk_exit(&error, ""), drover_engine::chain(&error)))?;
     let state = opened.state();
-    let place = state.host.rsplit_once(':').map_or("", |(host, _)| host);
     let used = way
-        .used(place, &state.service)
+        .used(&state.memory_of, &state.service)
         .map_err(|error| Failure::new(Exit::Internal, format!("the ledger of NFC memory: {error}")))?;
     Ok(told(&state, &measured, used))
 }

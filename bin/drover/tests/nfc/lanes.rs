@@ -32,7 +32,8 @@ impl Tickets for BySession {
         let ticket = self.session.nfc_ticket(&vm.id, disk.key, &vm.host_id, self.access).map_err(failed)?;
         let pin: Thumbprint = ticket.thumbprint.unwrap().parse().unwrap();
         Ok(Ticket {
-            host: ticket.host.unwrap(),
+            host: ticket.host.clone().unwrap(),
+            memory_of: ticket.host.unwrap(),
             port: ticket.port.unwrap(),
             trust: Trust::Thumbprint(pin),
             service: ticket.service,

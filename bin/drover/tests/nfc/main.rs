@@ -16,6 +16,9 @@ use common::process::{PATIENCE, wait_until};
 use common::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
+/// Has hosts read from the address of a network of theirs.
+const LOGIN: &str = "from: hosts\n    network: vmk0\n    user: root\n    password_env: DROVER_PASSWORD";
+
 /// A plan that reads by NFC, with keys of `nfc` and texts replaced.
 fn plan(stage: &Stage, name: &str, keys: &str, edits: &[(&str, &str)]) -> String {
     let nfc = format!("path: nfc\n    nfc: {{{keys}}}");
@@ -314,8 +317,7 @@ fn a_single_host_is_read_by_its_own_service_and_an_address_that_the_plan_names()
     assert!(note(&stage, &plan_esxi).contains("(nfc, "), "{}", note(&stage, &plan_esxi));
     drop(stage);
     let Some(stage) = Stage::new(138, one(4)) else { return };
-    let login = "from: hosts\n    network: vmk0\n    user: root\n    password_env: DROVER_PASSWORD";
-    let plan_login = plan(&stage, "login", "", &[("from: hosts", login)]);
+    let plan_login = plan(&stage, "login", "", &[("from: hosts", LOGIN)]);
     stage.migrate(&plan_login);
     assert_equal(&stage, "login", "one", 0, &stage.path("a"));
     let told = note(&stage, &plan_login);
@@ -332,16 +334,17 @@ fn two_programs_never_take_more_of_a_host_than_it_has() {
     };
     let answer_after = |ms: u32| stage.sim.post("/nfc/set", json!({"latency_ms": ms})).unwrap();
     answer_after(1_000);
-    let half = |name: &str, vms: std::ops::Range<usize>| {
+    let half = |name: &str, vms: std::ops::Range<usize>, from: &str| {
         let others: Vec<String> =
             (0..12).filter(|it| !vms.contains(it)).map(|it| format!("  - name: \"vm{it}\"\n")).collect();
         let mut edits: Vec<(&str, &str)> = others.iter().map(|other| (other.as_str(), "")).collect();
         edits.push(("\nvms:\n", "\nlimits: {disks: 8, vms_per_host: 8}\nvms:\n"));
         let folder = format!("/{name}-vms\n");
-        let nfc = [("path: https", "path: nfc"), ("/vms\n", folder.as_str())];
+        let nfc = [("path: https", "path: nfc"), ("/vms\n", folder.as_str()), ("from: hosts", from)];
         stage.plan(name, &[&nfc[..], &edits[..]].concat())
     };
-    let (first, second) = (half("first", 0..6), half("second", 6..12));
+    // One reads from the host's name, the other from the address of a network that it names.
+    let (first, second) = (half("first", 0..6, "from: hosts"), half("second", 6..12, LOGIN));
     let start = |plan: &str, state: &str| {
         let mut drover = stage.drover.command(&["migrate", plan]);
         drover.env("DROVER_STATE", stage.path(state)).stdout(Stdio::null()).stderr(Stdio::null());

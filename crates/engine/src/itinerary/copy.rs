@@ -15,7 +15,7 @@ use super::{Copied, Journey, Outcome, millis};
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{DiskActivity, Event, LiveDisk};
 use crate::parallel::in_parallel;
-use crate::provider::{Attachment, LinkBytes};
+use crate::provider::{Attachment, LinkBytes, all_notes};
 use crate::store::DiskRow;
 
 /// What the copy phase does at once.
@@ -99,7 +99,7 @@ impl Journey<'_> {
         let is_told = pass.as_ref().is_none_or(|pass| pass.is_last);
         let source = if is_whole { Arc::new(Unmapped(opened.disk)) } else { opened.disk };
         if self.context.target.is_one_way(self.planned)? {
-            return self.send_disk(disk, source, &opened.notes, stop);
+            return self.send_disk(disk, source, (opened.notes, opened.late), stop);
         }
         let target = self.context.target.open_disk(disk, self.planned, source.size())?;
         let job = CopyJob {
@@ -132,10 +132,11 @@ impl Journey<'_> {
             self.keep_begun(disk, &live.snapshot())?;
         }
         let report = result.map_err(|source| self.copy_error(disk, source, job.target.as_ref()))?;
+        let notes = all_notes(opened.notes, opened.late);
         // The source's disk is closed before its slot goes to another.
         drop(job);
         self.finish_disk(disk);
-        self.keep_copy(disk, &report, &opened.notes)?;
+        self.keep_copy(disk, &report, &notes)?;
         if is_told {
             self.tell_copied(disk, &report, link);
         }

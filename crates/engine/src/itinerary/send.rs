@@ -14,7 +14,7 @@ use drover_types::ByteSpan;
 use super::{Copied, Journey, Outcome};
 use crate::error::{Cause, EngineError};
 use crate::event::DiskActivity;
-use crate::provider::{OneWay, Upload};
+use crate::provider::{LateNotes, OneWay, Upload, all_notes};
 
 /// How often a disk is sent from its first byte, where a connection breaks: the guest is down meanwhile.
 const TRIES: usize = 3;
@@ -27,7 +27,7 @@ impl Journey<'_> {
         &self,
         disk: &PlannedDisk,
         source: Arc<dyn Disk>,
-        notes: &[String],
+        (notes, late): (Vec<String>, Option<LateNotes>),
         stop: &StopSignal,
     ) -> Outcome<Copied> {
         let target = self.context.target.one_way(disk, self.planned)?;
@@ -41,13 +41,14 @@ impl Journey<'_> {
             self.keep_begun(disk, &live.snapshot())?;
         }
         let (Uploaded { leaves, elapsed }, note) = result?;
+        let notes = all_notes(notes, late);
         // The source's disk is closed before its slot goes to another.
         drop(source);
         self.finish_disk(disk);
         let root = leaves.root().expect("what was sent whole has a root");
         let way = format!("{}; the root is of what was sent, nothing was read back", target.way());
         self.note(format!("{label}: {way}"));
-        let notes: Vec<String> = notes.iter().cloned().chain([way]).collect();
+        let notes: Vec<String> = notes.into_iter().chain([way]).collect();
         let (snapshot, pass) = (live.snapshot(), None);
         let report = CopyReport { root, leaves, snapshot, elapsed, note, pass };
         self.keep_copy(disk, &report, &notes)?;

@@ -655,7 +655,7 @@ impl SourceProvider for World {
             state.guests_write();
             let frozen = state.tracks.frozen.get(&(snapshot.to_string(), name.clone()));
             let disk = self.at_work.open(frozen.unwrap_or(&self.sources[&name]).clone(), vm);
-            OpenedSource { disk, notes: Vec::new() }
+            OpenedSource { disk, notes: Vec::new(), late: None }
         })
     }
 
