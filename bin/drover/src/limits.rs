@@ -1,6 +1,7 @@
 //! Keeping to limits on the way to a site: those of a run, and that of the site, shared with all who send there.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -24,11 +25,28 @@ pub struct Own {
     pub limits: Vec<DayLimit>,
     /// Bytes a second at every hour.
     pub rate: Option<u64>,
+    /// How many runs share the limits.
+    pub sharers: Sharers,
 }
 
 impl Own {
     fn at(&self, seconds: u64) -> Option<u64> {
-        [limit_at(&self.limits, seconds), self.rate].into_iter().flatten().min()
+        let of_all = limit_at(&self.limits, seconds).map(|rate| (rate / self.sharers.count()).max(1));
+        [of_all, self.rate].into_iter().flatten().min()
+    }
+}
+
+/// How many runs share a plan's limits on the way: one, unless somebody says more. It may change at any time.
+#[derive(Clone, Default)]
+pub struct Sharers(Arc<AtomicU64>);
+
+impl Sharers {
+    pub fn set(&self, count: u64) {
+        self.0.store(count, Relaxed);
+    }
+
+    fn count(&self) -> u64 {
+        self.0.load(Relaxed).max(1)
     }
 }
 
@@ -261,6 +279,17 @@ mod tests {
         let _ = limit.take(100 * WHOLE);
         keeper.look(limit);
         limit.bytes_per_second().unwrap()
+    }
+
+    #[test]
+    fn runs_that_share_a_plans_limit_have_a_part_each() {
+        let limits = vec![DayLimit { from: 0, to: 0, bytes_per_second: WHOLE }];
+        let own = Own { limits, ..Own::default() };
+        let at = |count: u64| {
+            own.sharers.set(count);
+            own.at(drover_agent::now()).unwrap()
+        };
+        assert_eq!([0, 1, 4, u64::MAX].map(at), [WHOLE, WHOLE, WHOLE / 4, 1]);
     }
 
     #[test]

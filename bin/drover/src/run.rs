@@ -21,6 +21,7 @@ use crate::exit::{Exit, Failure};
 use crate::foresight;
 use crate::hooks::Outside;
 use crate::inventories;
+use crate::limits::Sharers;
 use crate::log::Logged;
 use crate::plan_file::{self, PlanFile};
 use crate::policy::PlanPolicy;
@@ -58,6 +59,8 @@ pub struct Setting<'a> {
     pub memory: Option<&'a MemoryBudget>,
     /// The one VM that is meant, by what tells it from others, where the plan was made for it.
     pub meant: Option<&'a Meant>,
+    /// How many runs share the plan's `rate_limit`.
+    pub sharers: &'a Sharers,
     /// As of [`Runner`].
     pub leave: &'a Leave<'a>,
 }
@@ -133,7 +136,7 @@ impl Prepared {
         start: bool,
         setting: &Setting<'_>,
     ) -> Result<Prepared, Failure> {
-        let Setting { store, state, stop, words, policy, meant, .. } = *setting;
+        let Setting { store, state, stop, words, policy, meant, sharers, .. } = *setting;
         policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
         let provider = Provider::open(&file, state)?;
         provider.stop_when(stop);
@@ -157,7 +160,7 @@ impl Prepared {
             meant.map_or(Ok(()), |meant| meant.check_alone(&resolution.vms))?;
         }
         resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
-        let target = PlanTarget::new(&file, &inventory.about, state, stop);
+        let target = PlanTarget::shared(&file, &inventory.about, state, stop, sharers);
         target.site().map_or(Ok(()), |site| site?.dial())?;
         let site = plan::judge(&file, &mut resolution, &begun, (&provider, &target), false);
         for told in [plan::told_hosts(&resolution, false), site].iter().filter(|told| !told.is_empty()) {

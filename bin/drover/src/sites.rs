@@ -98,7 +98,7 @@ pub fn dialler(
     let folder = folder(state)?;
     let identity = identity(&folder)?;
     let peer = dialled(folder.clone(), name)?;
-    let limit = followed(folder, &peer, Own { limits: limits.to_vec(), rate });
+    let limit = followed(folder, &peer, Own { limits: limits.to_vec(), rate, ..Own::default() });
     let is_told = AtomicBool::new(false);
     Ok(move || {
         let session =

@@ -25,6 +25,7 @@ use drover_qemu::MachineSpec;
 use drover_types::inventory::About;
 
 use crate::exit::Failure;
+use crate::limits::Sharers;
 use crate::plan_file::PlanFile;
 use conversion::OnThisMachine;
 use here::Here;
@@ -82,11 +83,24 @@ pub struct Setting {
     pub origin: String,
     pub state: Option<PathBuf>,
     pub stop: StopSignal,
+    /// How many runs share the target's `rate_limit`.
+    pub sharers: Sharers,
 }
 
 impl PlanTarget {
     /// The target of a plan; one at a site is not dialled yet.
     pub fn new(file: &PlanFile, about: &About, state: Option<&Path>, stop: &StopSignal) -> Self {
+        PlanTarget::shared(file, about, state, stop, &Sharers::default())
+    }
+
+    /// The same, whose `rate_limit` other runs share.
+    pub fn shared(
+        file: &PlanFile,
+        about: &About,
+        state: Option<&Path>,
+        stop: &StopSignal,
+        sharers: &Sharers,
+    ) -> Self {
         let origin = format!("{} {}", about.product, about.version).trim().to_string();
         let about = Setting {
             plan: file.plan.name.clone(),
@@ -95,6 +109,7 @@ impl PlanTarget {
             origin,
             state: state.map(Path::to_path_buf),
             stop: stop.clone(),
+            sharers: sharers.clone(),
         };
         let here = Arc::new(Here::new(&about));
         let sites = Arc::new(Sites::new(&about));

@@ -9,6 +9,7 @@ use drover_view::{Display, DisplayMode, clean};
 use crate::cli::{MigrateArgs, NamedArgs, ResumeArgs, RunArgs};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
+use crate::limits::Sharers;
 use crate::own::OwnedStore;
 use crate::plan_file::{self, PlanFile};
 use crate::run::{Prepared, Setting, Words, check_not_given_up, exit_of, file_of, give_up};
@@ -56,6 +57,7 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
         schedule: None,
         memory: None,
         meant: None,
+        sharers: &Sharers::default(),
         leave: &|| Ok(()),
     };
     let name = file.plan.name.clone();

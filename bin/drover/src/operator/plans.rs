@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
 use drover_operator::begun::Begun;
 use drover_operator::layout::{Existing, Laid, lay_out};
-use drover_operator::model::{Condition, MigrationSpec, Phase, Pinned, ProviderSpec, set_condition};
+use drover_operator::model::{Condition, MigrationSpec, Phase, Pinned, ProviderSpec, Work, set_condition};
 use drover_operator::objects::{self, Note};
 use drover_operator::time::Moment;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,8 @@ pub struct PlanStatus {
     migrations: u64,
     done: u64,
     failed: u64,
+    /// Workers that move its VMs: they share its `rate_limit`.
+    running: u64,
     refused: Vec<Left>,
     conditions: Vec<Condition>,
 }
@@ -122,6 +124,8 @@ struct Sum {
     migrations: u64,
     done: u64,
     failed: u64,
+    /// Those with a worker that moves.
+    running: u64,
 }
 
 /// A Provider, as it was seen last.
@@ -506,14 +510,16 @@ impl Operator {
             sum.migrations += 1;
             sum.done += u64::from(it.status.phase == Phase::Done);
             sum.failed += u64::from(it.status.phase == Phase::Failed);
+            sum.running += u64::from(it.status.job.as_ref().is_some_and(|job| job.work == Work::Move));
         }
         Some(sums)
     }
 
     fn count(&mut self, name: &str, sum: Option<Sum>) -> Result<(), KubeError> {
-        let Some(Sum { migrations, done, failed }) = sum else { return Ok(()) };
+        let Some(Sum { migrations, done, failed, running }) = sum else { return Ok(()) };
         self.write(name, |status| {
             (status.migrations, status.done, status.failed) = (migrations, done, failed);
+            status.running = running;
         })
     }
 }

@@ -31,6 +31,7 @@ use super::{Kind, Meta, failure, namespace, path_of};
 use crate::cli::OperatorWorkerArgs;
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
+use crate::limits::Sharers;
 use crate::own::OwnedStore;
 use crate::plan_file::{PlanFile, parse_quietly};
 use crate::policy::PlanPolicy;
@@ -41,6 +42,8 @@ use crate::signals::stop_on_signals;
 const LOOK: Duration = Duration::from_secs(2);
 /// Without an answer for so long it stops: another may have been made in its place.
 const UNSEEN_MAX: Duration = Duration::from_secs(30);
+/// How often it looks how many workers share the plan's `rate_limit`.
+const SHARERS_EVERY: Duration = Duration::from_secs(10);
 /// How long one answer is waited for: the two above are to be kept on a line that swallows all.
 const ANSWER_MAX: Duration = Duration::from_secs(8);
 /// How long the first and the last word are tried to be said.
@@ -124,6 +127,14 @@ impl Post {
         }
     }
 
+    /// Looks how many workers the plan has. Without an answer, and without the plan, it stays as it was.
+    fn count_sharers(&self, plan: &str, sharers: &Sharers) {
+        let found = self.cluster.get(plan).ok().flatten();
+        if let Some(count) = found.and_then(|plan| plan["status"]["running"].as_u64()) {
+            sharers.set(count);
+        }
+    }
+
     /// Whether it is still meant.
     fn is_mine(&self) -> Result<bool, KubeError> {
         self.read().map(|found| self.fence.holds(&found))
@@ -203,6 +214,8 @@ struct Desk<'a> {
     held: Arc<Held>,
     stop: StopSignal,
     board: Board,
+    /// Workers of the plan's VMs, which share its `rate_limit`.
+    sharers: Sharers,
 }
 
 /// Moves or undoes a VM.
@@ -244,6 +257,7 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
         held,
         stop: stop.clone(),
         board,
+        sharers: Sharers::default(),
     };
     let is_over = Arc::new(AtomicBool::new(false));
     let told = found["status"]["progress"]["doneBytes"].as_u64().unwrap_or_default();
@@ -345,6 +359,10 @@ fn watch(
     let mut refused = String::new();
     let total = total_bytes(&desk.spec);
     let mut seen = Instant::now();
+    let (sharers, plan_ref) =
+        (desk.sharers.clone(), path_of(Kind::Plan, &desk.namespace, &desk.spec.plan_ref.name));
+    let is_limited = moves && !desk.spec.plan["target"]["rate_limit"].is_null();
+    let mut counted: Option<Instant> = None;
     let thread = std::thread::Builder::new().name("watch".into());
     let run = move || {
         while !is_over.load(Ordering::SeqCst) {
@@ -381,6 +399,10 @@ fn watch(
                 crate::out::say(format_args!("{why}: stopping"));
                 stop.stop();
                 return;
+            }
+            if is_limited && counted.is_none_or(|at| at.elapsed() >= SHARERS_EVERY) {
+                post.count_sharers(&plan_ref, &sharers);
+                counted = Some(Instant::now());
             }
             let done = done_bytes(&board, total);
             // It is only ever told when it is more, and unsaid it is told the next time.
@@ -550,6 +572,7 @@ impl Desk<'_> {
             schedule: None,
             memory: None,
             meant: Some(&meant),
+            sharers: &self.sharers,
             leave: &leave,
         };
         let prepared = Prepared::new(file, others, false, &setting).map_err(|failure| words.with(failure))?;

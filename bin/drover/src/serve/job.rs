@@ -16,6 +16,7 @@ use serde_json::json;
 use super::Daemon;
 use super::decide::wanted_after;
 use crate::exit::{Exit, Failure};
+use crate::limits::Sharers;
 use crate::plan_file::{has_problems, parse_quietly};
 use crate::run::{Prepared, Setting, Words, exit_of, give_up};
 
@@ -191,6 +192,7 @@ impl Daemon {
             schedule: Some(&self.0.schedule),
             memory: Some(&self.0.memory),
             meant: None,
+            sharers: &Sharers::default(),
             leave: &|| Ok(()),
         };
         let prepare = || {

@@ -80,6 +80,7 @@ impl Scene {
             origin: "a test".into(),
             state: Some(self.folder.join("state")),
             stop: StopSignal::default(),
+            sharers: crate::limits::Sharers::default(),
         }
     }
 }

@@ -212,7 +212,8 @@ impl Claims {
         let key = sites::identity(&folder).map_err(told)?.fingerprint();
         let limit = self.limit.get_or_init(|| {
             let nobody = Peer::new("kubevirt", key, Vec::new(), 0);
-            followed(folder, &nobody, Own { limits: self.about.target.rate_limit.clone(), rate: None })
+            let limits = self.about.target.rate_limit.clone();
+            followed(folder, &nobody, Own { limits, rate: None, sharers: self.about.sharers.clone() })
         });
         Ok(limit.clone())
     }
