@@ -590,7 +590,8 @@ mod tests {
         fn disks_start_with(&self, first: u8, second: u8) -> bool {
             let read = format!("read -q -P {second} 0 64k");
             let mut command = drover_child::command("qemu-io", Kind::Plain);
-            command.args(["-f", "qcow2", "-c", &read]).arg(&self.spec.disks[1].path);
+            // A program that was just ended may still have it open.
+            command.args(["-r", "-U", "-f", "qcow2", "-c", &read]).arg(&self.spec.disks[1].path);
             // qemu-io tells a differing pattern only in words.
             let ended = child::run(&mut command, Duration::from_secs(60)).unwrap();
             let differs = String::from_utf8_lossy(&ended.stdout).contains("failed");
