@@ -59,6 +59,7 @@ fn nic_of(nic: &PlannedNic) -> MachineNic {
     MachineNic {
         mac: nic.mac.clone(),
         attach: match &nic.target {
+            _ if !nic.connected => Attach::None,
             NetworkTarget::Bridge(name) => Attach::Bridge(name.clone()),
             NetworkTarget::User => Attach::User,
             // What only libvirt or KubeVirt attaches a NIC to is told to it alone.
@@ -150,6 +151,7 @@ fn disk_spec(image: &Path, disk: &MachineDisk) -> DiskSpec {
 fn nic_spec(nic: &MachineNic) -> NicSpec {
     NicSpec {
         mac: nic.mac.clone(),
+        is_up: true,
         attach: match &nic.attach {
             Attach::Bridge(name) => NicAttach::Bridge(name.clone()),
             Attach::User => NicAttach::User,

@@ -108,6 +108,8 @@ struct Interface {
     name: String,
     mac_address: String,
     model: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
     #[serde(flatten)]
     binding: BTreeMap<&'static str, Value>,
 }
@@ -278,6 +280,7 @@ impl Attached {
                 "e1000e" => "e1000e",
                 _ => "virtio",
             },
+            state: (!nic.connected).then_some("down"),
             binding: [(binding, json!({}))].into(),
         }
     }

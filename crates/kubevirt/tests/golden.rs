@@ -26,6 +26,7 @@ fn planned(target: &str, change: impl FnOnce(&mut Vm)) -> (PlannedVm, Kubevirt) 
         mac: mac.into(),
         network: network.into(),
         model: model.into(),
+        connected: true,
         ..Nic::default()
     };
     let mut vm = Vm {
@@ -135,6 +136,14 @@ fn a_bios_guest_with_all_kinds_of_nics() {
             },
         })
     );
+}
+
+#[test]
+fn a_nic_that_is_disconnected_has_its_link_down() {
+    let (vm, kubevirt) = planned("", |vm| vm.nics[1].connected = false);
+    let machine = vm::virtual_machine(&vm, &kubevirt, &About::default());
+    let interfaces = &machine["spec"]["template"]["spec"]["domain"]["devices"]["interfaces"];
+    assert!(interfaces[0].get("state").is_none() && interfaces[1]["state"] == "down", "{interfaces:#}");
 }
 
 #[test]

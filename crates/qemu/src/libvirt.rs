@@ -342,7 +342,7 @@ fn write_nic(xml: &mut Xml, nic: &NicSpec) {
         NicAttach::User | NicAttach::None => {}
     }
     xml.leaf("model", &[("type", nic_model(nic.model))]);
-    if nic.attach == NicAttach::None {
+    if nic.attach == NicAttach::None || !nic.is_up {
         xml.leaf("link", &[("state", "down")]);
     }
     // No boot from the network is set up, and the ROM is in a package of its own that may be missing.
@@ -589,7 +589,9 @@ mod tests {
             NicAttach::Direct("eth0.7".into()),
         ];
         let models = [NicModel::Virtio, NicModel::E1000e, NicModel::E1000, NicModel::Vmxnet3];
-        let nics = attach.iter().flat_map(|a| models.map(|m| nic(a.clone(), m))).collect();
+        let nics: Vec<NicSpec> = attach.iter().flat_map(|a| models.map(|m| nic(a.clone(), m))).collect();
+        let unplugged = nics.iter().map(|nic| NicSpec { is_up: false, ..nic.clone() }).collect();
+        specs.push(MachineSpec { nics: unplugged, ..base.clone() });
         specs.push(MachineSpec { nics, ..base.clone() });
         specs.push(MachineSpec {
             name: "größe <&'\"> 日本/x".into(),

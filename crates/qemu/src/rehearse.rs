@@ -135,6 +135,7 @@ impl Prepared {
     pub fn start(mut self, forwards: &[Forward]) -> Result<Rehearsal, QemuError> {
         for (number, nic) in self.spec.nics.iter_mut().enumerate() {
             nic.attach = if number == 0 { NicAttach::User } else { NicAttach::None };
+            nic.is_up = true;
         }
         let detected = match self.spec.accelerator {
             Accelerator::Auto => Accelerator::detect(),

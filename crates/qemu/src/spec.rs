@@ -179,6 +179,8 @@ pub struct NicSpec {
     pub mac: String,
     /// What it is plugged into.
     pub attach: NicAttach,
+    /// Whether its link is up. QEMU itself is not told: it leaves one that is down unplugged.
+    pub is_up: bool,
     /// Model the guest finds.
     pub model: NicModel,
 }
@@ -384,7 +386,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn nic(attach: NicAttach, model: NicModel) -> NicSpec {
-        NicSpec { mac: "00:50:56:aa:bb:cc".into(), attach, model }
+        NicSpec { mac: "00:50:56:aa:bb:cc".into(), attach, is_up: true, model }
     }
 
     /// QEMU refuses such an image with `cache.direct=on` where its storage has sectors of 4 KiB, or its head is a hole:

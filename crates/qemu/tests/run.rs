@@ -73,7 +73,7 @@ fn raw_disk(folder: &Path, index: usize, bus: DiskBus) -> DiskSpec {
 }
 
 fn nic(index: u8, attach: NicAttach, model: NicModel) -> NicSpec {
-    NicSpec { mac: format!("00:50:56:aa:bb:{index:02x}"), attach, model }
+    NicSpec { mac: format!("00:50:56:aa:bb:{index:02x}"), attach, is_up: true, model }
 }
 
 fn options() -> RunOptions {

@@ -220,7 +220,7 @@ impl Domains {
             disk.serial = DiskSpec::serial_of(&planned.disk.uuid, disk.bus);
         }
         for (nic, planned) in spec.nics.iter_mut().zip(&vm.nics) {
-            nic.attach = attach(planned);
+            (nic.attach, nic.is_up) = (attach(planned), planned.connected);
         }
         if let Some(cache) = self.about.target.libvirt().and_then(|libvirt| libvirt.cache) {
             spec.cache = match cache {
