@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use drover_agent::host::{DEVICES, Device, device_in};
 use drover_agent::machine::{Accelerator, Attach, Firmware, Lack, Machine};
-use drover_plan::UefiFiles;
+use drover_plan::{PlannedDisk, PlannedVm, Problem, UefiFiles};
 use drover_qemu::Ovmf;
+use drover_types::Bytes;
 
 const KVM: &str = "/dev/kvm";
 const QEMU: &str = "qemu-system-x86_64";
@@ -73,6 +74,24 @@ fn kvm_lack(device: &Path) -> Option<Lack> {
     let error = std::fs::OpenOptions::new().read(true).write(true).open(device).err()?;
     let what = format!("{} cannot be opened, and the plan wants KVM: {error}", device.display());
     Some(lack(what, "load the kvm module and let this user use it, or write `accelerator: auto`"))
+}
+
+/// A disk whose raw image is larger than a file can be in a folder that is there.
+pub fn too_large(folder: &Path, vm: &PlannedVm, disk: &PlannedDisk) -> Option<Problem> {
+    let bytes = disk.disk.capacity_bytes;
+    // What else is wrong with the folder is told by those who look at it.
+    if drover_disk::can_hold_file(folder, bytes).unwrap_or(true) {
+        return None;
+    }
+    let text = format!(
+        "{} of {} has {}, and the file system of {} holds no file as large",
+        disk.disk.label,
+        vm.vm.name,
+        Bytes(bytes),
+        folder.display()
+    );
+    let advice = "choose a folder on XFS, or `format: qcow2`, whose file is as large as what the disk holds";
+    Some(Problem::error("target.format", text).advise(advice))
 }
 
 #[cfg(test)]

@@ -32,8 +32,8 @@ pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
 pub use check::{check_request, check_span};
 pub use error::{DiskError, DiskErrorKind, DiskOp};
 pub use file::{
-    FileDisk, FileKind, HostFile, LockedFile, OpenTarget, check_no_writer, free_bytes, holds_nothing,
-    is_writable_dir,
+    FileDisk, FileKind, HostFile, LockedFile, OpenTarget, can_hold_file, check_no_writer, free_bytes,
+    holds_nothing, is_writable_dir,
 };
 pub use lanes::Lanes;
 pub use memory::MemDisk;

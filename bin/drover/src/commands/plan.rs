@@ -7,8 +7,9 @@ use drover_engine::{Clock, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
-    At, Begun, Concern, Cutover, DraftOptions, DraftSource, ManifestUse, OvaSource, Plan, PlanWave,
-    PlannedVm, Problem, Resolution, Target, TargetHost, TargetKind, Weight, resolve, space_needed,
+    At, Begun, Concern, Cutover, DraftOptions, DraftSource, ImageFormat, ManifestUse, OvaSource, Plan,
+    PlanWave, PlannedDisk, PlannedVm, Problem, Resolution, Target, TargetHost, TargetKind, Weight, resolve,
+    space_needed,
 };
 use drover_types::inventory::Inventory;
 use drover_types::{Bytes, Opening};
@@ -22,6 +23,7 @@ use crate::exit::{Exit, Failure};
 use crate::far;
 use crate::hooks::hook_problems;
 use crate::inspection::{Inspected, inspect_plan};
+use crate::lacks::too_large;
 use crate::plan_file::{self, PlanFile};
 use crate::policy::PlanPolicy;
 use crate::provider::Provider;
@@ -56,6 +58,7 @@ pub fn judge_here(file: &PlanFile, provider: &Provider, inventory: &Inventory, r
     let Target { kind, via, .. } = &file.plan.target;
     if via.is_none() && matches!(kind, TargetKind::Qemu) {
         resolution.problems.extend(space_problems(file, resolution));
+        resolution.problems.extend(size_problems(resolution));
     }
 }
 
@@ -169,6 +172,18 @@ fn space_problems(file: &PlanFile, resolution: &Resolution) -> Vec<Problem> {
         }
     }
     problems
+}
+
+/// Images that are larger than a file of their folder's file system can be.
+fn size_problems(resolution: &Resolution) -> Vec<Problem> {
+    let problem = |folder: &Path| {
+        let of_folder = |disk: &&PlannedDisk| disk.base == folder;
+        let images = resolution.vms.iter().filter(|vm| vm.format == ImageFormat::Raw);
+        let images = images.flat_map(|vm| vm.disks.iter().filter(of_folder).map(move |disk| (vm, disk)));
+        let (vm, disk) = images.max_by_key(|(_, disk)| disk.disk.capacity_bytes)?;
+        too_large(&nearest_existing(folder), vm, disk)
+    };
+    space_needed(resolution).keys().filter_map(|folder| problem(folder)).collect()
 }
 
 /// Bytes that images of this plan take below a folder already, from an earlier try.

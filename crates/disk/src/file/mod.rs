@@ -33,7 +33,7 @@ pub use blank::holds_nothing;
 pub use host::HostFile;
 pub use in_use::check_no_writer;
 pub use locked::LockedFile;
-pub use preflight::{free_bytes, is_writable_dir};
+pub use preflight::{can_hold_file, free_bytes, is_writable_dir};
 pub use target::OpenTarget;
 
 use std::collections::VecDeque;

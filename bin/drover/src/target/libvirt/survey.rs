@@ -18,7 +18,7 @@ use drover_types::Bytes;
 use drover_types::inventory::Firmware;
 
 use super::{Domains, block, volume_name};
-use crate::lacks::ANOTHER_BRIDGE;
+use crate::lacks::{ANOTHER_BRIDGE, too_large};
 use crate::target::there::There;
 
 /// The host of a daemon: the one whose disks, devices and files count.
@@ -186,6 +186,11 @@ impl Domains {
                     .saturating_sub(there)
             };
             let (needed, thick) = (sum(&|_| true), sum(&|thin| is_thick || thin == Some(false)));
+            let raw = disks().filter(|(vm, _)| !is_thick && vm.format == ImageFormat::Raw);
+            let largest = raw.max_by_key(|(_, disk)| disk.disk.capacity_bytes);
+            if let (Ground::Here, Some((vm, disk))) = (ground, largest) {
+                problems.extend(too_large(&pool.path, vm, disk));
+            }
             let free = pool.available_bytes;
             let text = |bytes| {
                 format!("pool {name} has {} free, and the disks may take {}", Bytes(free), Bytes(bytes))
