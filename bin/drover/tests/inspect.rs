@@ -7,7 +7,9 @@ mod common;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::debian::{HAS_DRIVERS, VIRTIO, debian, disk_of, partition, put_converter, put_converter_tried};
+use common::debian::{
+    HAS_DRIVERS, VIRTIO, debian, disk_of, partition, put_converter, put_converter_tried, put_windows_tools,
+};
 use common::process::{PATIENCE, wait_until};
 use common::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
@@ -261,6 +263,56 @@ fn work_for_the_first_boot_is_given_to_the_converter_and_refused_where_it_cannot
     assert!(told.contains(&format!("--firstboot\n{}\n", stage.path("first.sh").display())), "{told}");
     let report = stage.report(&good).to_string();
     assert!(report.contains("; for its first boot: ") && report.contains("first.sh"), "{report}");
+}
+
+/// The tools of a guest that is off tell nothing, and a run that goes on then knows its addresses all the same.
+#[test]
+fn windows_gets_the_addresses_that_its_tools_told_while_it_ran() {
+    let Some(stage) = Stage::new(181, |folder| {
+        let nics = json!([
+            {"network": "VM Network", "mac": "00:50:56:aa:00:01", "addresses": ["192.0.2.7/24"], "gateway": "192.0.2.1", "dns": ["192.0.2.53"]},
+            {"network": "VM Network", "mac": "00:50:56:aa:00:02"},
+        ]);
+        let about =
+            json!({"guest_id": "windows2019srv_64Guest", "power": "on", "tools": "running", "nics": nics});
+        vec![with(vm("win", &[&disk_file(folder, "a", 24 * MIB)]), about)]
+    }) else {
+        return;
+    };
+    let tells =
+        "[ \"$1\" != --help ] || { echo --write; exit; }\nprintf '%s\\n' \"$@\" >\"$(dirname \"$0\")/told\"";
+    let tools = stage.path("tools");
+    let path = put_converter(&tools, &format!("{tells}\n{HAS_DRIVERS}"));
+    let command = |words: &[&str]| {
+        let mut command = stage.drover.command(words);
+        command.env("PATH", &path).envs(put_windows_tools(&tools));
+        command
+    };
+    let run = |words: &[&str]| {
+        let output = command(words).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let plain = stage.plan("plain", &[("convert: never", "convert: auto")]);
+    let (code, text) = run(&["plan", "check", &plain]);
+    assert!(
+        code == Some(0) && text.contains("has fixed addresses (192.0.2.7/24), which stay with its old card"),
+        "{text}"
+    );
+    let plan = stage.plan("keep", &[("convert: never", "convert: auto\nkeep_addresses: true")]);
+    stage.sim.post("/fault/http", json!({"path": "/folder", "bytes_per_s": 4 * MIB, "count": -1})).unwrap();
+    let mut running = command(&["migrate", &plan]).spawn().unwrap();
+    wait_until("the guest is off and its disk is copied", PATIENCE, || {
+        stage.sim.vm("win").unwrap()["power"] != "on" && stage.served() > 4 * MIB
+    });
+    running.kill().unwrap();
+    running.wait().unwrap();
+    stage.sim.post("/fault/clear", json!({})).unwrap();
+    let (code, text) = run(&["resume", "keep"]);
+    assert_eq!(code, Some(0), "{text}");
+    let told = std::fs::read_to_string(tools.join("told")).unwrap();
+    assert!(told.contains("--mac\n00:50:56:aa:00:01:ip:192.0.2.7,192.0.2.1,24,192.0.2.53\n"), "{told}");
+    assert!(!told.contains("00:50:56:aa:00:02:ip"), "{told}");
 }
 
 #[test]

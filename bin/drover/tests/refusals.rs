@@ -224,6 +224,28 @@ fn garbage_and_answers_that_never_end_are_given_up() {
     stage.migrate(&plan);
 }
 
+/// A VM that is to stay because of its tag would move if nobody knows its tags.
+#[test]
+fn a_plan_that_goes_by_tags_is_refused_while_tags_cannot_be_read() {
+    let Some(stage) = Stage::new(28, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        vec![vm("one", &[&a]), with(vm("sealed", &[&a]), json!({"tags": ["move:never"]}))]
+    }) else {
+        return;
+    };
+    let by_tag = [
+        ("  - name: \"sealed\"\n", "exclude:\n  - tag: 'move:never'\n"),
+        ("  - name: \"one\"\n", "  - glob: '*'\n"),
+    ];
+    let plan = stage.plan("tags", &by_tag);
+    let fault = json!({"path": "/rest", "status": 503, "count": -1});
+    stage.sim.post("/fault/http", fault).unwrap();
+    refused(&stage, &plan, 3, &["exclude[0]", "which VMs have the tag 'move:never' is not known"]);
+    stage.sim.post("/fault/clear", json!({})).unwrap();
+    stage.migrate(&plan);
+    assert_eq!(stage.report("tags")["vms"].as_array().unwrap().len(), 1);
+}
+
 #[test]
 fn missing_rights_are_named_before_anything_is_touched() {
     let Some(stage) = Stage::new(25, |folder| {

@@ -45,6 +45,8 @@ pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
     if others == Others::LeftOut {
         let ids: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
         inventory.vms.retain(|vm| ids.contains(vm.id.as_str()));
+        // They have those of then.
+        inventory.tags_unknown = None;
     }
 }
 
@@ -52,6 +54,14 @@ fn take_back(now: &mut Vm, then: &Vm) {
     now.name.clone_from(&then.name);
     now.folder.clone_from(&then.folder);
     now.tags.clone_from(&then.tags);
+    // A VM that is off tells whether a NIC is to be connected at its next start, which may differ.
+    for nic in &mut now.nics {
+        if let Some(was) = then.nics.iter().find(|was| was.mac == nic.mac) {
+            nic.connected = was.connected;
+            // The tools of a guest that is off tell nothing.
+            nic.fixed = nic.fixed.take().or_else(|| was.fixed.clone());
+        }
+    }
     let disk = |was: &VmDisk| match now.disks.iter().find(|disk| disk.key == was.key) {
         Some(is) => VmDisk {
             label: was.label.clone(),
@@ -67,7 +77,7 @@ fn take_back(now: &mut Vm, then: &Vm) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use drover_types::inventory::{About, Host, PowerState};
+    use drover_types::inventory::{About, Host, Nic, PowerState};
 
     use super::*;
     use crate::{Plan, resolve};
@@ -158,6 +168,36 @@ mod tests {
         assert_eq!(wave(&plan("{name: web01}"), on("h3")), "two", "somebody edited the plan");
         let gone = Plan::parse(&format!("{PLAN}waves: [{{name: other, vms: [{{glob: '*'}}]}}]\n")).unwrap();
         assert_eq!(wave(&gone, on("h1")), "other", "its wave is no more");
+    }
+
+    #[test]
+    fn a_nic_stays_as_it_was_when_the_vm_ran() {
+        let with = |connected: bool| {
+            let nic = Nic { mac: "00:50:56:aa:bb:cc".into(), connected, ..Nic::default() };
+            Vm { nics: vec![nic], ..vm("vm-1", "web01") }
+        };
+        let text = format!("{PLAN}networks: {{'*': user}}\n");
+        let planned = resolve(&Plan::parse(&text).unwrap(), &inventory(vec![with(true)])).vms.remove(0);
+        let mut now = inventory(vec![with(false)]);
+        as_begun(&mut now, &[Begun { planned, has_arrived: false }], Others::LeftOut);
+        assert!(now.vms[0].nics[0].connected);
+    }
+
+    #[test]
+    fn tags_are_those_of_then_and_need_not_be_known_again() {
+        let then = Vm { tags: vec!["env:a".into()], ..vm("vm-1", "web01") };
+        let text = PLAN.replace("glob: 'web*'", "tag: 'env:a'");
+        let plan = Plan::parse(&text).unwrap();
+        let planned = resolve(&plan, &inventory(vec![then])).vms.remove(0);
+        let begun = [Begun { planned, has_arrived: false }];
+        let resumed = |others| {
+            let mut now = inventory(vec![vm("vm-1", "web01")]);
+            now.tags_unknown = Some("503".into());
+            as_begun(&mut now, &begun, others);
+            resolve(&plan, &now).is_ok()
+        };
+        assert!(resumed(Others::LeftOut));
+        assert!(!resumed(Others::Selected), "others may have the tag");
     }
 
     #[test]

@@ -65,6 +65,8 @@ pub struct ConcernContext {
     pub convert: Option<Convert>,
     /// Bus of the disks.
     pub disk_bus: Option<DiskBusChoice>,
+    /// Whether Windows is given fixed addresses anew.
+    pub gives_addresses: bool,
     /// How it moves while it runs, if it does.
     pub warm: Option<Warm>,
     /// Whether its disks may be read in another way than by NFC, which alone follows the chain of an earlier snapshot's files.
@@ -82,7 +84,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("disk-has-parent", Weight::Blocks, "the disk's file holds only changes to another file"),
     ("consolidation-needed", Weight::Blocks, "files of removed snapshots are still in use"),
     ("shared-disk", Weight::Blocks, "several VMs may write the disk"),
-    ("encrypted", Weight::Blocks, "VM or disk is encrypted"),
+    ("encrypted", Weight::Blocks, "a disk is encrypted"),
     ("empty-disk", Weight::Blocks, "the disk has 0 bytes"),
     ("odd-capacity", Weight::Blocks, "the capacity is no multiple of 512"),
     ("suspended", Weight::Blocks, "the VM is suspended"),
@@ -91,11 +93,13 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("running", Weight::Warning, "the VM runs"),
     ("tools-not-running", Weight::Warning, "the guest cannot be asked to shut down"),
     ("passthrough", Weight::Warning, "a device of the host is passed through"),
+    ("encrypted-settings", Weight::Warning, "the VM's settings are encrypted, as with every virtual TPM"),
     ("vtpm", Weight::Warning, "the VM has a virtual TPM, whose content stays behind"),
     ("unknown-firmware", Weight::Warning, "the firmware is not known"),
     ("secure-boot", Weight::Info, "secure boot is on"),
     ("uefi-variables", Weight::Info, "UEFI variables such as boot entries stay behind"),
     ("needs-drivers", Weight::Warning, "the guest id names a system that comes without virtio drivers"),
+    ("fixed-addresses", Weight::Warning, "Windows has fixed addresses, which stay with its old card"),
     ("host-power-policy", Weight::Warning, "the host saves power and copies slower"),
     ("slow-nic", Weight::Warning, "the host has no NIC of 10 Gbit/s"),
     ("tracking-unsupported", Weight::Blocks, "changed blocks cannot be tracked, so no pass can be a delta"),
@@ -294,7 +298,13 @@ impl Found<'_> {
             );
         }
         if vm.encrypted {
-            self.add("encrypted", None, "is encrypted", "decrypt it first (change its storage policy)");
+            self.add(
+                "encrypted-settings",
+                None,
+                "has encrypted settings, as every VM with a virtual TPM; its disks are read as they are",
+                "nothing to do; if the host refuses to have them read, give the user the privilege \
+                 Cryptographer.Access (Direct Access)",
+            );
         }
         if vm.vtpm {
             self.add(
@@ -338,7 +348,7 @@ impl Found<'_> {
                 "nic-disconnected",
                 Some(&nic.label),
                 "is disconnected",
-                "it is made at the target all the same",
+                "its link is down at the target, too; connect it at the source, or there afterwards",
             );
         }
     }
@@ -408,6 +418,16 @@ impl Found<'_> {
     fn drivers(&mut self, context: &ConcernContext) {
         let keeps_bus = matches!(context.disk_bus, Some(DiskBusChoice::Sata | DiskBusChoice::Keep));
         let is_windows = self.vm.guest_id.to_ascii_lowercase().starts_with("win");
+        let fixed = self.vm.nics.iter().filter_map(|nic| nic.fixed.as_ref()).flat_map(|it| &it.addresses);
+        let fixed: Vec<String> = fixed.map(|(ip, bits)| format!("{ip}/{bits}")).collect();
+        if is_windows && !fixed.is_empty() && !context.gives_addresses {
+            self.add(
+                "fixed-addresses",
+                None,
+                format!("has fixed addresses ({}), which stay with its old card", fixed.join(", ")),
+                "write `keep_addresses: true`, or set them anew at the target",
+            );
+        }
         if is_windows && !keeps_bus {
             let advice = match context.convert {
                 Some(Convert::Never) => "let it be converted (`convert: auto`), or use `disk_bus: sata`",
@@ -450,7 +470,7 @@ mod tests {
     use super::*;
     use crate::PlannedVm;
     use drover_types::guest::{ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface};
-    use drover_types::inventory::{Nic, PhysicalNic, Snapshot};
+    use drover_types::inventory::{FixedAddresses, Nic, PhysicalNic, Snapshot};
 
     fn plain() -> (Vm, Inventory) {
         let disk =
@@ -533,7 +553,7 @@ mod tests {
             change("disk-has-parent", &|vm, _| vm.disks[0].has_parent = true),
             change("consolidation-needed", &|vm, _| vm.consolidation_needed = true),
             change("shared-disk", &|vm, _| vm.disks[0].shared = true),
-            change("encrypted", &|vm, _| vm.encrypted = true),
+            change("encrypted", &|vm, _| vm.disks[0].encrypted = true),
             change("empty-disk", &|vm, _| vm.disks[0].capacity_bytes = 0),
             change("odd-capacity", &|vm, _| vm.disks[0].capacity_bytes = 1000),
             change("suspended", &|vm, _| vm.power = PowerState::Suspended),
@@ -542,11 +562,18 @@ mod tests {
             change("running", &|vm, _| vm.power = PowerState::On),
             change("tools-not-running", &|vm, _| vm.power = PowerState::On),
             change("passthrough", &|vm, _| vm.passthrough.push("GPU".into())),
+            change("encrypted-settings", &|vm, _| vm.encrypted = true),
             change("vtpm", &|vm, _| vm.vtpm = true),
             change("unknown-firmware", &|vm, _| vm.firmware = None),
             change("secure-boot", &|vm, _| vm.secure_boot = true),
             change("uefi-variables", &|vm, _| vm.firmware = Some(Firmware::Uefi)),
             change("needs-drivers", &|vm, _| vm.guest_id = "windows2019srv_64Guest".into()),
+            change("fixed-addresses", &|vm, _| {
+                let addresses = vec![("192.0.2.7".parse().unwrap(), 24)];
+                let fixed = Some(FixedAddresses { addresses, ..FixedAddresses::default() });
+                vm.guest_id = "windows2019srv_64Guest".into();
+                vm.nics.push(Nic { connected: true, fixed, ..Nic::default() });
+            }),
             change("host-power-policy", &|_, inventory| {
                 inventory.hosts[0].power_policy = Some(PowerPolicy::Balanced)
             }),

@@ -168,6 +168,9 @@ fn entry(vm: &Vm, inventory: &Inventory) -> String {
     if !is_unique {
         let _ = writeln!(text, "  {mark}  id: {}", quote(&vm.id));
     }
+    if found.iter().any(|it| it.id == "fixed-addresses") {
+        let _ = writeln!(text, "  {mark}  keep_addresses: true   # as VMware Tools tell them");
+    }
     text
 }
 

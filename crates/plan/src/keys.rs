@@ -132,6 +132,7 @@ pub(crate) static PLAN: Table = Table {
         key("start", Kind::Flag, "false", "Whether moved VMs are started."),
         key("convert", Kind::Choice(CONVERT), "auto", CONVERT_DOC),
         key("first_boot", Kind::One(&FIRST_BOOT), "", FIRST_BOOT_DOC),
+        key("keep_addresses", Kind::Flag, "false", KEEP_ADDRESSES_DOC),
         key("verify", Kind::Verify, "full", VERIFY_DOC),
         key(
             "hooks",
@@ -162,6 +163,8 @@ const POWER_OFF_DOC: &str = "What may be done to a running VM. refuse: nothing, 
 const CONVERT: &[&str] = &["auto", "never", "always"];
 const CONVERT_DOC: &str = "Whether guests are converted with virt-v2v-in-place (virtio drivers, boot loader). auto: where it is needed.";
 const FIRST_BOOT_DOC: &str = "What is done in the guest when it boots at the target for the first time; it is converted for that (virt-v2v 2.6 or later).";
+const KEEP_ADDRESSES_DOC: &str =
+    "Windows keeps the fixed addresses that VMware Tools tell; see docs/how-to/windows.md.";
 const ADDRESS: &str = "ADDRESS/PREFIX, then the gateway, then name servers, with spaces between";
 const VERIFY_DOC: &str = "How much of the target is read back and compared. sampled: 1,000 blocks of 64 KiB of each disk, or {sampled: N}.";
 const FORMAT: &[&str] = &["raw", "qcow2"];
@@ -312,6 +315,7 @@ pub(crate) static SELECTION: Table = Table {
             "",
             "Fixed addresses of Windows, by MAC address of the card; see docs/how-to/windows.md.",
         ),
+        key("keep_addresses", Kind::Flag, "", KEEP_ADDRESSES_DOC),
         key("exclude_disks", Kind::TextList, "", "Disks to leave behind, by label or path."),
         key("networks", Kind::Texts(NETWORK), "", "Networks, before the plan's own."),
         key("storage", Kind::Texts(STORAGE), "", "Datastores, before the plan's own."),

@@ -54,6 +54,8 @@ pub struct Plan {
     pub convert: Convert,
     /// What is done at their first boot.
     pub first_boot: FirstBoot,
+    /// Whether Windows is given anew the fixed addresses that VMware Tools tell.
+    pub keep_addresses: bool,
     /// How far the copy is verified.
     pub verify: Verify,
     /// What is called on the way of its VMs.
@@ -402,6 +404,8 @@ pub struct Overrides {
     pub convert: Option<Convert>,
     /// Work at its first boot, in the place of the plan's.
     pub first_boot: FirstBoot,
+    /// Whether it keeps its fixed addresses.
+    pub keep_addresses: Option<bool>,
     /// Disks to leave behind, by label or backing path.
     pub exclude_disks: Option<Vec<String>>,
     /// Networks, before the plan's own.

@@ -1,6 +1,7 @@
 //! Lays a plan over an inventory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use drover_types::inventory::{DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
@@ -22,6 +23,7 @@ const NAMES_SHOWN_MAX: usize = 5;
 pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
     let mut resolver = Resolver::new(plan, inventory);
     resolver.check_hosts();
+    resolver.check_tags();
     resolver.check_exclusions();
     resolver.check_rules();
     let chosen = resolver.select();
@@ -95,6 +97,9 @@ impl<'a> Resolver<'a> {
         if is_windows(vm) {
             // It gets its own from virtio-win.
             first_boot.guest_agent = None;
+            if over.keep_addresses.unwrap_or(plan.keep_addresses) {
+                self.keep_addresses(vm, choice, &mut first_boot.addresses);
+            }
         }
         let convert = self.conversion(vm, choice, &first_boot);
         let warm = match over.mode.unwrap_or(plan.mode) {
@@ -107,6 +112,7 @@ impl<'a> Resolver<'a> {
             data_from: plan.source.vsphere().map(|source| source.data.from),
             convert: Some(convert),
             disk_bus: Some(disk_bus),
+            gives_addresses: !first_boot.addresses.is_empty(),
             warm,
             no_chains: !plan.source.vsphere().is_some_and(|source| source.data.follows_chains()),
             excluded_disks: excluded.clone(),
@@ -217,6 +223,51 @@ impl<'a> Resolver<'a> {
             }
         }
         Convert::Always
+    }
+
+    /// Adds the fixed addresses of Windows that its tools tell, for cards that the plan gives none.
+    fn keep_addresses(&mut self, vm: &Vm, choice: &Choice, given: &mut Vec<StaticAddress>) {
+        let path = format!("{}.keep_addresses", choice.path);
+        let mut untold = Vec::new();
+        for nic in &vm.nics {
+            if given.iter().any(|it| it.mac.eq_ignore_ascii_case(&nic.mac)) {
+                continue;
+            }
+            let Some(fixed) = &nic.fixed else {
+                untold.extend(nic.connected.then_some(nic.label.as_str()));
+                continue;
+            };
+            let is_v4 = |it: &&(IpAddr, u8)| it.0.is_ipv4();
+            let Some(&(address, prefix)) = fixed.addresses.iter().find(is_v4).or(fixed.addresses.first())
+            else {
+                continue;
+            };
+            let of_kind = |ip: &&IpAddr| ip.is_ipv4() == address.is_ipv4();
+            given.push(StaticAddress {
+                mac: nic.mac.to_ascii_lowercase(),
+                address,
+                prefix,
+                gateway: fixed.gateways.iter().find(of_kind).copied(),
+                dns: fixed.dns.iter().filter(of_kind).copied().collect(),
+            });
+            let others = fixed.addresses.iter().filter(|it| it.0 != address).map(|it| it.0.to_string());
+            let others: Vec<String> = others.collect();
+            if !others.is_empty() {
+                let text = format!(
+                    "{} keeps {address} on {}, and not {}: a converter gives a card one address",
+                    vm.name,
+                    nic.label,
+                    others.join(", ")
+                );
+                let problem = Problem::warning(path.clone(), text).at(choice.at);
+                self.problems.push(problem.advise("add the others by a script of `first_boot`"));
+            }
+        }
+        if !untold.is_empty() {
+            let text = format!("VMware Tools of {} tell no addresses of {}", vm.name, untold.join(", "));
+            let advice = "start it, with VMware Tools running; or give `addresses`, or `keep_addresses: false`, for this VM";
+            self.error(&path, choice.at, text, advice);
+        }
     }
 
     fn excluded_disks(&mut self, vm: &Vm, choice: &Choice) -> Vec<i32> {

@@ -2,6 +2,7 @@
 //! every hypervisor. A provider fills it, `plan` judges it, a target builds from it.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,9 @@ pub struct Inventory {
     pub networks: Vec<Network>,
     /// Virtual machines; templates are left out.
     pub vms: Vec<Vm>,
+    /// Why the tags of VMs are not known, or not all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags_unknown: Option<String>,
     /// The waves of VMs that a plan began with, by the VM's id. No provider shows them.
     #[serde(skip)]
     pub waves: BTreeMap<String, String>,
@@ -344,6 +348,20 @@ pub struct Nic {
     /// The slot that the guest finds it in, if that is told: Linux calls it `ens192` in slot 192.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_slot: Option<u32>,
+    /// Addresses that were given to it inside, as the guest's tools tell them; absent if they tell nothing of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed: Option<FixedAddresses>,
+}
+
+/// The fixed addresses of a NIC. None, if it takes them from DHCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FixedAddresses {
+    /// Each with the bits of its network.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// What leads out of their networks.
+    pub gateways: Vec<IpAddr>,
+    /// Name servers.
+    pub dns: Vec<IpAddr>,
 }
 
 #[cfg(test)]

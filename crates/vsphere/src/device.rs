@@ -170,6 +170,7 @@ pub(crate) fn nics<'a>(
         model: model(&device.kind),
         connected: device.flag_at(connected),
         pci_slot: device.number_at("slotInfo/pciSlotNumber"),
+        fixed: None,
     };
     cards.into_iter().map(nic).collect()
 }

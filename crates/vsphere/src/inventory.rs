@@ -36,7 +36,7 @@ impl Session {
         let op = "read the inventory";
         let inventory = self.inner.whole_view(op)?;
         let mut inventory = Inventory { about: self.about().clone(), ..inventory };
-        self.inner.add_tags(&mut inventory.vms);
+        inventory.tags_unknown = self.inner.add_tags(&mut inventory.vms);
         self.take_over(&inventory, &[]);
         Ok(inventory)
     }

@@ -19,6 +19,7 @@ mod collect;
 mod device;
 mod disk;
 mod error;
+mod guest;
 mod hot_add;
 mod inventory;
 mod login;

@@ -9,24 +9,30 @@ use crate::session::Inner;
 /// VMs asked about in one request.
 const OBJECTS_MAX: usize = 1000;
 /// Different tags that are looked up; each costs a request.
-const TAGS_MAX: usize = 1000;
+const TAGS_MAX: usize = 5000;
 
 const SESSION: &str = "/rest/com/vmware/cis/session";
 const TAGGING: &str = "/rest/com/vmware/cis/tagging";
 
 impl Inner {
     /// Fills in the tags of `vms` through the REST API, which only a vCenter has: one request for each thousand VMs,
-    /// each tag and each category. A failure leaves them empty and becomes a warning.
-    pub fn add_tags(&self, vms: &mut [Vm]) {
-        if !self.content.about.is_vcenter || vms.is_empty() {
-            return;
+    /// each tag and each category. Why they are not all known becomes a warning, and is given back.
+    pub fn add_tags(&self, vms: &mut [Vm]) -> Option<String> {
+        if !self.content.about.is_vcenter {
+            return Some("a host without a vCenter has none".to_string());
         }
-        if let Err(why) = self.try_add_tags(vms) {
-            self.warn(format!("tags could not be read: {why}"));
+        if vms.is_empty() {
+            return None;
         }
+        let why = match self.try_add_tags(vms) {
+            Ok(why) => why,
+            Err(why) => Some(format!("tags could not be read: {why}")),
+        };
+        why.inspect(|why| self.warn(why.clone()))
     }
 
-    fn try_add_tags(&self, vms: &mut [Vm]) -> Result<(), String> {
+    /// Gives why some are not known.
+    fn try_add_tags(&self, vms: &mut [Vm]) -> Result<Option<String>, String> {
         let user = &self.options.user;
         let login = base64(format!("{user}:{}", self.options.password.reveal()).as_bytes());
         let request = Request::post(SESSION, "").with_header("Authorization", format!("Basic {login}"));
@@ -37,22 +43,21 @@ impl Inner {
         done
     }
 
-    fn tags_under(&self, token: &str, vms: &mut [Vm]) -> Result<(), String> {
+    fn tags_under(&self, token: &str, vms: &mut [Vm]) -> Result<Option<String>, String> {
         let mut attached: HashMap<String, Vec<String>> = HashMap::new();
         for some in vms.chunks(OBJECTS_MAX) {
             attached.extend(self.attached(token, some)?);
         }
         let ids: BTreeSet<String> = attached.values().flatten().cloned().collect();
-        if ids.len() > TAGS_MAX {
-            self.warn(format!("{} different tags are in use; only {TAGS_MAX} were read", ids.len()));
-        }
+        let too_many = (ids.len() > TAGS_MAX)
+            .then(|| format!("{} different tags are in use; only {TAGS_MAX} were read", ids.len()));
         let names = self.tag_names(token, ids.iter().take(TAGS_MAX))?;
         for vm in vms {
             let of_vm = attached.remove(&vm.id).unwrap_or_default();
             vm.tags = of_vm.iter().filter_map(|id| names.get(id).cloned()).collect();
             vm.tags.sort();
         }
-        Ok(())
+        Ok(too_many)
     }
 
     /// Ids of tags by id of VM.

@@ -4,6 +4,7 @@ use drover_types::inventory::{Firmware, PowerState, Snapshot, ToolsState, Vm};
 
 use crate::collect::Object;
 use crate::device::{self, NetworkNames};
+use crate::guest::fill_addresses;
 use crate::time::seconds_of;
 use crate::xml::Element;
 
@@ -17,6 +18,8 @@ pub(crate) const VM_PROPERTIES: &[&str] = &[
     "runtime.consolidationNeeded",
     "guest.toolsRunningStatus",
     "guest.toolsStatus",
+    "guest.net",
+    "guest.ipStack",
     "config.template",
     "config.uuid",
     "config.instanceUuid",
@@ -160,6 +163,7 @@ pub(crate) fn vm_of(object: &Object, around: &Surroundings) -> Vm {
         vtpm: hardware.all("device").any(|device| device.kind == "VirtualTPM"),
         passthrough: device::passthrough(hardware.all("device")),
     };
+    fill_addresses(&mut vm.nics, object.get("guest.net"), object.get("guest.ipStack"));
     if let Some(settings) = object.get("config.extraConfig") {
         device::mark_tracked(&mut vm.disks, settings.children.iter());
     }

@@ -130,6 +130,7 @@ fn nic(item: &Item) -> Nic {
         network: item.connection.clone(),
         model: item.subtype.to_ascii_lowercase(),
         connected: item.connected,
+        fixed: None,
         pci_slot: None,
     }
 }

@@ -84,9 +84,27 @@ impl<'a> Resolver<'a> {
         chosen
     }
 
+    /// What goes by tags, where they are not all known, might move a VM that was to stay.
+    pub(super) fn check_tags(&mut self) {
+        let Some(why) = &self.inventory.tags_unknown else { return };
+        let selected = self.plan.vms.iter().map(|it| &it.selector).chain(&self.plan.exclude);
+        for selector in selected.chain(self.plan.waves.iter().flat_map(|it| &it.vms)) {
+            let Some(tag) = &selector.tag else { continue };
+            let text = format!("which VMs have the tag '{tag}' is not known: {why}");
+            let problem = Problem::error(selector.path.clone(), text).at(selector.at);
+            let advice = "see vCenter's tagging service and the user's right to read tags, or select by something else";
+            self.problems.push(problem.advise(advice));
+        }
+    }
+
     /// A misspelt exclusion would move a VM that was to stay.
     pub(super) fn check_exclusions(&mut self) {
         for selector in &self.plan.exclude {
+            // Told by `check_tags`.
+            if selector.tag.is_some() && self.inventory.tags_unknown.is_some() {
+                continue;
+            }
+
             if self.inventory.vms.iter().any(|vm| self.selects(selector, vm)) {
                 continue;
             }
@@ -173,6 +191,7 @@ fn merge(into: &mut Overrides, later: &Overrides) {
     into.start = later.start.or(into.start);
     into.convert = later.convert.or(into.convert);
     into.first_boot = later.first_boot.or(std::mem::take(&mut into.first_boot));
+    into.keep_addresses = later.keep_addresses.or(into.keep_addresses);
     into.exclude_disks = later.exclude_disks.or(into.exclude_disks.take());
     into.networks.splice(0..0, later.networks);
     into.storage.splice(0..0, later.storage);

@@ -1,4 +1,4 @@
-use drover_types::inventory::{Firmware, Host, HostAddress, Nic};
+use drover_types::inventory::{Firmware, FixedAddresses, Host, HostAddress, Nic};
 
 use super::route::{DATA_SERVICE, MANAGEMENT_SERVICE};
 use super::*;
@@ -288,6 +288,82 @@ fn an_unmapped_network_is_told_once_with_its_vms() {
         "{told}"
     );
     assert_eq!(told.matches("is not mapped").count(), 1, "{told}");
+}
+
+#[test]
+fn windows_keeps_the_fixed_addresses_that_its_tools_tell() {
+    let card = |number: u8, fixed: Option<FixedAddresses>| Nic {
+        label: format!("Network adapter {number}"),
+        mac: format!("00:50:56:AA:00:0{number}"),
+        network: "VM Network".into(),
+        connected: true,
+        fixed,
+        ..Nic::default()
+    };
+    let ips = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
+    let fixed = FixedAddresses {
+        addresses: ips(&["2001:db8::7", "192.0.2.7", "192.0.2.8"]).into_iter().zip([64, 24, 24]).collect(),
+        gateways: ips(&["2001:db8::1", "192.0.2.1"]),
+        dns: ips(&["192.0.2.53", "2001:db8::53"]),
+    };
+    let mut inventory = inventory();
+    inventory.vms[0].guest_id = "windows2019srv_64Guest".into();
+    inventory.vms[0].nics = vec![card(1, Some(fixed.clone())), card(2, Some(FixedAddresses::default()))];
+    let of = |text: &str, inventory: &Inventory| {
+        let mut resolution = resolve(&plan("[{name: web01}]", text), inventory);
+        let told = resolution.problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        (resolution.vms.remove(0), told)
+    };
+    let (vm, told) = of("keep_addresses: true", &inventory);
+    let given = &vm.first_boot.addresses;
+    assert_eq!(given.len(), 1, "the other card has a lease: {given:?}");
+    assert_eq!(
+        (given[0].mac.as_str(), given[0].address.to_string().as_str()),
+        ("00:50:56:aa:00:01", "192.0.2.7")
+    );
+    assert_eq!((given[0].prefix, given[0].gateway), (24, Some(ips(&["192.0.2.1"])[0])));
+    assert_eq!((given[0].dns.clone(), vm.convert), (ips(&["192.0.2.53"]), Convert::Always));
+    assert!(told.contains("and not 2001:db8::7, 192.0.2.8") && !told.contains("error"), "{told}");
+    assert!(!vm.concerns.iter().any(|it| it.id == "fixed-addresses"));
+
+    let (vm, _) = of("", &inventory);
+    assert!(vm.first_boot.addresses.is_empty() && vm.concerns.iter().any(|it| it.id == "fixed-addresses"));
+    // What the plan gives goes before it, and cards that nobody tells of are named.
+    inventory.vms[0].nics.push(card(3, None));
+    let (_, told) = of("keep_addresses: true", &inventory);
+    assert!(told.contains("tell no addresses of Network adapter 3"), "{told}");
+    inventory.vms[0].nics[2].connected = false;
+    let (_, told) = of("keep_addresses: true", &inventory);
+    assert!(!told.contains("tell no addresses"), "{told}");
+    let text = "[{name: web01, keep_addresses: true, addresses: {\"00:50:56:aa:00:01\": 198.51.100.7/24}}]";
+    let given = resolve(&plan(text, ""), &inventory).vms.remove(0).first_boot.addresses;
+    assert_eq!(given.iter().map(|it| it.address).collect::<Vec<_>>(), ips(&["198.51.100.7"]));
+    // Linux keeps its own.
+    inventory.vms[0].guest_id = "debian12_64Guest".into();
+    let (vm, _) = of("keep_addresses: true", &inventory);
+    assert!(vm.first_boot.is_empty());
+}
+
+#[test]
+fn what_goes_by_tags_is_refused_where_tags_are_not_known() {
+    let told = |vms: &str, more: &str, unknown: bool| {
+        let mut inventory = inventory();
+        inventory.tags_unknown = unknown.then(|| "503".to_string());
+        errors(&plan(vms, more), &inventory)
+    };
+    let (all, out) = ("[{glob: '*'}]", "exclude: [{tag: 'move:never'}]");
+    let words = |at: &str, tag: &str| format!("{at}: which VMs have the tag '{tag}' is not known: 503");
+    let found = told(all, out, true);
+    assert!(
+        found.contains(&words("exclude[0]", "move:never")) && !found.contains("excludes no VM"),
+        "{found}"
+    );
+    let found = told("[{tag: 'env:*'}]", "", true);
+    assert!(found.contains(&words("vms[0]", "env:*")), "{found}");
+    let waves = "waves: [{name: one, vms: [{tag: 'env:a'}]}, {name: two, vms: [{glob: '*'}]}]";
+    assert!(told(all, waves, true).contains(&words("waves[0].vms[0]", "env:a")));
+    assert!(!told(all, out, false).contains("is not known"));
+    assert!(!told(all, "exclude: [{name: web01}]", true).contains("is not known"), "nothing goes by tags");
 }
 
 #[test]

@@ -3,6 +3,7 @@ package inventory
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -129,6 +130,16 @@ func (inv *Inventory) checkDatastore(name string) error {
 func (inv *Inventory) checkNIC(nic NIC) error {
 	if !slices.ContainsFunc(inv.Networks, func(n Network) bool { return n.Name == nic.Network }) {
 		return fmt.Errorf("network %q is not in networks", nic.Network)
+	}
+	for _, address := range nic.Addresses {
+		if _, err := netip.ParsePrefix(address); err != nil {
+			return fmt.Errorf("address %q is no address with a prefix", address)
+		}
+	}
+	for _, address := range append(slices.Clone(nic.DNS), nic.Gateway) {
+		if address != "" && net.ParseIP(address) == nil {
+			return fmt.Errorf("gateway or name server %q is no IP address", address)
+		}
 	}
 	if nic.MAC != "" {
 		if _, err := net.ParseMAC(nic.MAC); err != nil {

@@ -109,12 +109,17 @@ type VM struct {
 }
 
 // NIC is a virtual network card. Connected is true unless it says otherwise. Slot is its pciSlotNumber, if it has one.
+// Addresses, with their prefixes, Gateway and DNS are what the guest was given, which its tools tell while they run.
 type NIC struct {
 	Network   string `yaml:"network"`
 	MAC       string `yaml:"mac"`
 	Model     string `yaml:"model"`
 	Connected *bool  `yaml:"connected"`
 	Slot      int32  `yaml:"slot"`
+
+	Addresses []string `yaml:"addresses"`
+	Gateway   string   `yaml:"gateway"`
+	DNS       []string `yaml:"dns"`
 }
 
 // Disk is a virtual disk. Without a file it is one hole; without a capacity it is as long as its file. The content of one

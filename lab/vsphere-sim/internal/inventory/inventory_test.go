@@ -18,6 +18,7 @@ func TestBadInventoriesAreRefusedWithAReason(t *testing.T) {
 		"no file or size":    {"vms: [{name: a, disks: [{}]}]", "neither file nor capacity"},
 		"bad size":           {"vms: [{name: a, disks: [{capacity: 3 apples}]}]", "3 apples"},
 		"bad tag":            {"vms: [{name: a, tags: [prod]}]", "category:tag"},
+		"bad guest address":  {"datastores: [{name: d}]\nhosts: [{name: h}]\nnetworks: [{name: n}]\nvms: [{name: v, nics: [{network: n, addresses: [192.0.2.7]}]}]", "with a prefix"},
 		"bad service":        {"hosts: [{name: h, vmknics: [{device: vmk0, address: 127.0.0.9, services: [tea]}]}]", "tea"},
 		"one address twice":  {"hosts: [{name: h, vmknics: [{address: 127.0.0.9}]}, {name: i, vmknics: [{address: 127.0.0.9}]}]", "taken"},
 	}

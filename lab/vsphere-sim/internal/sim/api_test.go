@@ -29,6 +29,10 @@ func TestTheInventoryIsShownAsGiven(t *testing.T) {
 	if vm.Runtime.FaultToleranceState == "" || vm.Guest.ToolsRunningStatus != "guestToolsRunning" {
 		t.Errorf("runtime %+v guest %+v", vm.Runtime, vm.Guest)
 	}
+	if net := vm.Guest.Net; len(net) != 1 || net[0].MacAddress != "00:50:56:aa:00:01" || net[0].IpConfig.IpAddress[0].Origin != "manual" ||
+		vm.Guest.IpStack[0].IpRouteConfig.IpRoute[0].Gateway.IpAddress != "192.0.2.1" {
+		t.Errorf("net %+v stack %+v", vm.Guest.Net, vm.Guest.IpStack)
+	}
 	var exact bool
 	for _, device := range vm.Config.Hardware.Device {
 		if disk, ok := device.(*types.VirtualDisk); ok && disk.CapacityInBytes == 1000003 {

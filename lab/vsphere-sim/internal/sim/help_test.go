@@ -50,7 +50,7 @@ vms:
     secure_boot: true
     cbt: true
     tags: ["env:prod", "tier:web"]
-    nics: [{network: Storage Net, mac: "00:50:56:aa:00:01"}]
+    nics: [{network: Storage Net, mac: "00:50:56:aa:00:01", addresses: [192.0.2.7/24], gateway: 192.0.2.1, dns: [192.0.2.53]}]
     disks:
       - {file: data.img, capacity: 8MiB, datastore: ds1}
       - {capacity: 1000003, datastore: ds2, controller: sata}

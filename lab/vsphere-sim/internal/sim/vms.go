@@ -2,9 +2,11 @@ package sim
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/vmware/govmomi/object"
@@ -203,7 +205,8 @@ func (s *Sim) fillVM(m *machine) {
 	}
 	vm.Config.Version = given.HardwareVersion
 	vm.Capability.ChangeTrackingSupported = given.HardwareNumber() >= hardwareTracked
-	if given.Encrypted {
+	// The settings of a VM with a virtual TPM are always encrypted, its disks are not.
+	if given.Encrypted || given.VTPM {
 		vm.Config.KeyId = &types.CryptoKeyId{KeyId: "sim-key", ProviderId: &types.KeyProviderId{Id: "sim-provider"}}
 	}
 	on := given.Power == "on"
@@ -326,10 +329,50 @@ func (s *Sim) fillGuest(m *machine, on bool) {
 	if guest.ToolsRunningStatus == string(types.VirtualMachineToolsRunningStatusGuestToolsRunning) {
 		guest.HostName = m.given.Name
 	}
+	s.fillGuestNet(m)
 	summary := m.vm.Summary.Guest
 	summary.ToolsStatus, summary.ToolsRunningStatus = guest.ToolsStatus, guest.ToolsRunningStatus
 	summary.ToolsVersionStatus, summary.ToolsVersionStatus2 = guest.ToolsVersionStatus, guest.ToolsVersionStatus2
 	summary.GuestId, summary.GuestFullName, summary.HostName = guest.GuestId, guest.GuestFullName, guest.HostName
+}
+
+// fillGuestNet tells the addresses of cards, as tools do while they run.
+func (s *Sim) fillGuestNet(m *machine) {
+	guest := m.vm.Guest
+	guest.Net, guest.IpStack = nil, nil
+	if guest.ToolsRunningStatus != string(types.VirtualMachineToolsRunningStatusGuestToolsRunning) {
+		return
+	}
+	cards := object.VirtualDeviceList(m.vm.Config.Hardware.Device).SelectByType((*types.VirtualEthernetCard)(nil))
+	var routes []types.NetIpRouteConfigInfoIpRoute
+	for i, given := range m.given.NICs {
+		if i >= len(cards) {
+			break
+		}
+		card := cards[i].(types.BaseVirtualEthernetCard).GetVirtualEthernetCard()
+		nic := types.GuestNicInfo{
+			Network: given.Network, MacAddress: card.MacAddress, Connected: true, DeviceConfigId: card.Key,
+			IpConfig: &types.NetIpConfigInfo{},
+		}
+		for _, text := range given.Addresses {
+			prefix := netip.MustParsePrefix(text)
+			nic.IpAddress = append(nic.IpAddress, prefix.Addr().String())
+			nic.IpConfig.IpAddress = append(nic.IpConfig.IpAddress, types.NetIpConfigInfoIpAddress{
+				IpAddress: prefix.Addr().String(), PrefixLength: int32(prefix.Bits()), State: "preferred", Origin: "manual",
+			})
+		}
+		if len(given.DNS) > 0 {
+			nic.DnsConfig = &types.NetDnsConfigInfo{IpAddress: given.DNS}
+		}
+		if given.Gateway != "" {
+			routes = append(routes, types.NetIpRouteConfigInfoIpRoute{
+				Network: "0.0.0.0", PrefixLength: 0,
+				Gateway: types.NetIpRouteConfigInfoGateway{IpAddress: given.Gateway, Device: strconv.Itoa(i)},
+			})
+		}
+		guest.Net = append(guest.Net, nic)
+	}
+	guest.IpStack = []types.GuestStackInfo{{IpRouteConfig: &types.NetIpRouteConfigInfo{IpRoute: routes}}}
 }
 
 // buildSnapshots makes the given tree below parent; a second child needs a way back to it first.
