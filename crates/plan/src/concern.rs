@@ -75,6 +75,9 @@ pub struct ConcernContext {
     pub excluded_disks: Vec<i32>,
 }
 
+/// The extension that makes VMs of vSphere's own.
+const AGENT_MANAGER: &str = "com.vmware.vim.eam";
+
 /// Every id, how much it matters, and what it means. An id never changes its meaning.
 pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("no-disks", Weight::Blocks, "the VM has no disk to move"),
@@ -87,12 +90,14 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("encrypted", Weight::Blocks, "a disk is encrypted"),
     ("empty-disk", Weight::Blocks, "the disk has 0 bytes"),
     ("odd-capacity", Weight::Blocks, "the capacity is no multiple of 512"),
+    ("agent-vm", Weight::Blocks, "a VM of vSphere's own, such as one of vCLS"),
     ("suspended", Weight::Blocks, "the VM is suspended"),
     ("power-unknown", Weight::Blocks, "the source does not tell whether the VM runs"),
     ("identity-unknown", Weight::Blocks, "the source does not tell the VM's instance UUID"),
     ("running", Weight::Warning, "the VM runs"),
     ("tools-not-running", Weight::Warning, "the guest cannot be asked to shut down"),
     ("passthrough", Weight::Warning, "a device of the host is passed through"),
+    ("managed-vm", Weight::Warning, "an extension of vCenter manages the VM"),
     ("encrypted-settings", Weight::Warning, "the VM's settings are encrypted, as with every virtual TPM"),
     ("vtpm", Weight::Warning, "the VM has a virtual TPM, whose content stays behind"),
     ("unknown-firmware", Weight::Warning, "the firmware is not known"),
@@ -103,6 +108,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("host-power-policy", Weight::Warning, "the host saves power and copies slower"),
     ("slow-nic", Weight::Warning, "the host has no NIC of 10 Gbit/s"),
     ("tracking-unsupported", Weight::Blocks, "changed blocks cannot be tracked, so no pass can be a delta"),
+    ("no-snapshots", Weight::Blocks, "no snapshot can be made while it runs, and a warm move needs them"),
     ("warm-pointless", Weight::Warning, "a VM that is off moves warm"),
     ("quiesce-without-tools", Weight::Warning, "the guest cannot be asked to quiesce its file systems"),
     ("large-disk", Weight::Info, "a disk of 1 TB or more"),
@@ -322,6 +328,21 @@ impl Found<'_> {
                 format!("uses a device of its host: {device}"),
                 "plan a replacement at the target",
             );
+        }
+        match vm.managed_by.as_deref() {
+            Some(AGENT_MANAGER) => self.add(
+                "agent-vm",
+                None,
+                "is a VM of vSphere's own (ESX Agent Manager, as those of vCLS): it is made anew where it is missing",
+                "leave it out, by `exclude`",
+            ),
+            Some(extension) => self.add(
+                "managed-vm",
+                None,
+                format!("is managed by {extension}, which may not know it any more at the target"),
+                "ask whose it is, and move it by that product's own means where it has some",
+            ),
+            None => {}
         }
         match vm.firmware {
             None => self.add(
@@ -556,12 +577,14 @@ mod tests {
             change("encrypted", &|vm, _| vm.disks[0].encrypted = true),
             change("empty-disk", &|vm, _| vm.disks[0].capacity_bytes = 0),
             change("odd-capacity", &|vm, _| vm.disks[0].capacity_bytes = 1000),
+            change("agent-vm", &|vm, _| vm.managed_by = Some("com.vmware.vim.eam".into())),
             change("suspended", &|vm, _| vm.power = PowerState::Suspended),
             change("power-unknown", &|vm, _| vm.power = PowerState::Unknown),
             change("identity-unknown", &|vm, _| vm.instance_uuid.clear()),
             change("running", &|vm, _| vm.power = PowerState::On),
             change("tools-not-running", &|vm, _| vm.power = PowerState::On),
             change("passthrough", &|vm, _| vm.passthrough.push("GPU".into())),
+            change("managed-vm", &|vm, _| vm.managed_by = Some("com.example.backup".into())),
             change("encrypted-settings", &|vm, _| vm.encrypted = true),
             change("vtpm", &|vm, _| vm.vtpm = true),
             change("unknown-firmware", &|vm, _| vm.firmware = None),
@@ -579,6 +602,7 @@ mod tests {
             }),
             change("slow-nic", &|_, inventory| inventory.hosts[0].physical_nics[0].link_mbps = Some(1000)),
             change_warm("tracking-unsupported", &|vm, _| vm.hardware_version = "vmx-04".into()),
+            change_warm("no-snapshots", &|vm, _| vm.passthrough.push("GPU".into())),
             change_warm("warm-pointless", &|vm, _| vm.power = PowerState::Off),
             change_warm("quiesce-without-tools", &|vm, _| vm.tools = ToolsState::NotRunning),
             change("large-disk", &|vm, _| vm.disks[0].capacity_bytes = 2 << 40),

@@ -19,6 +19,9 @@ pub struct Inventory {
     pub networks: Vec<Network>,
     /// Virtual machines; templates are left out.
     pub vms: Vec<Vm>,
+    /// How many templates were left out.
+    #[serde(default)]
+    pub templates: usize,
     /// Why the tags of VMs are not known, or not all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags_unknown: Option<String>,
@@ -184,6 +187,9 @@ pub struct Vm {
     pub vtpm: bool,
     /// Names of passthrough devices.
     pub passthrough: Vec<String>,
+    /// The extension of the provider that manages it, if one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub managed_by: Option<String>,
 }
 
 /// What a VM writes to its disks, as its provider measured it.

@@ -44,8 +44,12 @@ fn write_inventory(
     let build =
         if about.build.is_empty() { String::new() } else { format!(", build {}", clean(&about.build)) };
     writeln!(text, "{} {}{build}", clean(&about.product), clean(&about.version))?;
+    let vms = match inventory.templates {
+        0 => count(inventory.vms.len(), "VM"),
+        left => format!("{}; {} left out", count(inventory.vms.len(), "VM"), count(left, "template")),
+    };
     let sections = [
-        (count(inventory.vms.len(), "VM"), vm_table(inventory, concerns)),
+        (vms, vm_table(inventory, concerns)),
         ("Disks".into(), if details { disk_table(inventory) } else { Table::new(&[]) }),
         ("NICs".into(), if details { nic_table(inventory) } else { Table::new(&[]) }),
         (count(inventory.hosts.len(), "host"), host_table(inventory)),
@@ -203,9 +207,9 @@ fn write_concerns(text: &mut String, concerns: &Concerns) -> fmt::Result {
         if of_weight().next().is_none() {
             continue;
         }
-        let (title, number) =
-            (weight_title(weight), of_weight().map(|(_, group)| group.len()).sum::<usize>());
-        writeln!(text, "\n{title} ({number})")?;
+        let has_some = |of_vm: &&Vec<Concern>| of_vm.iter().any(|it| it.severity == weight);
+        let vms = count(concerns.values().filter(has_some).count(), "VM");
+        writeln!(text, "\n{} ({vms})", weight_title(weight))?;
         of_weight().try_for_each(|((_, id, advice), group)| write_group(text, id, advice, group))?;
     }
     Ok(())
@@ -429,12 +433,12 @@ VMware vCenter Server 8.0.2
   NETWORK  VMS
   LAN        1
 
-Cannot be moved as it is (1)
+Cannot be moved as it is (1 VM)
   rdm-physical
     web01/Hard disk 2: is so
     try: change it
 
-Good to know (2)
+Good to know (2 VMs)
   cbt-off
     bare: is so
     web01: is so

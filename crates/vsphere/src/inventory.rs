@@ -112,7 +112,8 @@ impl Inner {
         let paths = self.vm_properties();
         let vm = |object: Object| (!is_template(&object)).then(|| vm_of(&object, &around));
         let vms = self.retrieve_each(op, &[("VirtualMachine", &paths)], &members, vm)?;
-        Ok(Inventory { vms: vms.into_iter().flatten().collect(), ..surroundings_of(&places) })
+        let templates = vms.iter().filter(|vm| vm.is_none()).count();
+        Ok(Inventory { vms: vms.into_iter().flatten().collect(), templates, ..surroundings_of(&places) })
     }
 
     /// The VMs of a view, which may tell none if it is empty.

@@ -30,6 +30,7 @@ pub(crate) const VM_PROPERTIES: &[&str] = &[
     "config.version",
     "config.changeTrackingEnabled",
     "config.extraConfig",
+    "config.managedBy",
     "capability.changeTrackingSupported",
     "snapshot",
     "summary.storage",
@@ -162,6 +163,10 @@ pub(crate) fn vm_of(object: &Object, around: &Surroundings) -> Vm {
         encrypted: object.get(VM_KEY_ID).is_some_and(|key| !key.children.is_empty()),
         vtpm: hardware.all("device").any(|device| device.kind == "VirtualTPM"),
         passthrough: device::passthrough(hardware.all("device")),
+        managed_by: object
+            .get("config.managedBy")
+            .map(|it| it.string_at("extensionKey"))
+            .filter(|key| !key.is_empty()),
     };
     fill_addresses(&mut vm.nics, object.get("guest.net"), object.get("guest.ipStack"));
     if let Some(settings) = object.get("config.extraConfig") {

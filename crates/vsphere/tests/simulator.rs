@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use drover_types::inventory::{
-    DiskBus, DiskMode, Firmware, PowerPolicy, PowerState, RdmMode, ToolsState, WriteRate,
+    DiskBus, DiskMode, Firmware, FixedAddresses, PowerPolicy, PowerState, RdmMode, ToolsState, WriteRate,
 };
 use drover_types::{ByteSpan, ExtentKind, Secret};
 use drover_vsphere::{ChangedAreas, Entity, OpenDisk, Route, Session, Trust, VsphereError, VsphereErrorKind};
@@ -100,6 +100,17 @@ fn the_inventory_tells_all_that_a_plan_needs() {
     assert_eq!((vm.nics[0].mac.as_str(), vm.nics[0].network.as_str()), ("00:50:56:aa:00:01", "VM Network"));
     assert_eq!((vm.nics[1].model.as_str(), vm.nics[1].network.as_str()), ("e1000e", "Storage Net"));
     assert!(!vm.nics[1].connected);
+    let ip = |text: &str| text.parse().unwrap();
+    let fixed = FixedAddresses {
+        addresses: vec![(ip("192.0.2.7"), 24)],
+        gateways: vec![ip("192.0.2.1")],
+        dns: vec![ip("192.0.2.53")],
+    };
+    assert_eq!((&vm.nics[0].fixed, &vm.nics[1].fixed), (&Some(fixed), &Some(FixedAddresses::default())));
+    assert!(
+        inventory.vms.iter().any(|vm| vm.managed_by.as_deref() == Some("com.example.backup"))
+            && vm.managed_by.is_none()
+    );
     let first = &vm.disks[0];
     assert_eq!((first.bus, first.capacity_bytes, first.thin), (DiskBus::Scsi, 64 << 20, Some(true)));
     assert!(vm.disks.iter().any(|disk| disk.bus == DiskBus::Sata && disk.capacity_bytes == 32 << 20));

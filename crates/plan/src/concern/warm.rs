@@ -20,6 +20,11 @@ impl Found<'_> {
                 "upgrade its virtual hardware to 7 or later, or move it with `mode: cold`",
             );
         }
+        if let Some(device) = self.vm.passthrough.first().filter(|_| self.vm.power != PowerState::Off) {
+            let text =
+                format!("uses {device} of its host, and such a VM cannot be snapshotted while it runs");
+            self.add("no-snapshots", None, text, "use `mode: cold`");
+        }
         if self.vm.power == PowerState::Off {
             self.add(
                 "warm-pointless",

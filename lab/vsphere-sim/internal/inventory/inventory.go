@@ -101,6 +101,7 @@ type VM struct {
 	VTPM            bool       `yaml:"vtpm"`
 	Encrypted       bool       `yaml:"encrypted"`
 	Passthrough     bool       `yaml:"passthrough"`
+	ManagedBy       string     `yaml:"managed_by"`
 	NICs            []NIC      `yaml:"nics"`
 	Disks           []Disk     `yaml:"disks"`
 	Snapshots       []Snapshot `yaml:"snapshots"`

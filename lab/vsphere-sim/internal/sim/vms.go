@@ -209,6 +209,9 @@ func (s *Sim) fillVM(m *machine) {
 	if given.Encrypted || given.VTPM {
 		vm.Config.KeyId = &types.CryptoKeyId{KeyId: "sim-key", ProviderId: &types.KeyProviderId{Id: "sim-provider"}}
 	}
+	if given.ManagedBy != "" {
+		vm.Config.ManagedBy = &types.ManagedByInfo{ExtensionKey: given.ManagedBy, Type: "cluster-agent"}
+	}
 	on := given.Power == "on"
 	vm.Runtime.PowerState = types.VirtualMachinePowerStatePoweredOff
 	if on {
