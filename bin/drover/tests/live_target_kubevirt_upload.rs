@@ -228,6 +228,49 @@ fn an_upload_that_breaks_begins_again_and_the_proxys_words_are_quoted() {
     assert!(notes.matches("it is sent again, from its first byte").count() == 2, "{notes}");
 }
 
+/// The last disk was sent, and the machine could not be made: by the time that is mended the proxy is gone.
+#[test]
+fn disks_that_cdi_has_need_its_proxy_no_more() {
+    let scene = Scene::new(195, |folder| vec![vm("web01", &[&disk_file(folder, "a", 3 * MIB)])]);
+    let Some(scene) = scene else { return };
+    let plan = scene.told("web", &[]);
+    let cluster = &scene.landing.cluster;
+    let of = |kind: &str| format!("/apis/admissionregistration.k8s.io/v1/{kind}");
+    let (policies, bindings) = (of("validatingadmissionpolicies"), of("validatingadmissionpolicybindings"));
+    let machines = json!([{"apiGroups": ["kubevirt.io"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["virtualmachines"]}]);
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "tonight"},
+        "spec": {
+            "matchConstraints": {"resourceRules": machines},
+            "validations": [{"expression": "request.dryRun", "message": "no machines tonight"}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": "tonight"},
+        "spec": {"policyName": "tonight", "validationActions": ["Deny"]},
+    });
+    cluster.make(&policies, &policy).unwrap();
+    cluster.make(&bindings, &binding).unwrap();
+    // It takes the API server a moment.
+    let probe = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "probe"},
+        "spec": {"template": {"spec": {"domain": {"devices": {}}}}}});
+    wait_until("it is refused", PATIENCE, || match cluster.make(MACHINES, &probe) {
+        Ok(_) => cluster.remove(&format!("{MACHINES}/probe")).is_err(),
+        Err(error) => format!("{error:#}").contains("no machines tonight"),
+    });
+    let failed = scene.run(&["migrate", &plan]);
+    assert!(failed.code == Some(7) && failed.err.contains("no machines tonight"), "{failed:?}");
+    let came = scene.cdi.came();
+    assert_eq!(came, [3 * MIB]);
+    cluster.remove(&format!("{bindings}/tonight")).unwrap();
+    wait_until("it is let in", PATIENCE, || cluster.make(MACHINES, &probe).is_ok());
+    cluster.remove(&format!("{MACHINES}/probe")).unwrap();
+    scene.cdi.go_away(true);
+    scene.landing.arrives(&["resume", "web"]);
+    assert_holds(&scene.cdi.volume("web01-0"), &scene.landing.stage.path("a"));
+    assert_eq!(scene.cdi.came(), came, "nothing is sent again");
+}
+
 #[test]
 fn what_is_on_the_way_may_give_up_before_cdi_is_done() {
     let scene = Scene::new(198, |folder| vec![vm("web01", &[&disk_file(folder, "a", 6 * MIB)])]);

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use drover_types::inventory::{Inventory, Vm, VmDisk};
+use drover_types::inventory::{Inventory, Nic, PowerState, Vm, VmDisk};
 
 use crate::resolution::PlannedVm;
 
@@ -54,10 +54,12 @@ fn take_back(now: &mut Vm, then: &Vm) {
     now.name.clone_from(&then.name);
     now.folder.clone_from(&then.folder);
     now.tags.clone_from(&then.tags);
-    // A VM that is off tells whether a NIC is to be connected at its next start, which may differ.
+    let is_on = now.power == PowerState::On;
     for nic in &mut now.nics {
-        if let Some(was) = then.nics.iter().find(|was| was.mac == nic.mac) {
-            nic.connected = was.connected;
+        let is_it = |was: &&Nic| (&was.mac, &was.label) == (&nic.mac, &nic.label);
+        if let Some(was) = then.nics.iter().find(is_it) {
+            // A VM that is off tells whether a NIC is to be connected at its next start, which may differ.
+            nic.connected = if is_on { nic.connected } else { was.connected };
             // The tools of a guest that is off tell nothing.
             nic.fixed = nic.fixed.take().or_else(|| was.fixed.clone());
         }
@@ -77,7 +79,7 @@ fn take_back(now: &mut Vm, then: &Vm) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use drover_types::inventory::{About, Host, Nic, PowerState};
+    use drover_types::inventory::{About, Host};
 
     use super::*;
     use crate::{Plan, resolve};
@@ -178,9 +180,14 @@ mod tests {
         };
         let text = format!("{PLAN}networks: {{'*': user}}\n");
         let planned = resolve(&Plan::parse(&text).unwrap(), &inventory(vec![with(true)])).vms.remove(0);
-        let mut now = inventory(vec![with(false)]);
-        as_begun(&mut now, &[Begun { planned, has_arrived: false }], Others::LeftOut);
-        assert!(now.vms[0].nics[0].connected);
+        let begun = [Begun { planned, has_arrived: false }];
+        let resumed = |power: PowerState| {
+            let mut now = inventory(vec![Vm { power, ..with(false) }]);
+            as_begun(&mut now, &begun, Others::LeftOut);
+            now.vms[0].nics[0].connected
+        };
+        assert!(resumed(PowerState::Off), "what holds for its next start is another thing");
+        assert!(!resumed(PowerState::On), "it was unplugged meanwhile");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use drover_types::BLOCK_BYTES;
 use drover_types::Bytes;
 use drover_types::inventory::{
-    DiskMode, Firmware, Host, Inventory, PowerPolicy, PowerState, RdmMode, ToolsState, Vm, VmDisk,
+    DiskMode, Firmware, Host, Inventory, Nic, PowerPolicy, PowerState, RdmMode, ToolsState, Vm, VmDisk,
 };
 
 use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff};
@@ -65,8 +65,8 @@ pub struct ConcernContext {
     pub convert: Option<Convert>,
     /// Bus of the disks.
     pub disk_bus: Option<DiskBusChoice>,
-    /// Whether Windows is given fixed addresses anew.
-    pub gives_addresses: bool,
+    /// MAC addresses of the cards for which Windows is given fixed addresses anew, lower case.
+    pub given_addresses: Vec<String>,
     /// How it moves while it runs, if it does.
     pub warm: Option<Warm>,
     /// Whether its disks may be read in another way than by NFC, which alone follows the chain of an earlier snapshot's files.
@@ -439,9 +439,11 @@ impl Found<'_> {
     fn drivers(&mut self, context: &ConcernContext) {
         let keeps_bus = matches!(context.disk_bus, Some(DiskBusChoice::Sata | DiskBusChoice::Keep));
         let is_windows = self.vm.guest_id.to_ascii_lowercase().starts_with("win");
-        let fixed = self.vm.nics.iter().filter_map(|nic| nic.fixed.as_ref()).flat_map(|it| &it.addresses);
+        let is_given = |nic: &&Nic| context.given_addresses.contains(&nic.mac.to_ascii_lowercase());
+        let lost = self.vm.nics.iter().filter(|nic| !is_given(nic));
+        let fixed = lost.filter_map(|nic| nic.fixed.as_ref()).flat_map(|it| &it.addresses);
         let fixed: Vec<String> = fixed.map(|(ip, bits)| format!("{ip}/{bits}")).collect();
-        if is_windows && !fixed.is_empty() && !context.gives_addresses {
+        if is_windows && !fixed.is_empty() {
             self.add(
                 "fixed-addresses",
                 None,
@@ -491,7 +493,7 @@ mod tests {
     use super::*;
     use crate::PlannedVm;
     use drover_types::guest::{ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface};
-    use drover_types::inventory::{FixedAddresses, Nic, PhysicalNic, Snapshot};
+    use drover_types::inventory::{FixedAddresses, PhysicalNic, Snapshot};
 
     fn plain() -> (Vm, Inventory) {
         let disk =

@@ -93,12 +93,13 @@ impl<'a> Resolver<'a> {
         let wave = self.wave_of(vm, choice);
         let power_off = over.power_off.unwrap_or(plan.power_off);
         let disk_bus = over.disk_bus.unwrap_or(plan.target.disk_bus);
+        let nics = self.plan_nics(vm, choice);
         let mut first_boot = over.first_boot.clone().or(plan.first_boot.clone());
         if is_windows(vm) {
             // It gets its own from virtio-win.
             first_boot.guest_agent = None;
             if over.keep_addresses.unwrap_or(plan.keep_addresses) {
-                self.keep_addresses(vm, choice, &mut first_boot.addresses);
+                self.keep_addresses(vm, &nics, choice, &mut first_boot.addresses);
             }
         }
         let convert = self.conversion(vm, choice, &first_boot);
@@ -112,7 +113,7 @@ impl<'a> Resolver<'a> {
             data_from: plan.source.vsphere().map(|source| source.data.from),
             convert: Some(convert),
             disk_bus: Some(disk_bus),
-            gives_addresses: !first_boot.addresses.is_empty(),
+            given_addresses: first_boot.addresses.iter().map(|it| it.mac.to_ascii_lowercase()).collect(),
             warm,
             no_chains: !plan.source.vsphere().is_some_and(|source| source.data.follows_chains()),
             excluded_disks: excluded.clone(),
@@ -154,7 +155,7 @@ impl<'a> Resolver<'a> {
                     self.plan_volumes(vm, choice, &excluded, disk_bus, format, &target_name, pool)
                 }
             },
-            nics: self.plan_nics(vm, choice),
+            nics,
             route: self.route(vm, choice),
             vm: vm.clone(),
             host_name: self.inventory.host(&vm.host_id).map(|host| host.name.clone()),
@@ -206,7 +207,11 @@ impl<'a> Resolver<'a> {
             );
         };
         if convert == Convert::Never {
-            wrong("has work for its first boot, and is not to be converted".into(), "write `convert: auto`");
+            let advice = match first_boot.addresses.is_empty() {
+                true => "write `convert: auto`",
+                false => "write `convert: auto`, or `keep_addresses: false` for this VM",
+            };
+            wrong("has work for its first boot, and is not to be converted".into(), advice);
         }
         if !is_windows(vm) && !first_boot.addresses.is_empty() {
             wrong(
@@ -226,11 +231,18 @@ impl<'a> Resolver<'a> {
     }
 
     /// Adds the fixed addresses of Windows that its tools tell, for cards that the plan gives none.
-    fn keep_addresses(&mut self, vm: &Vm, choice: &Choice, given: &mut Vec<StaticAddress>) {
+    fn keep_addresses(
+        &mut self,
+        vm: &Vm,
+        planned: &[PlannedNic],
+        choice: &Choice,
+        given: &mut Vec<StaticAddress>,
+    ) {
         let path = format!("{}.keep_addresses", choice.path);
         let mut untold = Vec::new();
-        for nic in &vm.nics {
-            if given.iter().any(|it| it.mac.eq_ignore_ascii_case(&nic.mac)) {
+        for (nic, planned) in vm.nics.iter().zip(planned) {
+            let is_given = given.iter().any(|it| it.mac.eq_ignore_ascii_case(&nic.mac));
+            if is_given || planned.target == NetworkTarget::None {
                 continue;
             }
             let Some(fixed) = &nic.fixed else {

@@ -168,7 +168,8 @@ pub(crate) fn nics<'a>(
         mac: device.string_at("macAddress").to_ascii_lowercase(),
         network: network(device, networks),
         model: model(&device.kind),
-        connected: device.flag_at(connected),
+        // A card of which it is not told is one that cannot be unplugged.
+        connected: device.child("connectable").is_none() || device.flag_at(connected),
         pci_slot: device.number_at("slotInfo/pciSlotNumber"),
         fixed: None,
     };
@@ -301,7 +302,7 @@ mod tests {
         let found = nics(hardware.children.iter(), &names, false);
         assert_eq!((found[0].model.as_str(), found[0].network.as_str()), ("e1000e", "VM Network"));
         assert_eq!((found[1].network.as_str(), found[1].mac.as_str()), ("prod", "00:50:56:aa:00:02"));
-        assert!(found[0].connected && !found[1].connected);
+        assert!(found[0].connected && found[1].connected, "the second one cannot be unplugged");
         assert_eq!((found[0].pci_slot, found[1].pci_slot), (Some(33), None));
     }
 }

@@ -11,27 +11,33 @@ pub(crate) fn fill_addresses(nics: &mut [Nic], net: Option<&Element>, stacks: Op
     let (Some(net), stacks) = (net, stacks.map_or(&[][..], |stacks| &stacks.children)) else { return };
     for (index, told) in net.children.iter().enumerate() {
         let mac = told.string_at("macAddress").to_ascii_lowercase();
-        if let Some(nic) = nics.iter_mut().find(|nic| nic.mac == mac) {
-            nic.fixed = Some(fixed(told, index, stacks));
+        let Some(nic) = nics.iter_mut().find(|nic| nic.mac == mac) else { continue };
+        // A team or a bridge in the guest has the MAC address of its card, and may have its addresses.
+        let knows_some = nic.fixed.as_ref().is_some_and(|known| !known.addresses.is_empty());
+        if !knows_some {
+            nic.fixed = fixed(told, index, stacks).or(nic.fixed.take());
         }
     }
 }
 
-fn fixed(nic: &Element, index: usize, stacks: &[Element]) -> FixedAddresses {
-    let config = nic.at("ipConfig");
-    let no_dhcp = config.and_then(|it| it.text_at("dhcp/ipv4/enable")) == Some("false");
+/// Nothing where it is not told whether they are fixed.
+fn fixed(nic: &Element, index: usize, stacks: &[Element]) -> Option<FixedAddresses> {
+    let config = nic.at("ipConfig")?;
+    let has_dhcp = config.text_at("dhcp/ipv4/enable").map(|word| word == "true");
     let is_fixed = |address: &&Element| match address.text_at("origin") {
         Some(origin) => origin == "manual",
-        None => no_dhcp,
+        None => has_dhcp == Some(false),
     };
     let prefixed = |address: &Element| {
-        let (ip, bits) = (address.text_at("ipAddress")?.parse().ok()?, address.number_at("prefixLength")?);
-        (!is_of_link(ip)).then_some((ip, bits))
+        let (ip, bits): (IpAddr, u8) =
+            (address.text_at("ipAddress")?.parse().ok()?, address.number_at("prefixLength")?);
+        (!is_of_link(ip) && bits <= length_of(ip)).then_some((ip, bits))
     };
-    let all = config.map(|it| it.all("ipAddress")).into_iter().flatten();
-    let addresses: Vec<(IpAddr, u8)> = all.filter(is_fixed).filter_map(prefixed).collect();
+    let all = || config.all("ipAddress");
+    let addresses: Vec<(IpAddr, u8)> = all().filter(is_fixed).filter_map(prefixed).collect();
     if addresses.is_empty() {
-        return FixedAddresses::default();
+        let are_all_told = all().next().is_some() && all().all(|it| it.text_at("origin").is_some());
+        return (has_dhcp == Some(true) || are_all_told).then(FixedAddresses::default);
     }
     let routes = stacks.iter().filter_map(|it| it.at("ipRouteConfig")).flat_map(|it| it.all("ipRoute"));
     let leads_anywhere = |route: &&Element| {
@@ -42,7 +48,7 @@ fn fixed(nic: &Element, index: usize, stacks: &[Element]) -> FixedAddresses {
         let ip: IpAddr = route.text_at("gateway/ipAddress")?.parse().ok()?;
         let is_near = addresses.iter().any(|(own, bits)| shares_network(*own, ip, *bits));
         let is_its = route.number_at("gateway/device") == Some(index);
-        (is_near || is_its).then_some(ip)
+        (!ip.is_unspecified() && (is_near || is_its)).then_some(ip)
     };
     let gateways = routes.filter(leads_anywhere).filter_map(gateway).collect();
     let servers = |place: &Element| -> Vec<IpAddr> {
@@ -51,7 +57,11 @@ fn fixed(nic: &Element, index: usize, stacks: &[Element]) -> FixedAddresses {
     };
     let own = servers(nic);
     let dns = if own.is_empty() { stacks.iter().flat_map(servers).collect() } else { own };
-    FixedAddresses { addresses, gateways, dns }
+    Some(FixedAddresses { addresses, gateways, dns })
+}
+
+fn length_of(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() { 32 } else { 128 }
 }
 
 /// Whether an address is one of the link alone, which nobody gave.
@@ -63,14 +73,14 @@ fn is_of_link(ip: IpAddr) -> bool {
 }
 
 fn shares_network(one: IpAddr, other: IpAddr, bits: u8) -> bool {
-    let network = |ip: IpAddr| match ip {
-        IpAddr::V4(ip) => (32, u128::from(u32::from(ip))),
-        IpAddr::V6(ip) => (128, u128::from(ip)),
+    let number = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => u128::from(u32::from(ip)),
+        IpAddr::V6(ip) => u128::from(ip),
     };
-    let ((length, one), (other_length, other)) = (network(one), network(other));
-    length == other_length
-        && bits <= length
-        && (one ^ other).checked_shr(u32::from(length - bits)).unwrap_or(0) == 0
+    let Some(rest) = length_of(one).checked_sub(bits).filter(|_| one.is_ipv4() == other.is_ipv4()) else {
+        return false;
+    };
+    (number(one) ^ number(other)).checked_shr(rest.into()).unwrap_or(0) == 0
 }
 
 #[cfg(test)]
@@ -126,8 +136,31 @@ mod tests {
         let mut nics = nics();
         fill_addresses(&mut nics, Some(&crate::xml::parse(net).unwrap()), None);
         assert_eq!(nics[0].fixed, Some(FixedAddresses::default()));
-        assert_eq!(nics[1].fixed, Some(FixedAddresses::default()), "where it comes from is not told");
+        assert_eq!(nics[1].fixed, None, "where it comes from is not told");
         fill_addresses(&mut nics, None, None);
+    }
+
+    #[test]
+    fn what_is_known_of_a_card_outlives_what_tells_nothing() {
+        let card = "<GuestNicInfo><macAddress>00:50:56:aa:00:01</macAddress>";
+        let known = "<ipConfig><ipAddress><ipAddress>192.0.2.7</ipAddress><prefixLength>24</prefixLength><origin>manual</origin></ipAddress></ipConfig>";
+        let lease = "<ipConfig><dhcp><ipv4><enable>true</enable></ipv4></dhcp></ipConfig>";
+        let of = |parts: &[&str]| {
+            let cards: String = parts.iter().map(|part| format!("{card}{part}</GuestNicInfo>")).collect();
+            let mut nics = nics();
+            fill_addresses(
+                &mut nics,
+                Some(&crate::xml::parse(&format!("<val>{cards}</val>")).unwrap()),
+                None,
+            );
+            nics.swap_remove(0).fixed.map(|fixed| fixed.addresses.len())
+        };
+        assert_eq!(of(&[""]), None, "tools that have just begun");
+        assert_eq!(of(&["<ipConfig></ipConfig>"]), None);
+        assert_eq!(of(&[known, lease]), Some(1), "a bridge of the guest has the card's MAC address");
+        assert_eq!([of(&[lease, known]), of(&[lease, ""])], [Some(1), Some(0)]);
+        let odd = known.replace("24", "33");
+        assert_eq!(of(&[&odd]), Some(0), "an address of no network is none");
     }
 
     #[test]

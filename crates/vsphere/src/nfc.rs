@@ -84,7 +84,7 @@ impl Session {
             // The privileges differ, and an account may have only those of the other.
             Err(files) if files.kind == VsphereErrorKind::PermissionDenied => {
                 one_disk("NfcRandomAccessOpenReadonly").map_err(|disk| match disk.kind {
-                    VsphereErrorKind::PermissionDenied => files,
+                    VsphereErrorKind::PermissionDenied | VsphereErrorKind::Unsupported => files,
                     _ => disk,
                 })
             }

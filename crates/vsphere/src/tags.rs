@@ -89,8 +89,9 @@ impl Inner {
         let mut categories: BTreeMap<String, String> = BTreeMap::new();
         let mut names = BTreeMap::new();
         for id in ids {
-            let tag =
-                self.rest(with_token(Request::get(format!("{TAGGING}/tag/id:{}", encode(id))), token))?;
+            let path = format!("{TAGGING}/tag/id:{}", encode(id));
+            // One that was removed meanwhile is no VM's any more.
+            let Some(tag) = self.rest_if_there(with_token(Request::get(path), token))? else { continue };
             let category_id = tag["category_id"].as_str().unwrap_or_default().to_string();
             if !categories.contains_key(&category_id) {
                 let path = format!("{TAGGING}/category/id:{}", encode(&category_id));
@@ -106,16 +107,25 @@ impl Inner {
 
     /// The `value` of an answer.
     fn rest(&self, request: Request) -> Result<Value, String> {
+        let path = request.path.clone();
+        self.rest_if_there(request)?.ok_or_else(|| format!("{path} is not there"))
+    }
+
+    /// The same; nothing if what is asked for is not there.
+    fn rest_if_there(&self, request: Request) -> Result<Option<Value>, String> {
         let response = self.client.send(&request).map_err(|error: HttpError| error.to_string())?;
+        if response.head.status == 404 {
+            return Ok(None);
+        }
         if !(200..300).contains(&response.head.status) {
             let path = request.path.split('?').next().unwrap_or_default();
             return Err(format!("{path} answered {}", response.head.status_line()));
         }
         if response.body.is_empty() {
-            return Ok(Value::Null);
+            return Ok(Some(Value::Null));
         }
         let mut answer: Value = serde_json::from_slice(&response.body).map_err(|error| error.to_string())?;
-        Ok(answer.get_mut("value").map(Value::take).unwrap_or(answer))
+        Ok(Some(answer.get_mut("value").map(Value::take).unwrap_or(answer)))
     }
 }
 

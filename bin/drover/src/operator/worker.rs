@@ -128,8 +128,9 @@ impl Post {
     }
 
     /// Looks how many workers the plan has. Without an answer, and without the plan, it stays as it was.
-    fn count_sharers(&self, plan: &str, sharers: &Sharers) {
-        let found = self.cluster.get(plan).ok().flatten();
+    fn count_sharers(&self, plan: &str, uid: &str, sharers: &Sharers) {
+        // One that was made anew has other workers.
+        let found = self.cluster.get(plan).ok().flatten().filter(|found| found["metadata"]["uid"] == uid);
         if let Some(count) = found.and_then(|plan| plan["status"]["running"].as_u64()) {
             sharers.set(count);
         }
@@ -262,6 +263,7 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     let is_over = Arc::new(AtomicBool::new(false));
     let told = found["status"]["progress"]["doneBytes"].as_u64().unwrap_or_default();
     let watcher = watch(&desk, told, is_over.clone())?;
+    follow_sharers(&desk)?;
     let mut roots = Vec::new();
     let end = match desk.work() {
         Work::Move => desk.go(&mut roots),
@@ -359,10 +361,6 @@ fn watch(
     let mut refused = String::new();
     let total = total_bytes(&desk.spec);
     let mut seen = Instant::now();
-    let (sharers, plan_ref) =
-        (desk.sharers.clone(), path_of(Kind::Plan, &desk.namespace, &desk.spec.plan_ref.name));
-    let is_limited = moves && !desk.spec.plan["target"]["rate_limit"].is_null();
-    let mut counted: Option<Instant> = None;
     let thread = std::thread::Builder::new().name("watch".into());
     let run = move || {
         while !is_over.load(Ordering::SeqCst) {
@@ -400,10 +398,6 @@ fn watch(
                 stop.stop();
                 return;
             }
-            if is_limited && counted.is_none_or(|at| at.elapsed() >= SHARERS_EVERY) {
-                post.count_sharers(&plan_ref, &sharers);
-                counted = Some(Instant::now());
-            }
             let done = done_bytes(&board, total);
             // It is only ever told when it is more, and unsaid it is told the next time.
             if is_mine && done > told && post.write(&[("progress", progress_of(total, done))]).is_ok() {
@@ -416,6 +410,25 @@ fn watch(
         }
     };
     thread.spawn(run).map_err(|error| Failure::new(Exit::Internal, format!("no thread: {error}")))
+}
+
+/// Follows how many workers share the plan's `rate_limit`, until the process ends.
+fn follow_sharers(desk: &Desk<'_>) -> Result<(), Failure> {
+    if desk.work() != Work::Move || desk.spec.plan["target"]["rate_limit"].is_null() {
+        return Ok(());
+    }
+    let (post, sharers, plan) = (desk.post.clone(), desk.sharers.clone(), desk.spec.plan_ref.clone());
+    let path = path_of(Kind::Plan, &desk.namespace, &plan.name);
+    post.count_sharers(&path, &plan.uid, &sharers);
+    let run = move || {
+        loop {
+            std::thread::sleep(SHARERS_EVERY);
+            post.count_sharers(&path, &plan.uid, &sharers);
+        }
+    };
+    // A thread of its own: whoever looks whether this worker is still meant waits for nothing else.
+    let thread = std::thread::Builder::new().name("sharers".into()).spawn(run);
+    thread.map(drop).map_err(|error| Failure::new(Exit::Internal, format!("no thread: {error}")))
 }
 
 fn total_bytes(spec: &MigrationSpec) -> u64 {

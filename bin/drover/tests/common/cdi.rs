@@ -49,6 +49,8 @@ struct State {
     tokens: HashMap<String, String>,
     /// Whether tokens are good for nothing.
     expired: bool,
+    /// Whether the proxy takes no connections.
+    is_away: bool,
     /// How many requests for a token are answered by an error yet.
     tokenless: u32,
     /// By name, the UID of the claim that there is.
@@ -130,6 +132,11 @@ impl Cdi {
 
     pub fn expire_tokens(&self, expired: bool) {
         self.state().expired = expired;
+    }
+
+    /// Has the proxy hang up on everybody, while CDI's API is there.
+    pub fn go_away(&self, is_away: bool) {
+        self.state().is_away = is_away;
     }
 
     pub fn give_no_tokens(&self, times: u32) {
@@ -282,6 +289,10 @@ fn serve(socket: TcpStream, config: Arc<ServerConfig>, state: &Mutex<State>, fol
         let mut words = head.line.split(' ');
         let (method, path) = (words.next().unwrap(), words.next().unwrap());
         let path = path.split('?').next().unwrap();
+        let is_of_proxy = matches!(path, "/v1beta1/upload" | "/healthz");
+        if is_of_proxy && state.lock().unwrap().is_away {
+            return;
+        }
         if path == "/v1beta1/upload" {
             if upload(&mut stream, &head, state, folder).is_none() {
                 return;

@@ -92,7 +92,12 @@ impl<'a> Resolver<'a> {
             let Some(tag) = &selector.tag else { continue };
             let text = format!("which VMs have the tag '{tag}' is not known: {why}");
             let problem = Problem::error(selector.path.clone(), text).at(selector.at);
-            let advice = "see vCenter's tagging service and the user's right to read tags, or select by something else";
+            let advice = match self.inventory.about.is_vcenter {
+                true => {
+                    "see vCenter's tagging service and the user's right to read tags, or select by something else"
+                }
+                false => "select by something else",
+            };
             self.problems.push(problem.advise(advice));
         }
     }

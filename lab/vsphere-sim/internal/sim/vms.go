@@ -357,6 +357,8 @@ func (s *Sim) fillGuestNet(m *machine) {
 			Network: given.Network, MacAddress: card.MacAddress, Connected: true, DeviceConfigId: card.Key,
 			IpConfig: &types.NetIpConfigInfo{},
 		}
+		lease := types.NetDhcpConfigInfoDhcpOptions{Enable: len(given.Addresses) == 0}
+		nic.IpConfig.Dhcp = &types.NetDhcpConfigInfo{Ipv4: &lease}
 		for _, text := range given.Addresses {
 			prefix := netip.MustParsePrefix(text)
 			nic.IpAddress = append(nic.IpAddress, prefix.Addr().String())

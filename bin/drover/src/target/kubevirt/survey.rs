@@ -68,7 +68,7 @@ impl Claims {
                 return problems;
             }
         };
-        problems.extend(upload_problems(&way));
+        problems.extend(self.upload_problems(&way, vms));
         let lacking = if namespace_is_there { self.right_problems(cluster, &way) } else { Vec::new() };
         let may_all = lacking.is_empty();
         problems.extend(lacking);
@@ -330,6 +330,23 @@ impl Claims {
         problems
     }
 
+    fn upload_problems(&self, way: &Way, vms: &[PlannedVm]) -> Vec<Problem> {
+        let Way::Proxy(proxy) = way else { return Vec::new() };
+        let limits = format!(
+            "disks go through CDI's upload proxy at {}: a disk that is cut short is sent again from its first byte, nothing is read \
+             back (the report has the root of what was sent, and no comparison), and there are no warm passes and no conversion",
+            proxy.url()
+        );
+        let warning = Problem::warning("target.reach", limits).advise(
+            "let drover make pods in the namespace, if that may be; then disks are resumed and proven equal",
+        );
+        // What is wrong with a claim is told of its VM.
+        let is_needed = vms.iter().any(|vm| !self.has_taken_all(vm).unwrap_or(false));
+        let probed = if is_needed { proxy.probe().err() } else { None };
+        let unreachable = probed.map(|error| told("target.upload_url", error));
+        [Some(warning), unreachable].into_iter().flatten().collect()
+    }
+
     /// What the server says of a VM's objects without making them: admission, quotas, pod security, schemas.
     fn judged(&self, cluster: &Cluster, vm: &PlannedVm) -> Option<Problem> {
         let plan = match self.plan() {
@@ -380,22 +397,6 @@ fn nad_of(nic: &drover_plan::PlannedNic) -> Option<&str> {
 }
 
 /// What an upload is not, for whoever reads the plan's check.
-fn upload_problems(way: &Way) -> Vec<Problem> {
-    let Way::Proxy(proxy) = way else { return Vec::new() };
-    let limits = format!(
-        "disks go through CDI's upload proxy at {}: a disk that is cut short is sent again from its first byte, nothing is read \
-         back (the report has the root of what was sent, and no comparison), and there are no warm passes and no conversion",
-        proxy.url()
-    );
-    let warning = Problem::warning("target.reach", limits).advise(
-        "let drover make pods in the namespace, if that may be; then disks are resumed and proven equal",
-    );
-    [Some(warning), proxy.probe().err().map(|error| told("target.upload_url", error))]
-        .into_iter()
-        .flatten()
-        .collect()
-}
-
 fn told(path: &str, error: ProviderError) -> Problem {
     let problem = Problem::error(path, chain(&error));
     error.advice.into_iter().fold(problem, Problem::advise)

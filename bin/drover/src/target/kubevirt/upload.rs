@@ -9,7 +9,7 @@ use drover_engine::{Cause, OneWay, ProviderError, Upload};
 use drover_http::{Client, Connection, Endpoint, Head, HttpError, HttpErrorKind, Request, Timeouts, Trust};
 use drover_kubevirt::objects::{self, Kind};
 use drover_kubevirt::upload::{self, CONFIG_PATH, Standing, UPLOAD_PATH};
-use drover_kubevirt::{Cluster, KubeErrorKind};
+use drover_kubevirt::{Cluster, KubeError, KubeErrorKind};
 use drover_link::RateLimit;
 use drover_log::log;
 use drover_mover::StopSignal;
@@ -172,7 +172,7 @@ impl Claims {
     }
 
     /// Whether CDI has every disk of a VM, so that its proxy is not needed any more.
-    fn has_taken_all(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
+    pub(super) fn has_taken_all(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
         for disk in &vm.disks {
             if !self.claim_of(disk, vm)?.is_some_and(|claim| has_taken(&claim)) {
                 return Ok(false);
@@ -296,14 +296,19 @@ impl ToClaim {
         objects::path(&self.kubevirt, Kind::Claim, name)
     }
 
-    fn get(&self) -> Result<Option<Value>, ProviderError> {
-        match self.cluster.get(&self.path(&self.name)).map_err(failed)? {
+    /// The claim, or why it is not known just now.
+    fn get(&self) -> Result<Result<Option<Value>, String>, ProviderError> {
+        let found = match passing(self.cluster.get(&self.path(&self.name)))? {
+            Ok(found) => found,
+            Err(why) => return Ok(Err(why)),
+        };
+        match found {
             Some(claim) if !objects::is_of(&claim, &self.owner) => {
                 let whose = objects::annotation(&claim, objects::OWNER).unwrap_or("nobody that drover knows");
                 let what = format!("persistent volume claim {} is of {whose} by now", self.label());
                 Err(ProviderError::new(Cause::Target, what).advise("see who made it"))
             }
-            found => Ok(found),
+            found => Ok(Ok(found)),
         }
     }
 
@@ -346,11 +351,10 @@ impl ToClaim {
     /// The claim, once CDI takes an upload for it. One that took an upload takes no other, and is made anew.
     fn ready(&self) -> Result<Value, ProviderError> {
         self.wait("was not made ready for an upload by CDI", || {
-            let claim = match passing(self.get())? {
+            let claim = match self.get()? {
                 Ok(Some(claim)) => claim,
                 Ok(None) => {
-                    let made =
-                        passing(self.cluster.create(&self.path(""), &self.fresh, false).map_err(failed))?;
+                    let made = passing(self.cluster.create(&self.path(""), &self.fresh, false))?;
                     return Ok(Err(made.err().unwrap_or_else(|| "it was just made".into())));
                 }
                 Err(why) => return Ok(Err(why)),
@@ -363,7 +367,7 @@ impl ToClaim {
                 Standing::Waiting(why) => Ok(Err(why)),
                 Standing::Done => {
                     let uid = objects::uid(&claim);
-                    let gone = passing(self.cluster.delete(&self.path(&self.name), uid).map_err(failed))?;
+                    let gone = passing(self.cluster.delete(&self.path(&self.name), uid))?;
                     Ok(Err(gone.err().unwrap_or_else(|| "it took an upload before, and is made anew".into())))
                 }
             }
@@ -372,13 +376,10 @@ impl ToClaim {
 
     fn begin_once(&self, claim: &Value, size: u64) -> Result<Begun, ProviderError> {
         let (path, request) = upload::token_request(&self.kubevirt, claim);
-        let answer = match self.cluster.create(&path, &request, false) {
-            // CDI's API server, behind the cluster's, may be away for a while as well.
-            Err(error) if error.kind == KubeErrorKind::Server => return Ok(Begun::Later(error.what)),
-            answer => match passing(answer.map_err(failed))? {
-                Ok(answer) => answer,
-                Err(why) => return Ok(Begun::Later(why)),
-            },
+        // CDI's own API server, behind the cluster's, may be away as well.
+        let answer = match passing(self.cluster.create(&path, &request, false))? {
+            Ok(answer) => answer,
+            Err(why) => return Ok(Begun::Later(why)),
         };
         let Some(token) = upload::token(&answer) else {
             let what = format!("CDI answers a request for an upload token of {} with none", self.label());
@@ -433,7 +434,7 @@ impl ToClaim {
     /// Waits until CDI says that the volume has all of it.
     fn taken(&self, uid: &str) -> Result<(), ProviderError> {
         self.wait("was not said to hold all by CDI", || {
-            let claim = match passing(self.get())? {
+            let claim = match self.get()? {
                 Ok(claim) => claim.filter(|claim| objects::uid(claim) == uid),
                 Err(why) => return Ok(Err(why)),
             };
@@ -459,7 +460,8 @@ impl OneWay for ToClaim {
     }
 
     fn tag(&self) -> Result<Option<String>, ProviderError> {
-        Ok(self.get()?.filter(has_taken).map(|claim| tag_of(&claim)))
+        let found = self.wait("could not be looked at", || self.get())?;
+        Ok(found.filter(has_taken).map(|claim| tag_of(&claim)))
     }
 
     fn begin(&self, first: &[u8], size: u64) -> Result<(String, Box<dyn Upload>), ProviderError> {
@@ -491,11 +493,13 @@ fn has_taken(claim: &Value) -> bool {
     !objects::is_going(claim) && upload::standing(claim) == Standing::Done
 }
 
-/// An API server that is away, as one that is just restarted, is a reason to look again.
-fn passing<T>(asked: Result<T, ProviderError>) -> Result<Result<T, String>, ProviderError> {
+/// A server that is away, as one that is just restarted, is a reason to look again.
+fn passing<T>(asked: Result<T, KubeError>) -> Result<Result<T, String>, ProviderError> {
     match asked {
-        Err(error) if error.cause == Cause::Connection => Ok(Err(error.what)),
-        asked => asked.map(Ok),
+        Err(error) if matches!(error.kind, KubeErrorKind::Unreachable | KubeErrorKind::Server) => {
+            Ok(Err(error.what))
+        }
+        asked => asked.map(Ok).map_err(failed),
     }
 }
 
