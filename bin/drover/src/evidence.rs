@@ -29,6 +29,7 @@ pub fn facts(file: &PlanFile, resolution: &Resolution, inventory: &Inventory) ->
         source_uuid: about.instance_uuid.clone(),
         foreseen: None,
         foreseen_now: None,
+        quarantine: Vec::new(),
         source_hosts: resolution.vms.iter().filter_map(|vm| host(&vm.vm.host_id)).collect(),
     }
 }

@@ -101,8 +101,8 @@ pub struct RunOutcome {
     pub skipped: usize,
     /// How each VM ended that this run took on.
     pub ends: Vec<VmEnd>,
-    /// Hosts because of which VMs failed.
-    pub hosts: Vec<Quarantined>,
+    /// Hosts and datastores because of which VMs failed.
+    pub quarantine: Vec<Quarantined>,
     /// Why the end could not be recorded, of a VM or of the run. What is told here is so all the same.
     pub unkept: Option<StoreError>,
 }
@@ -167,8 +167,8 @@ impl Runner<'_> {
         let done_before = before.done;
         self.observer.event(&Event::PlanStarted { plan: self.plan.into(), vms: todo.len(), done_before });
         todo.iter().for_each(|vm| self.board.add_capacity(vm.capacity_bytes()));
-        let (ends, hosts) = self.run_vms(&todo, &rows, self.schedule()?, run, too_late);
-        Ok(RunOutcome { hosts, ..self.end(&before, ends) })
+        let (ends, quarantine) = self.run_vms(&todo, &rows, self.schedule()?, run, too_late);
+        Ok(RunOutcome { quarantine, ..self.end(&before, ends) })
     }
 
     fn run_vms(
@@ -235,9 +235,9 @@ impl Runner<'_> {
         self.tell_given_up(run);
         self.tell_waves(run);
         self.keep_foresight(FORESIGHT_WAIT);
-        let hosts = schedule.quarantine(tenant);
-        self.tell_schedule(run, &hosts);
-        (std::mem::take(&mut ends.lock().unwrap_or_else(PoisonError::into_inner)), hosts)
+        let quarantine = schedule.quarantine(tenant);
+        self.tell_schedule(run, &quarantine);
+        (std::mem::take(&mut ends.lock().unwrap_or_else(PoisonError::into_inner)), quarantine)
     }
 
     /// Asks for room at the target of a VM that is about to begin. False if it does not begin, now or ever.
@@ -308,15 +308,15 @@ impl Runner<'_> {
         Ok(Arc::new(shared))
     }
 
-    /// Tells what was learned of hosts, and which of them failed.
-    fn tell_schedule(&self, run: &Run<'_>, hosts: &[Quarantined]) {
-        let failed = |host: &Quarantined| {
-            let now = if host.is_open { ", and was left alone" } else { "" };
-            format!("host {}: {} VMs failed because of it{now}", host.host, host.failures)
-        };
-        for line in run.schedule.found(run.tenant).into_iter().chain(hosts.iter().map(failed)) {
-            // A note that cannot be kept is a loss to the report only.
+    /// Tells what was learned of hosts and datastores, and which of them failed.
+    fn tell_schedule(&self, run: &Run<'_>, quarantine: &[Quarantined]) {
+        let failed = quarantine.iter().map(Quarantined::to_string);
+        // What cannot be kept is a loss to the report only.
+        for line in run.schedule.found(run.tenant).into_iter().chain(failed) {
             let _ = self.store.add_event(self.plan, None, None, "note", &line);
+        }
+        if !quarantine.is_empty() {
+            let _ = self.store.set_quarantine(self.plan, quarantine);
         }
     }
 
@@ -434,8 +434,16 @@ impl Runner<'_> {
         let unfinished = self.vms.len() - done - not_cleaned_up - failed.len();
         let skipped = count(VmState::Skipped);
         let unkept = ends.iter_mut().find_map(|end| end.unkept.take());
-        let mut outcome =
-            RunOutcome { done, not_cleaned_up, failed, unfinished, skipped, ends, hosts: Vec::new(), unkept };
+        let mut outcome = RunOutcome {
+            done,
+            not_cleaned_up,
+            failed,
+            unfinished,
+            skipped,
+            ends,
+            quarantine: Vec::new(),
+            unkept,
+        };
         // A plan whose state lacks the end of a VM is not over.
         let is_over = outcome.is_complete() && outcome.unkept.is_none();
         let state = if is_over { PlanState::Done } else { PlanState::Incomplete };

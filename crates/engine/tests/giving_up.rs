@@ -630,7 +630,7 @@ fn a_run_tells_whether_a_vm_failed_because_of_its_host() {
         let world = one();
         world.set_trouble(call, Trouble::Fails);
         let outcome = world.run(&NoObserver);
-        assert_eq!((outcome.failed.len(), outcome.hosts.len()), (1, failures), "{call}: {outcome:?}");
+        assert_eq!((outcome.failed.len(), outcome.quarantine.len()), (1, failures), "{call}: {outcome:?}");
     }
 }
 

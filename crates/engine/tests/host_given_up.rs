@@ -1,9 +1,12 @@
-//! Plans that are resumed on a host that fails again and again, so that it is given up before all of them had their turn.
+//! Hosts and datastores that fail again and again, so that they are given up before all of their VMs had their turn.
 #![allow(clippy::unwrap_used)]
 
 mod fakes;
 
-use drover_engine::{Event, Phase, VmState, cancel};
+use drover_disk::memory::{Effect, Nth};
+use drover_disk::{DiskErrorKind, DiskOp};
+use drover_engine::{Event, NoObserver, Phase, VmState, cancel};
+use drover_schedule::Resource;
 use drover_types::inventory::{PowerState, Vm};
 use fakes::{PLAN, Trouble, Watch, World, vm};
 
@@ -72,4 +75,39 @@ fn what_an_earlier_run_left_half_done_is_undone_or_kept_when_its_host_is_given_u
     assert_eq!((given_up.left.len(), given_up.arrived), (0, vec!["left".to_string(), "starts".to_string()]));
     assert_eq!((world.images().len(), world.own_snapshots()), (2, 0));
     assert!(world.runs_at_target("starts"));
+}
+
+#[test]
+fn a_datastore_that_cannot_be_read_ends_its_own_vms_and_no_other_of_their_host() {
+    let lies_in = |datastore: &str, name: String| {
+        let mut vm = vm(&name, PowerState::Off, 1);
+        vm.disks[0].datastore = datastore.into();
+        vm
+    };
+    // The bad one's come first.
+    let bad = (0..TRIED + 4).map(|at| lies_in("bad", format!("a{at:02}")));
+    let good = (0..6).map(|at| lies_in("good", format!("b{at}")));
+    let vms: Vec<Vm> = bad.chain(good).collect();
+    let world = World::with(&vms, "limits: {vms_per_host: 2, disks: 20}");
+    for (_, disk) in world.sources.iter().filter(|(name, _)| name.starts_with('a')) {
+        disk.add_fault(DiskOp::Read, Nth::From(1), Effect::Fail(DiskErrorKind::Failed));
+    }
+    world.clock.slow_down(60_000);
+    let outcome = world.run(&NoObserver);
+    assert_eq!((outcome.done, outcome.failed.len()), (6, TRIED + 4), "{outcome:?}");
+    let last = world.row(&format!("vm-a{}", TRIED + 3));
+    let why = "was not begun: datastore bad failed again and again";
+    assert!(last.error.as_ref().unwrap().contains(why), "{last:?}");
+    assert!(last.advice.as_ref().unwrap().contains("whether the datastore is well"), "{last:?}");
+    let told: Vec<_> = outcome.quarantine.iter().map(|it| (it.what.clone(), it.is_open)).collect();
+    assert_eq!(told, [(Resource::Datastore("bad".into()), true)]);
+    assert_eq!(world.store.runs(PLAN).unwrap()[0].facts.quarantine, outcome.quarantine);
+    assert!(
+        world.notes().contains("its host or its datastore fails, so it is tried again"),
+        "{}",
+        world.notes()
+    );
+    // Once it is well, the next run goes on with them.
+    world.sources.values().for_each(|disk| disk.clear_faults());
+    assert_eq!(world.run(&NoObserver).done, TRIED + 10);
 }

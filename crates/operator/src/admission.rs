@@ -86,7 +86,7 @@ impl Admissions {
         match told {
             HostTold::Served => slot.ended = Ended::Arrived,
             // Whether it is tried again is not the scheduler's to say here.
-            HostTold::Failed => _ = self.moves.scheduler.host_failed(slot.id, now_ms),
+            HostTold::Failed => _ = self.moves.scheduler.host_failed(slot.id, None, now_ms),
         }
     }
 

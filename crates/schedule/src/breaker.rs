@@ -1,4 +1,4 @@
-//! A host that keeps failing is left alone for a while.
+//! A host or a datastore that keeps failing is left alone for a while.
 
 use crate::job::JobId;
 use crate::random::Random;
@@ -23,7 +23,7 @@ pub enum Permit {
     Never,
 }
 
-/// The circuit breaker of a host.
+/// The circuit breaker of a host, or of a datastore.
 ///
 /// Three failures in a row open it: no VM starts there. After a wait that doubles each time, between half and all of
 /// its length by chance so that hosts do not come back in step, one VM is tried. If that one works it closes; after
@@ -133,6 +133,11 @@ impl Breaker {
     /// Whether the host is left alone, or is being tried.
     pub fn is_open(&self) -> bool {
         !matches!(self.state, State::Closed { .. })
+    }
+
+    /// Whether nothing of it starts any more.
+    pub fn is_given_up(&self) -> bool {
+        self.state == State::GivenUp
     }
 
     /// How often a VM failed because of the host.

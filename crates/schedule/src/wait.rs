@@ -152,6 +152,13 @@ pub enum Wait {
         /// When it is tried again.
         until_ms: u64,
     },
+    /// A datastore of it failed, and is left alone for a while.
+    Datastore {
+        /// Datastore.
+        datastore: String,
+        /// When it is tried again.
+        until_ms: u64,
+    },
     /// A VM that it never runs beside is running.
     AntiAffinity {
         /// That VM.
@@ -215,6 +222,7 @@ impl Wait {
             | (Wait::DatastoreDisks { datastore: one, .. }, Wait::DatastoreDisks { datastore: two, .. }) => {
                 one == two
             }
+            (Wait::Datastore { datastore: one, .. }, Wait::Datastore { datastore: two, .. }) => one == two,
             (Wait::Room { place: one, .. }, Wait::Room { place: two, .. }) => one == two,
             (Wait::RoomUntold { place: one }, Wait::RoomUntold { place: two }) => one == two,
             (Wait::Stage { stage: one, .. }, Wait::Stage { stage: two, .. }) => one == two,
@@ -239,6 +247,7 @@ impl Wait {
             Wait::WaveHooks { .. } => "wave_hooks",
             Wait::Retry { .. } => "retry",
             Wait::Host { .. } => "host",
+            Wait::Datastore { .. } => "datastore",
             Wait::AntiAffinity { .. } => "anti_affinity",
             Wait::Stage { .. } => "stage",
             Wait::Together { .. } => "together",
@@ -266,6 +275,7 @@ impl Wait {
             | Wait::WaveHooks { .. }
             | Wait::Retry { .. }
             | Wait::Host { .. }
+            | Wait::Datastore { .. }
             | Wait::AntiAffinity { .. }
             | Wait::Stage { .. }
             | Wait::Together { .. }
@@ -303,6 +313,9 @@ impl fmt::Display for Wait {
             Wait::WaveHooks { wave } => write!(f, "what is called before wave {wave}"),
             Wait::Retry { .. } => f.write_str("its next try after a failure"),
             Wait::Host { host, .. } => write!(f, "{host}: failed, tried again later"),
+            Wait::Datastore { datastore, .. } => {
+                write!(f, "datastore {datastore}: failed, tried again later")
+            }
             Wait::AntiAffinity { other } => write!(f, "{other}, which it never runs beside"),
             Wait::Stage { group, stage } => write!(f, "stage {stage} of group {group}"),
             Wait::Together { group, left } => {

@@ -156,7 +156,10 @@ proptest! {
                 }
                 2 => {
                     held.of.remove(&id);
-                    match scheduler.host_failed(id, now) {
+                    // Of its host, or of the datastore of one of its disks.
+                    let disks = scheduler.job(id).unwrap().disks.clone();
+                    let datastore = disks.get(at.index(disks.len() + 1)).map(|disk| disk.datastore.as_str());
+                    match scheduler.host_failed(id, datastore, now) {
                         true => drop(scheduler.retry(id, now)),
                         false => scheduler.finished(id, Ended::Failed, now),
                     }

@@ -13,17 +13,18 @@ pub(crate) fn evidence(report: &PlanReport) -> Vec<String> {
     report.runs.iter().flat_map(run_lines).chain(vms).map(|line| clean(&line).into_owned()).collect()
 }
 
-fn run_lines(run: &RunRow) -> [String; 3] {
+fn run_lines(run: &RunRow) -> Vec<String> {
     let facts = &run.facts;
     let uuid = match facts.source_uuid.as_str() {
         "" => String::new(),
         uuid => format!(", instance UUID {uuid}"),
     };
-    [
+    let lines = [
         format!("run {} by {} on {}, drover {}", local(run.at_ms), facts.user, facts.host, facts.drover),
         format!("  plan {}, BLAKE3 {}", facts.plan_file.display(), facts.plan_blake3),
         format!("  source {}, {}{uuid}", facts.source, facts.source_product),
-    ]
+    ];
+    lines.into_iter().chain(facts.quarantine.iter().map(|it| format!("  {it}"))).collect()
 }
 
 fn vm_line(vm: &VmReport, last: &RunRow) -> String {
@@ -47,6 +48,7 @@ fn vm_line(vm: &VmReport, last: &RunRow) -> String {
 #[cfg(test)]
 mod tests {
     use drover_plan::TargetHost;
+    use serde_json::json;
 
     use super::*;
     use crate::sample;
@@ -58,6 +60,8 @@ mod tests {
         let host = TargetHost { name: "kvm2".into(), why: "the plan names it".into() };
         report.vms[1].row.target_host = Some(host);
         report.vms[1].row.name = "db".into();
+        let failed = json!([{"kind": "datastore", "name": "ssd1", "failures": 8, "is_open": true}]);
+        report.runs[0].facts.quarantine = serde_json::from_value(failed.clone()).unwrap();
         let lines = evidence(&report);
         assert_eq!(
             lines,
@@ -65,13 +69,15 @@ mod tests {
                 "run 2026-03-01 14:05:10 by ann (uid 1000) on kvm1, drover 1.2.3".to_string(),
                 format!("  plan /plans/lab.yaml, BLAKE3 {}", "b2".repeat(32)),
                 "  source vc1, VMware vCenter Server 8.0.2, instance UUID 42-cafe".into(),
+                "  datastore ssd1: VMs failed 8 times because of it, and it was left alone".into(),
                 "web01: vm-1 at the source, instance UUID 50-beef, host esx1; to kvm1".into(),
                 "db: vm-2 at the source; to site site-b by kvm1; placed on kvm2: the plan names it".into(),
             ]
         );
+        assert_eq!(sample::json(&report)["runs"][0]["quarantine"], failed);
         assert_eq!(evidence(&sample::empty()), Vec::<String>::new());
         // The page has it, too.
         let page = crate::report_html(&report);
-        assert!(page.contains(&lines[0]) && page.contains(&lines[3]), "{page}");
+        assert!(page.contains(&lines[0]) && page.contains(&lines[4]), "{page}");
     }
 }

@@ -613,7 +613,7 @@ impl Desk<'_> {
                 roots.push(json!({"disk": disk.label, "root": root, "verified": is_equal}));
             }
         }
-        let host_failed = !outcome.hosts.is_empty();
+        let host_failed = !outcome.quarantine.is_empty();
         Ok(End { outage, left_off, host_failed, ..end_of(&outcome, self.stop.is_set()) })
     }
 

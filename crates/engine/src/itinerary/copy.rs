@@ -2,7 +2,6 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use drover_disk::{Disk, DiskOp};
@@ -87,10 +86,8 @@ impl Journey<'_> {
                 ProviderError::new(Cause::State, "recording what is attached").because(error)
             })
         };
-        let opened = self.context.source.open_disk(from, disk, snapshot, &record).inspect_err(|error| {
-            let is_of_host = matches!(error.cause, Cause::Connection | Cause::Source);
-            self.host_fails.fetch_or(is_of_host, Relaxed);
-        })?;
+        let opened = self.context.source.open_disk(from, disk, snapshot, &record);
+        let opened = opened.inspect_err(|error| self.keep_fault(disk, error.cause))?;
         // What is told of every pass is told once.
         if pass.as_ref().is_none_or(|pass| pass.job.number == 1) {
             opened.notes.iter().for_each(|note| self.note(format!("{}: {note}", disk.disk.label)));
@@ -237,7 +234,7 @@ impl Journey<'_> {
             MoveError::Journal(_) | MoveError::TooSmall { .. } | MoveError::Other { .. } => Cause::Target,
             MoveError::Cancelled => Cause::Cancelled,
         };
-        self.host_fails.fetch_or(side == Cause::Source, Relaxed);
+        self.keep_fault(disk, side);
         EngineError::Copy { disk: format!("{}/{}", self.planned.target_name, disk.disk.label), source, side }
     }
 }

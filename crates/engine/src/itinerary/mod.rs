@@ -12,8 +12,7 @@ mod target;
 mod verify;
 mod warm;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_copy::LeafTable;
@@ -101,8 +100,8 @@ pub(crate) struct Journey<'a> {
     down_by_ms: i64,
     /// What it did, for its end: told also where the state cannot be read any more.
     memory: Memory,
-    /// A disk could not be opened at the source, or not be read: that is of the host rather than of the VM.
-    host_fails: AtomicBool,
+    /// A disk could not be opened at the source, or not be read: that is of its host or its datastore rather than of the VM.
+    fault: Mutex<Option<Fault>>,
     /// The phase that it is in, or was in last.
     reached: Phase,
     /// The machine was started, by this run or an earlier one: it stays at the target whatever fails.
@@ -123,6 +122,15 @@ pub(crate) struct Journey<'a> {
     frozen: Option<FrozenVm>,
     /// Leaves of what the images held when they were last read back whole, before the guest was shut down.
     proved: Option<Vec<LeafTable>>,
+}
+
+/// What a disk could not be opened or read because of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The host, or the way to it.
+    Host,
+    /// The datastore of this disk, by its place in the plan; or the host, if others of its datastores fail, too.
+    Disk(usize),
 }
 
 /// A disk that is on the target.
@@ -149,7 +157,7 @@ impl<'a> Journey<'a> {
             may_go_down: false,
             down_by_ms: 0,
             memory: Memory::default(),
-            host_fails: AtomicBool::new(false),
+            fault: Mutex::default(),
             reached: Phase::Check,
             stays: false,
             started_now: false,
@@ -186,10 +194,13 @@ impl<'a> Journey<'a> {
             Err(error) => error,
         };
         let reached = self.reached;
-        let may_go_on = self.host_fails.load(Relaxed) && !is_told(error.cause()) && reached < Phase::Define;
-        let may_go_on = may_go_on && !self.context.stop.is_set();
+        let may_go_on = !is_told(error.cause()) && reached < Phase::Define && !self.context.stop.is_set();
+        let fault = self.fault().take().filter(|_| may_go_on);
         // Something that could not be undone is told by its end, which tries once more.
-        if may_go_on && self.slots.host_failed() && self.undo(reached).is_ok_and(|left| left.is_empty()) {
+        if let Some(fault) = fault
+            && self.slots.host_failed(fault)
+            && self.undo(reached).is_ok_and(|left| left.is_empty())
+        {
             let at_ms = self.slots.retry();
             self.note_retry(&error, at_ms);
             return None;
@@ -210,7 +221,36 @@ impl<'a> Journey<'a> {
         let now_ms = u64::try_from(self.context.clock.now_ms()).unwrap_or(0);
         let seconds = at_ms.saturating_sub(now_ms).div_ceil(1000);
         let why = error.chain();
-        self.note(format!("its host fails, so it is tried again in {seconds} s at the earliest: {why}"));
+        let what = "its host or its datastore fails, so it is tried again";
+        self.note(format!("{what} in {seconds} s at the earliest: {why}"));
+    }
+
+    /// A disk could not be opened or read: keeps what that is of.
+    fn keep_fault(&self, disk: &PlannedDisk, cause: Cause) {
+        let new = match (cause, self.place_of(disk)) {
+            (Cause::Source, Some(disk)) => Fault::Disk(disk),
+            (Cause::Source, None) | (Cause::Connection, _) => Fault::Host,
+            _ => return,
+        };
+        let mut fault = self.fault();
+        *fault = Some(match *fault {
+            Some(Fault::Disk(before)) if !self.is_at_same_datastore(before, disk) => Fault::Host,
+            Some(Fault::Host) => Fault::Host,
+            Some(Fault::Disk(_)) | None => new,
+        });
+    }
+
+    fn is_at_same_datastore(&self, place: usize, disk: &PlannedDisk) -> bool {
+        self.planned.disks.get(place).is_some_and(|it| it.disk.datastore == disk.disk.datastore)
+    }
+
+    /// The source serves well again.
+    fn forget_fault(&self) {
+        self.fault().take();
+    }
+
+    fn fault(&self) -> MutexGuard<'_, Option<Fault>> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends before its first phase. An earlier try left nothing.

@@ -1,7 +1,6 @@
 //! A disk that goes to a target which takes it once, in order, and gives nothing back.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use drover_disk::{Disk, read_span};
@@ -139,7 +138,7 @@ impl Journey<'_> {
             MoveError::Cancelled => Cause::Cancelled,
             MoveError::Journal(_) | MoveError::TooSmall { .. } | MoveError::Other { .. } => Cause::Target,
         };
-        self.host_fails.fetch_or(side == Cause::Source, Relaxed);
+        self.keep_fault(disk, side);
         EngineError::Copy { disk: format!("{}/{}", self.planned.target_name, disk.disk.label), source, side }
     }
 }

@@ -30,6 +30,7 @@ pub(crate) use self::rooms::{Answer, Asks, Room, Rooms};
 use self::with_room::Asking;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
+use crate::itinerary::Fault;
 use crate::store::VmRow;
 
 /// The schedule of one or several runs, which all their VMs share.
@@ -178,7 +179,7 @@ impl Schedule {
     }
 
     /// Adds the VMs of a run and its waves, all waiting, within the run's own limits. Each host gets the disks that its NFC server
-    /// takes; one that was given up is tried again.
+    /// takes; what was given up is tried again.
     pub(crate) fn join(&self, joining: &Joining<'_>, clock: &dyn Clock) -> Tenant {
         let Joining { site, vms, left, waves, to_call, limits } = *joining;
         let mut state = self.lock();
@@ -192,6 +193,7 @@ impl Schedule {
             state.scheduler.set_label(&host, vm.host_name.as_deref().unwrap_or(&vm.vm.host_id));
             for name in vm.disks.iter().map(|disk| disk.disk.datastore.as_str()) {
                 state.scheduler.set_datastore_label(&key_of(site, name), name);
+                state.scheduler.try_datastore_again(&key_of(site, name));
             }
         }
         state.learn(site, vms);
@@ -338,22 +340,16 @@ impl Schedule {
         in_use
     }
 
-    /// Hosts of a run because of which VMs failed, of whatever run.
+    /// Hosts and datastores of a run because of which VMs failed, of whatever run.
     pub(crate) fn quarantine(&self, tenant: Tenant) -> Vec<Quarantined> {
         let state = self.lock();
-        state.scheduler.quarantine(&state.hosts_of(tenant))
+        state.scheduler.quarantine(&state.read_by(tenant))
     }
 
     /// What was found by measuring of the hosts and datastores of a run, a line for each: `esx3: 7 disks at once; an 8th gained 1 %`.
     pub(crate) fn found(&self, tenant: Tenant) -> Vec<String> {
         let state = self.lock();
-        let hosts = state.hosts_of(tenant).into_iter().map(|host| Resource::Host(host.into()));
-        let own = state.vms.iter().filter(|(_, one)| one.tenant == tenant);
-        let jobs = own.filter_map(|(id, _)| state.scheduler.job(*id));
-        let datastores =
-            jobs.flat_map(|job| &job.disks).map(|disk| Resource::Datastore(disk.datastore.clone()));
-        let all = hosts.chain(datastores).collect();
-        state.learned.found(&all, |resource| match resource {
+        state.learned.found(&state.read_by(tenant), |resource| match resource {
             Resource::Datastore(name) => format!("datastore {}", state.scheduler.datastore_label(name)),
             Resource::Host(name) => state.scheduler.label(name),
             other => other.to_string(),
@@ -374,8 +370,15 @@ fn now(clock: &dyn Clock) -> u64 {
 }
 
 impl State {
-    fn hosts_of(&self, tenant: Tenant) -> BTreeSet<&str> {
-        self.vms.values().filter(|one| one.tenant == tenant).map(|one| one.host.as_str()).collect()
+    /// Hosts and datastores that a run reads.
+    fn read_by(&self, tenant: Tenant) -> BTreeSet<Resource> {
+        let own = || self.vms.iter().filter(|(_, one)| one.tenant == tenant);
+        let hosts: BTreeSet<&str> = own().map(|(_, one)| one.host.as_str()).collect();
+        let jobs = own().filter_map(|(id, _)| self.scheduler.job(*id));
+        let datastores: BTreeSet<&str> =
+            jobs.flat_map(|job| &job.disks).map(|disk| disk.datastore.as_str()).collect();
+        let hosts = hosts.into_iter().map(|host| Resource::Host(host.into()));
+        hosts.chain(datastores.into_iter().map(|it| Resource::Datastore(it.into()))).collect()
     }
 
     /// Lets in all that fit; true if somebody is to look.
@@ -421,6 +424,11 @@ impl State {
             },
             Ended::GroupFailed => {
                 (Cause::NotItsTurn, "a VM of an earlier stage of its group failed".into(), TRY_GROUP)
+            }
+            Ended::DatastoreFailed => {
+                let name = self.scheduler.datastore_failed(id).unwrap_or_default();
+                let why = format!("datastore {name} failed again and again, and is left alone");
+                (Cause::HostFailed, why, TRY_DATASTORE)
             }
             Ended::HostFailed | Ended::Arrived | Ended::Failed | Ended::LeftOut => {
                 let host = self.vms.get(&id).map(|one| self.scheduler.label(&one.host)).unwrap_or_default();
@@ -577,11 +585,16 @@ impl Slots<'_> {
         self.schedule.changed.notify_all();
     }
 
-    /// The VM failed because of its host. Gives whether it is tried again; until then it holds what it held.
-    pub(crate) fn host_failed(&self) -> bool {
+    /// The VM failed because of its host, or of a datastore. Gives whether it is tried again; until then it holds what it held.
+    pub(crate) fn host_failed(&self, fault: Fault) -> bool {
         let mut state = self.schedule.lock();
-        let again =
-            state.scheduler.is_running(self.id) && state.scheduler.host_failed(self.id, now(self.clock));
+        let disks = state.scheduler.job(self.id).map(|job| job.disks.as_slice()).unwrap_or_default();
+        let datastore = match fault {
+            Fault::Host => None,
+            Fault::Disk(disk) => disks.get(disk).map(|disk| disk.datastore.clone()),
+        };
+        let again = state.scheduler.is_running(self.id)
+            && state.scheduler.host_failed(self.id, datastore.as_deref(), now(self.clock));
         drop(state);
         self.schedule.changed.notify_all();
         again
@@ -781,5 +794,6 @@ impl Slots<'_> {
 
 const LATER: &str = "give the wave a later `until` in the plan, then run it again: what was copied is kept";
 const TRY_HOST: &str = "see whether the host is well, then `drover resume` goes on with its VMs";
+const TRY_DATASTORE: &str = "see whether the datastore is well, then `drover resume` goes on with its VMs";
 const TRY_WAVES: &str = "`drover resume` tries what failed again, and goes on in the order of the waves";
 const TRY_GROUP: &str = "`drover resume` goes on with the group, in its order";

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use drover_schedule::Quarantined;
 use rusqlite::params;
 use rusqlite::types::Type;
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,9 @@ pub struct RunFacts {
     /// What was foreseen lately, while it went on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub foreseen_now: Option<ForeseenNow>,
+    /// Hosts and datastores because of which VMs failed; of a daemon also those of other plans.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub quarantine: Vec<Quarantined>,
 }
 
 /// When a run ends, as it was foreseen while it went on.
@@ -107,6 +111,11 @@ impl Store {
     /// Adds to the latest run of a plan what is foreseen for it now.
     pub fn set_foreseen_now(&self, plan: &str, now: &ForeseenNow) -> Outcome<()> {
         self.add_fact(plan, "$.foreseen_now", now)
+    }
+
+    /// Adds to the latest run of a plan because of which hosts and datastores VMs failed.
+    pub fn set_quarantine(&self, plan: &str, quarantine: &[Quarantined]) -> Outcome<()> {
+        self.add_fact(plan, "$.quarantine", &quarantine)
     }
 
     /// Adds a fact to the latest run of a plan.

@@ -302,6 +302,9 @@ impl Scheduler {
         host.vms += 1;
         host.disks += slots;
         host.breaker.started(id, now_ms);
+        for (datastore, _) in &entry.spread {
+            self.datastores[*datastore].breaker.started(id, now_ms);
+        }
         if let Some(share) = self.shares.get_mut(&entry.tenant) {
             share.disks += slots;
             *share.vms.entry(entry.host).or_default() += 1;

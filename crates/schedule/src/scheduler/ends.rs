@@ -1,16 +1,17 @@
 //! Slots that are given back.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::entry::{Aside, State};
 use super::hold::Hold;
-use super::{Host, Scheduler, entry::Held};
-use crate::breaker::{Permit, backoff_ms};
+use super::{Scheduler, entry::Held};
+use crate::breaker::{Breaker, backoff_ms};
 use crate::job::{JobId, Tenant};
 use crate::random::Random;
-use crate::wait::Wait;
+use crate::wait::{Resource, Wait};
 
 /// A job is tried again at most so often after failures of its host.
 pub const RETRIES_MAX: u32 = 3;
@@ -35,17 +36,27 @@ pub enum Ended {
     WaveShut,
     /// Its host failed so often that it was given up.
     HostFailed,
+    /// A datastore of it failed so often that it was given up.
+    DatastoreFailed,
 }
 
-/// A host that failed often.
+/// A host or a datastore that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantined {
-    /// The host.
-    pub host: String,
+    /// Which one, by what people call it.
+    #[serde(flatten)]
+    pub what: Resource,
     /// VMs that failed because of it, those that were tried again counted each time.
     pub failures: u32,
     /// Whether it is left alone still.
     pub is_open: bool,
+}
+
+impl fmt::Display for Quarantined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let now = if self.is_open { ", and it was left alone" } else { "" };
+        write!(f, "{}: VMs failed {} times because of it{now}", self.what, self.failures)
+    }
 }
 
 impl Scheduler {
@@ -99,8 +110,7 @@ impl Scheduler {
         }
         // One that is parked had its host's part behind it.
         if ended == Ended::Arrived && self.is_running(id) {
-            let host = self.jobs[&id].host;
-            self.hosts[host].breaker.succeeded(id);
+            self.served(id);
         }
         self.leave(id, now_ms);
         self.end(id, ended, now_ms);
@@ -156,6 +166,21 @@ impl Scheduler {
         host.vms -= 1;
         host.disks -= held.at_host;
         host.breaker.told_nothing(id, now_ms);
+        for (datastore, _) in &entry.spread {
+            self.datastores[*datastore].breaker.told_nothing(id, now_ms);
+        }
+    }
+
+    /// Its host and its datastores served a running job well.
+    fn served(&mut self, id: JobId) {
+        let entry = &self.jobs[&id];
+        let host = &mut self.hosts[entry.host];
+        host.breaker.succeeded(id);
+        host.serves = true;
+        for (datastore, _) in &entry.spread {
+            host.failing.remove(datastore);
+            self.datastores[*datastore].breaker.succeeded(id);
+        }
     }
 
     /// A running job goes back to its old place, as if it had not been admitted.
@@ -230,26 +255,54 @@ impl Scheduler {
         }
     }
 
-    /// A running job failed because of its host. Gives whether it is tried again; it is over if the host has not failed others in
-    /// a row, so it may be the VM, or the job was tried often enough, or the host is given up. It keeps what it holds until all is
-    /// undone: then comes [`Scheduler::retry`], or its end.
+    /// A running job failed because of its host, or because a disk of it in this datastore could not be read. Gives whether it is
+    /// tried again; it is over if what failed has not failed others in a row, so it may be the VM, or the job was tried often
+    /// enough, or what failed is given up. It keeps what it holds until all is undone: then comes [`Scheduler::retry`], or its end.
     ///
     /// # Panics
     /// If it does not run.
-    pub fn host_failed(&mut self, id: JobId, now_ms: u64) -> bool {
+    pub fn host_failed(&mut self, id: JobId, datastore: Option<&str>, now_ms: u64) -> bool {
         assert!(self.is_running(id), "job {} failed because of its host but does not run", id.0);
+        let datastore = datastore.and_then(|name| self.datastore_of.get(name).copied());
+        let own = datastore.filter(|datastore| self.is_its_own_failure(id, *datastore));
         let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
         entry.retries += 1;
         let (host, retries) = (entry.host, entry.retries);
-        let breaker = &mut self.hosts[host].breaker;
+        if let Some(datastore) = datastore
+            && self.hosts[host].failing.insert(datastore)
+        {
+            self.hosts[host].serves = false;
+        }
+        let breaker = match own {
+            Some(datastore) => &mut self.datastores[datastore].breaker,
+            None => &mut self.hosts[host].breaker,
+        };
         breaker.failed(id, now_ms);
-        let is_given_up = breaker.permit(now_ms) == Permit::Never;
-        let is_open = breaker.is_open();
-        if is_given_up {
-            self.give_up_host(host, now_ms);
+        let (is_given_up, is_open) = (breaker.is_given_up(), breaker.is_open());
+        match own {
+            Some(datastore) if is_given_up => self
+                .give_up_all(Ended::DatastoreFailed, now_ms, |entry| entry.datastores.contains(&datastore)),
+            None if is_given_up => self.give_up_all(Ended::HostFailed, now_ms, |entry| entry.host == host),
+            Some(_) | None => {}
         }
         self.check_invariants();
         retries <= RETRIES_MAX && is_open && !is_given_up
+    }
+
+    /// Whether it is of a datastore, and not of a host, that a job of that host could not be read: VMs of the host that have nothing
+    /// there were read, are being read, or are still to be, and no other of its datastores fails since the last one was.
+    fn is_its_own_failure(&self, id: JobId, datastore: usize) -> bool {
+        let number = self.jobs[&id].host;
+        let host = &self.hosts[number];
+        let is_elsewhere = |entry: &super::Entry| {
+            let is_lost = matches!(entry.state, State::Over(ended) if ended != Ended::Arrived);
+            entry.host == number
+                && !is_lost
+                && !entry.datastores.is_empty()
+                && !entry.datastores.contains(&datastore)
+        };
+        let others_fail = host.failing.iter().any(|it| *it != datastore);
+        (host.serves || !others_fail) && self.jobs.values().any(is_elsewhere)
     }
 
     /// A running job that failed because of its host gives back what it holds. Gives when it is tried again, in milliseconds.
@@ -267,16 +320,16 @@ impl Scheduler {
         at_ms
     }
 
-    /// Gives up all jobs of a host that wait.
-    fn give_up_host(&mut self, host: usize, now_ms: u64) {
+    /// Gives up all jobs of a host or of a datastore that wait.
+    fn give_up_all(&mut self, ended: Ended, now_ms: u64, is_of_it: impl Fn(&super::Entry) -> bool) {
         let waits = |entry: &super::Entry| matches!(entry.state, State::Waiting | State::Aside(_));
-        let of = self.jobs.iter().filter(|(_, entry)| entry.host == host && waits(entry));
+        let of = self.jobs.iter().filter(|(_, entry)| waits(entry) && is_of_it(entry));
         let ids: Vec<JobId> = of.map(|(id, _)| *id).collect();
         for id in ids {
             // One that is given up may give up others of its group.
             if !self.is_over(id) {
                 self.leave(id, now_ms);
-                self.give_up(id, Ended::HostFailed, now_ms);
+                self.give_up(id, ended, now_ms);
             }
         }
     }
@@ -287,9 +340,9 @@ impl Scheduler {
     /// # Panics
     /// If it does not run.
     pub fn park(&mut self, id: JobId, now_ms: u64) {
-        let host = self.jobs[&id].host;
-        self.hosts[host].breaker.succeeded(id);
         assert!(self.is_running(id), "job {} is parked but does not run", id.0);
+        self.served(id);
+        let host = self.jobs[&id].host;
         self.leave(id, now_ms);
         if !self.is_down(id) {
             self.release_affinity(id, now_ms);
@@ -371,17 +424,30 @@ impl Scheduler {
         self.shares.remove(&tenant);
     }
 
-    /// Those of these hosts because of which VMs failed, by what people call them.
-    pub fn quarantine(&self, hosts: &BTreeSet<&str>) -> Vec<Quarantined> {
-        let failed = self.hosts.iter().filter(|host| host.breaker.failures() > 0);
-        let failed = failed.filter(|host| hosts.contains(host.name.as_str()));
-        let told = |host: &Host| Quarantined {
-            host: host.label.clone(),
-            failures: host.breaker.failures(),
-            is_open: host.breaker.is_open(),
+    /// Those of these hosts and datastores because of which VMs failed, by what people call them.
+    pub fn quarantine(&self, of: &BTreeSet<Resource>) -> Vec<Quarantined> {
+        let told = |what: Resource, breaker: &Breaker| Quarantined {
+            what,
+            failures: breaker.failures(),
+            is_open: breaker.is_open(),
         };
-        let mut all: Vec<Quarantined> = failed.map(told).collect();
-        all.sort_by(|a, b| a.host.cmp(&b.host));
+        let mut all = Vec::new();
+        for resource in of {
+            match resource {
+                Resource::Host(name) => {
+                    let host = self.host_of.get(name).map(|host| &self.hosts[*host]);
+                    all.extend(host.map(|it| told(Resource::Host(it.label.clone()), &it.breaker)));
+                }
+                Resource::Datastore(name) => {
+                    let datastore = self.datastore_of.get(name).map(|it| &self.datastores[*it]);
+                    all.extend(datastore.map(|it| told(Resource::Datastore(it.label.clone()), &it.breaker)));
+                }
+                Resource::Stream | Resource::Link | Resource::Line(_) | Resource::Pool(_) | Resource::Cpu => {
+                }
+            }
+        }
+        all.retain(|it| it.failures > 0);
+        all.sort_by(|a, b| a.what.cmp(&b.what));
         all
     }
 }

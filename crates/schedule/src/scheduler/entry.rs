@@ -70,6 +70,8 @@ pub(super) enum Aside {
     Retry(u64),
     /// There was no room at its target. It is asked for again then.
     Room(u64),
+    /// A datastore of it failed, and is left alone for a while.
+    Datastore(usize),
     /// A job of the same anti-affinity key runs.
     Affinity,
     /// An earlier stage of its group is left.

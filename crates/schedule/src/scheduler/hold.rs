@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::entry::{Aside, State};
+use super::entry::{Aside, Entry, State};
 use super::{Ended, Scheduler};
 use crate::breaker::Permit;
 use crate::job::JobId;
@@ -20,6 +20,8 @@ pub(super) struct Holds {
     stages: BTreeSet<JobId>,
     /// Those that wait for another wave, with the end of their own. They are in `at`, too.
     waves: BTreeSet<(u64, JobId)>,
+    /// Those that wait for a datastore that is left alone.
+    datastores: BTreeMap<usize, BTreeSet<JobId>>,
 }
 
 /// Why a job may not start.
@@ -61,6 +63,11 @@ impl Holds {
     pub(super) fn next_ms(&self) -> Option<u64> {
         self.at.first().map(|(at, _)| *at).filter(|at| *at < u64::MAX)
     }
+
+    /// Datastores that jobs wait for.
+    pub(super) fn datastores(&self) -> impl Iterator<Item = usize> {
+        self.datastores.keys().copied()
+    }
 }
 
 impl Scheduler {
@@ -70,6 +77,9 @@ impl Scheduler {
         let goes_on = entry.goes_on();
         if self.hosts[entry.host].breaker.permit(now_ms) == Permit::Never {
             return Some(Hold::Ever(Ended::HostFailed));
+        }
+        if self.datastore_given_up(id).is_some() {
+            return Some(Hold::Ever(Ended::DatastoreFailed));
         }
         // What has begun goes on, whatever its window.
         if !goes_on && !entry.job.windows.is_empty() && !entry.job.windows.iter().any(|it| it.holds(now_ms)) {
@@ -81,9 +91,31 @@ impl Scheduler {
             return Some(hold);
         }
         let key = entry.job.anti_affinity.as_deref();
-        key.and_then(|key| self.holds.runs(key))
-            .filter(|other| *other != id)
-            .map(|_| Hold::For(Aside::Affinity))
+        let other = key.and_then(|key| self.holds.runs(key)).filter(|other| *other != id);
+        let left_alone =
+            || self.left_alone_of(entry, now_ms).map(|(datastore, _)| Aside::Datastore(datastore));
+        other.map(|_| Aside::Affinity).or_else(left_alone).map(Hold::For)
+    }
+
+    /// A datastore of a job that is left alone now, and until when.
+    pub(super) fn left_alone_of(&self, entry: &Entry, now_ms: u64) -> Option<(usize, u64)> {
+        entry.spread.iter().find_map(|(datastore, _)| {
+            match self.datastores[*datastore].breaker.permit(now_ms) {
+                Permit::Not(until_ms) => Some((*datastore, until_ms)),
+                Permit::Yes | Permit::One | Permit::Never => None,
+            }
+        })
+    }
+
+    /// A datastore of a job that was given up.
+    fn datastore_given_up(&self, id: JobId) -> Option<usize> {
+        let mut spread = self.jobs.get(&id)?.spread.iter().map(|(datastore, _)| *datastore);
+        spread.find(|datastore| self.datastores[*datastore].breaker.is_given_up())
+    }
+
+    /// What people call the datastore of a job that was given up, if one was.
+    pub fn datastore_failed(&self, id: JobId) -> Option<&str> {
+        self.datastore_given_up(id).map(|datastore| self.datastores[datastore].label.as_str())
     }
 
     /// Puts a job aside that is in no lane.
@@ -95,6 +127,9 @@ impl Scheduler {
         match aside {
             Aside::Window(at) | Aside::Retry(at) | Aside::Room(at) => drop(self.holds.at.insert((at, id))),
             Aside::Stage => drop(self.holds.stages.insert(id)),
+            Aside::Datastore(datastore) => {
+                self.holds.datastores.entry(datastore).or_default().insert(id);
+            }
             Aside::Wave(until) => {
                 self.holds.at.insert((until, id));
                 self.holds.waves.insert((until, id));
@@ -117,6 +152,11 @@ impl Scheduler {
         match aside {
             Aside::Window(at) | Aside::Retry(at) | Aside::Room(at) => drop(self.holds.at.remove(&(at, id))),
             Aside::Stage => drop(self.holds.stages.remove(&id)),
+            Aside::Datastore(datastore) => {
+                if let Some(waiting) = self.holds.datastores.get_mut(&datastore) {
+                    waiting.remove(&id);
+                }
+            }
             Aside::Wave(until) => {
                 self.holds.at.remove(&(until, id));
                 self.holds.waves.remove(&(until, id));
@@ -140,6 +180,18 @@ impl Scheduler {
             self.holds.at.remove(&(at, id));
             self.holds.waves.remove(&(at, id));
             self.wait_again(id, now_ms);
+        }
+        self.release_datastores(now_ms);
+    }
+
+    /// Datastores that are to be read again: the first of their jobs shows whether they can be.
+    fn release_datastores(&mut self, now_ms: u64) {
+        let permit = |datastore: &usize| self.datastores[*datastore].breaker.permit(now_ms);
+        let is_free = |datastore: &usize| !matches!(permit(datastore), Permit::Not(_));
+        let free: Vec<usize> = self.holds.datastores().filter(is_free).collect();
+        for datastore in free {
+            let waiting = self.holds.datastores.remove(&datastore).unwrap_or_default();
+            waiting.into_iter().for_each(|id| self.wait_again(id, now_ms));
         }
     }
 

@@ -98,6 +98,10 @@ struct Host {
     /// Its VMs that may be copied now and are not yet, by the time that each would take alone.
     longest: BTreeSet<(u64, JobId)>,
     breaker: Breaker,
+    /// Datastores from which VMs of it could not be read, and none was since.
+    failing: BTreeSet<usize>,
+    /// Whether a VM of it was read since the latest of them began to fail.
+    serves: bool,
     /// By datastore; those of tenants with limits of their own apart.
     lanes: BTreeMap<(Option<Tenant>, usize), Lane>,
     /// The best that the first of its lanes are; absent once they changed.
@@ -105,7 +109,7 @@ struct Host {
 }
 
 /// A datastore.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Datastore {
     name: String,
     /// What people call it.
@@ -115,6 +119,7 @@ struct Datastore {
     learned: Option<u32>,
     disks: u32,
     left_bytes: u64,
+    breaker: Breaker,
 }
 
 /// Waiting jobs of a host whose disks lie in one datastore, the most of them; of one tenant, if that has limits of its own.
@@ -195,6 +200,7 @@ impl Scheduler {
         if let Some(host) = self.host_of.get(name) {
             return *host;
         }
+        let breaker = self.breaker(name);
         self.hosts.push(Host {
             name: name.to_string(),
             label: name.to_string(),
@@ -205,7 +211,9 @@ impl Scheduler {
             left_bytes: 0,
             left_ms: 0,
             longest: BTreeSet::new(),
-            breaker: Breaker::new(Random::of(self.budgets.seed, name), self.budgets.host_tries),
+            breaker,
+            failing: BTreeSet::new(),
+            serves: false,
             lanes: BTreeMap::new(),
             best: None,
         });
@@ -217,13 +225,22 @@ impl Scheduler {
         if let Some(datastore) = self.datastore_of.get(name) {
             return *datastore;
         }
+        let breaker = self.breaker(name);
         self.datastores.push(Datastore {
             name: name.to_string(),
             label: name.to_string(),
-            ..Datastore::default()
+            limit: None,
+            learned: None,
+            disks: 0,
+            left_bytes: 0,
+            breaker,
         });
         self.datastore_of.insert(name.to_string(), self.datastores.len() - 1);
         self.datastores.len() - 1
+    }
+
+    fn breaker(&self, name: &str) -> Breaker {
+        Breaker::new(Random::of(self.budgets.seed, name), self.budgets.host_tries)
     }
 
     /// The budgets from now on. What is held beyond a smaller one stays until it is given back.

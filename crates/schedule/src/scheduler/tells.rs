@@ -80,7 +80,12 @@ impl Scheduler {
             Permit::Not(until) if until < u64::MAX && !host.lanes.is_empty() => Some(until),
             Permit::Not(_) | Permit::Yes | Permit::One | Permit::Never => None,
         };
-        self.hosts.iter().filter_map(closed).chain(self.holds.next_ms()).min()
+        let left_alone = |datastore: usize| match self.datastores[datastore].breaker.permit(now_ms) {
+            Permit::Not(until) if until < u64::MAX => Some(until),
+            Permit::Not(_) | Permit::Yes | Permit::One | Permit::Never => None,
+        };
+        let datastores = self.holds.datastores().filter_map(left_alone);
+        self.hosts.iter().filter_map(closed).chain(datastores).chain(self.holds.next_ms()).min()
     }
 
     /// Hosts that failed and are left alone, or are being tried.
@@ -193,6 +198,10 @@ impl Scheduler {
                 group: entry.job.group.as_ref().map(|group| group.name.clone()).unwrap_or_default(),
                 stage: self.groups.stage_left(entry).unwrap_or(0),
             },
+            Aside::Datastore(datastore) => {
+                let until_ms = self.left_alone_of(entry, now_ms).map_or(now_ms, |(_, until_ms)| until_ms);
+                Wait::Datastore { datastore: self.datastores[datastore].label.clone(), until_ms }
+            }
         }
     }
 
@@ -201,6 +210,9 @@ impl Scheduler {
         let host = it.label.clone();
         if let Permit::Not(until_ms) = it.breaker.permit(now_ms) {
             return Wait::Host { host, until_ms };
+        }
+        if let Some((datastore, until_ms)) = self.left_alone_of(entry, now_ms) {
+            return Wait::Datastore { datastore: self.datastores[datastore].label.clone(), until_ms };
         }
         if let Some(share) = self.shares.get(&entry.tenant) {
             let (held, of) = (share.vms_at(entry.host), share.vms_max());

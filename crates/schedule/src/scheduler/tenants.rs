@@ -73,4 +73,11 @@ impl Scheduler {
             breaker.try_again();
         }
     }
+
+    /// The same for a datastore.
+    pub fn try_datastore_again(&mut self, datastore: &str) {
+        if let Some(datastore) = self.datastore_of.get(datastore) {
+            self.datastores[*datastore].breaker.try_again();
+        }
+    }
 }

@@ -32,7 +32,12 @@ fn admitted(scheduler: &mut Scheduler) -> Vec<u64> {
 
 /// A job fails because of its host; gives when it is tried again.
 fn fails(scheduler: &mut Scheduler, id: u64, now_ms: u64) -> Option<u64> {
-    let again = scheduler.host_failed(JobId(id), now_ms);
+    fails_at(scheduler, id, None, now_ms)
+}
+
+/// A job fails because of its host, or because of this datastore.
+fn fails_at(scheduler: &mut Scheduler, id: u64, datastore: Option<&str>, now_ms: u64) -> Option<u64> {
+    let again = scheduler.host_failed(JobId(id), datastore, now_ms);
     assert!(scheduler.is_running(JobId(id)), "it holds its slots until it is undone");
     if again {
         return Some(scheduler.retry(JobId(id), now_ms));

@@ -142,7 +142,8 @@ impl Waves {
             | Ended::GroupFailed
             | Ended::WaveFailed
             | Ended::WaveShut
-            | Ended::HostFailed => state.failed += 1,
+            | Ended::HostFailed
+            | Ended::DatastoreFailed => state.failed += 1,
         }
         state.left == 0
     }

@@ -1,6 +1,5 @@
 //! Pass after pass, until the VM moves over.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use drover_copy::converge::{Decision, Reason, Trend, When};
@@ -72,7 +71,7 @@ impl Journey<'_> {
             Ok(()) => {
                 *failures = 0;
                 // It serves well again.
-                self.host_fails.store(false, Relaxed);
+                self.forget_fault();
             }
             Err(error) => {
                 *failures += 1;
