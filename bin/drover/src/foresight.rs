@@ -261,11 +261,8 @@ impl Begun {
     fn progress(&self, rows: &[VmRow], disks: &[ProgressRow]) -> Vec<Progress> {
         let began_ms = i64::try_from(self.question.start_ms).unwrap_or(i64::MAX);
         let rows: HashMap<&str, &VmRow> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
-        let done = |disk: &ProgressRow| {
-            disk.left_bytes.map_or(disk.done_bytes, |left| disk.size_bytes.saturating_sub(left))
-        };
         let done: HashMap<(&str, &str), u64> =
-            disks.iter().map(|disk| ((disk.vm.as_str(), disk.disk.as_str()), done(disk))).collect();
+            disks.iter().map(|it| ((it.vm.as_str(), it.disk.as_str()), it.settled_bytes())).collect();
         let of = |(id, labels): (&String, &Vec<String>)| {
             let Some(row) = rows.get(id.as_str()) else { return Progress::Waits };
             if row.state.has_arrived() || row.ended_ms.is_some_and(|ended_ms| ended_ms >= began_ms) {

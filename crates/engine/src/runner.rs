@@ -26,7 +26,7 @@ use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetPlace, TargetProvider};
 use crate::slots::{Answer, Asks, GivenUp, Joining, Room, Rooms, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
-use crate::store::{PlanRow, PlanState, RunFacts, Store, StoreError, VmRow, VmState};
+use crate::store::{PlanRow, PlanState, ProgressRow, RunFacts, Store, StoreError, VmRow, VmState};
 use crate::waits::Waits;
 use crate::wave_hooks::{Begun, REPORT, WaveCalls, forget_waves_over, too_late};
 use crate::waves::Told;
@@ -167,22 +167,30 @@ impl Runner<'_> {
         let done_before = before.done;
         self.observer.event(&Event::PlanStarted { plan: self.plan.into(), vms: todo.len(), done_before });
         todo.iter().for_each(|vm| self.board.add_capacity(vm.capacity_bytes()));
-        let (ends, quarantine) = self.run_vms(&todo, &rows, self.schedule()?, run, too_late);
+        let left = Left { vms: &rows, disks: &self.store.progress(self.plan)? };
+        let (ends, quarantine) = self.run_vms(&todo, &left, self.schedule()?, run, too_late);
         Ok(RunOutcome { quarantine, ..self.end(&before, ends) })
     }
 
     fn run_vms(
         &self,
         todo: &[&PlannedVm],
-        left: &[VmRow],
+        left: &Left<'_>,
         schedule: Arc<Schedule>,
         number: i64,
         begun: Begun,
     ) -> (Vec<VmEnd>, Vec<Quarantined>) {
         let site = &self.site();
         let to_call: Vec<&str> = WaveCalls::to_call_before(self.wave_hooks).collect();
-        let joining =
-            Joining { site, vms: todo, left, waves: self.waves, to_call: &to_call, limits: self.limits };
+        let joining = Joining {
+            site,
+            vms: todo,
+            left: left.vms,
+            copied: left.disks,
+            waves: self.waves,
+            to_call: &to_call,
+            limits: self.limits,
+        };
         let tenant = schedule.join(&joining, self.clock);
         // Also if something panics: others share the schedule.
         let _left = OnDrop::new(|| schedule.leave(tenant, self.clock));
@@ -195,7 +203,7 @@ impl Runner<'_> {
             hooks: self.wave_hooks,
             vms: self.vms,
             todo,
-            left,
+            left: left.vms,
             ends,
             begun: Mutex::new(begun),
         };
@@ -466,6 +474,13 @@ struct Before {
     done: usize,
     /// Names of those of which only the clean-up is left.
     not_cleaned_up: Vec<String>,
+}
+
+/// What earlier runs left.
+struct Left<'a> {
+    vms: &'a [VmRow],
+    /// How far they were with disks.
+    disks: &'a [ProgressRow],
 }
 
 /// What a run has of its schedule.

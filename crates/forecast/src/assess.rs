@@ -201,28 +201,6 @@ pub struct Finding {
     pub examples: Vec<String>,
 }
 
-/// Provisioned bytes of a VM; saturates.
-pub fn capacity_bytes(vm: &Vm) -> u64 {
-    vm.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.capacity_bytes))
-}
-
-/// Bytes of a VM that are to be read: what is allocated, else all that is provisioned.
-pub fn data_bytes(vm: &Vm) -> u64 {
-    let capacity = capacity_bytes(vm);
-    vm.allocated_bytes.map_or(capacity, |allocated| allocated.min(capacity))
-}
-
-/// Of these a disk's part, by its capacity: providers tell what is allocated of the whole VM.
-pub fn data_bytes_of(vm: &Vm, disk: &VmDisk) -> u64 {
-    part_of(data_bytes(vm), vm, disk)
-}
-
-/// The part of a VM's bytes that falls to a disk, by its capacity.
-fn part_of(bytes: u64, vm: &Vm, disk: &VmDisk) -> u64 {
-    let (all, part) = (capacity_bytes(vm), disk.capacity_bytes);
-    if all == 0 { 0 } else { (u128::from(bytes) * u128::from(part) / u128::from(all)) as u64 }
-}
-
 /// Sums up an inventory; `concerns` has those of each VM by its id, and `written` what each writes.
 pub fn assess(
     inventory: &Inventory,
@@ -238,8 +216,8 @@ pub fn assess(
         power: groups(vms, written, |vm| power_word(vm.power).to_string()),
         guests: groups(vms, written, |vm| told(&vm.guest_id)),
         firmware: groups(vms, written, |vm| firmware_word(vm.firmware).to_string()),
-        vm_sizes: sizes(|vm| Some(capacity_bytes(vm))),
-        allocated_sizes: sizes(|vm| vm.allocated_bytes.map(|_| data_bytes(vm))),
+        vm_sizes: sizes(|vm| Some(vm.capacity_bytes())),
+        allocated_sizes: sizes(|vm| vm.allocated_bytes.map(|_| vm.data_bytes())),
         disk_sizes: Sizes::of(vms.iter().flat_map(|vm| &vm.disks).map(|disk| disk.capacity_bytes).collect()),
         largest: most(all.iter(), |vm| vm.data_bytes),
         busiest: most(all.iter().filter(|vm| vm.churn_bytes_per_hour() > 0), VmSums::churn_bytes_per_hour),
@@ -266,8 +244,8 @@ fn totals(vms: &[Vm], concerns: &BTreeMap<String, Vec<Concern>>, written: &Write
         blocked: vms.iter().filter(blocks).count(),
         tracked: count(|vm| vm.change_tracking),
         disks: vms.iter().map(|vm| vm.disks.len()).sum(),
-        capacity_bytes: sum(vms, capacity_bytes),
-        data_bytes: sum(vms, data_bytes),
+        capacity_bytes: sum(vms, Vm::capacity_bytes),
+        data_bytes: sum(vms, Vm::data_bytes),
         unknown_allocation: count(|vm| vm.allocated_bytes.is_none()),
         churn_bytes_per_hour: vms.iter().fold(0, |sum, vm| sum.saturating_add(churn_of(vm, written))),
         unknown_churn: vms.iter().filter(|vm| may_run(vm) && !written.contains_key(&vm.id)).count(),
@@ -307,7 +285,7 @@ fn groups(vms: &[Vm], written: &WriteRates, name: impl Fn(&Vm) -> String) -> Vec
         let name = name(vm);
         let group = groups.entry(name.clone()).or_insert_with(|| Group { name, ..Group::default() });
         group.vms += 1;
-        group.data_bytes = group.data_bytes.saturating_add(data_bytes(vm));
+        group.data_bytes = group.data_bytes.saturating_add(vm.data_bytes());
         group.churn_bytes_per_hour = group.churn_bytes_per_hour.saturating_add(churn_of(vm, written));
     }
     let mut groups: Vec<Group> = groups.into_values().collect();
@@ -329,8 +307,8 @@ fn sums_of(vm: &Vm, written: &WriteRates) -> VmSums {
         name: vm.name.clone(),
         id: vm.id.clone(),
         disks: vm.disks.len(),
-        capacity_bytes: capacity_bytes(vm),
-        data_bytes: data_bytes(vm),
+        capacity_bytes: vm.capacity_bytes(),
+        data_bytes: vm.data_bytes(),
         churn: written.get(&vm.id).copied(),
     }
 }
@@ -390,8 +368,8 @@ impl Place {
     fn take(&mut self, vm: &Vm, disk: &VmDisk, written: &WriteRates) {
         self.disks += 1;
         self.capacity_bytes = self.capacity_bytes.saturating_add(disk.capacity_bytes);
-        self.data_bytes = self.data_bytes.saturating_add(data_bytes_of(vm, disk));
-        let churn = part_of(churn_of(vm, written), vm, disk);
+        self.data_bytes = self.data_bytes.saturating_add(vm.data_bytes_of(disk));
+        let churn = vm.part_of(churn_of(vm, written), disk);
         self.churn_bytes_per_hour = self.churn_bytes_per_hour.saturating_add(churn);
     }
 }

@@ -5,8 +5,6 @@ use drover_types::BLOCK_BYTES;
 use drover_types::inventory::{Inventory, PowerState, Vm, WriteRates};
 use serde::{Deserialize, Serialize};
 
-use crate::assess::data_bytes_of;
-
 /// A VM of a forecast.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FleetVm {
@@ -81,7 +79,7 @@ impl FleetVm {
             disk.pool.clone().unwrap_or_else(|| disk.base.display().to_string())
         };
         let disk = |disk: &drover_plan::PlannedDisk| FleetDisk {
-            data_bytes: data_bytes_of(vm, &disk.disk),
+            data_bytes: vm.data_bytes_of(&disk.disk),
             datastore: disk.disk.datastore.clone(),
             pool: Some(pool(disk)),
         };
@@ -129,7 +127,7 @@ impl FleetVm {
     pub fn of_inventory(inventory: &Inventory, written: &WriteRates, warm: Option<WarmWish>) -> Vec<FleetVm> {
         let of = |vm: &Vm| {
             let disk = |disk| FleetDisk {
-                data_bytes: data_bytes_of(vm, disk),
+                data_bytes: vm.data_bytes_of(disk),
                 datastore: disk.datastore.clone(),
                 pool: None,
             };

@@ -25,10 +25,7 @@ mod waves;
 mod windows;
 
 pub use advise::{Advice, Asked, Severity, advise};
-pub use assess::{
-    Assessment, Estimates, Finding, Group, Place, Sizes, Totals, VmSums, WarmInVain, assess, capacity_bytes,
-    data_bytes, data_bytes_of,
-};
+pub use assess::{Assessment, Estimates, Finding, Group, Place, Sizes, Totals, VmSums, WarmInVain, assess};
 pub use fleet::{FleetDisk, FleetVm, WarmWish, may_run, spread_over};
 pub use foresee::{By, Forecast, Line, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
 pub use learn::{Copied, Seen};

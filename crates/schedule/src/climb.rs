@@ -106,6 +106,12 @@ impl Climb {
         self.is_settled
     }
 
+    /// The greatest sum of rates that was measured, in bytes a second; absent while something is tried.
+    pub fn rate(&self) -> Option<f64> {
+        let judged = self.measured.values().filter(|it| it.samples >= SAMPLES).map(|it| it.rate);
+        judged.max_by(f64::total_cmp).filter(|_| self.is_settled)
+    }
+
     /// Whether something else limits the disks to as many as this does.
     pub fn is_at_reach(&self) -> bool {
         self.limit >= self.reach

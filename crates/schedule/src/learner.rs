@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::budgets::HostLimits;
-use crate::climb::{Climb, Found};
+use crate::climb::{Climb, Found, GAIN_MIN, SAMPLES};
 use crate::scheduler::{DatastoreUsage, Scheduler};
 use crate::wait::Resource;
 
@@ -23,6 +23,8 @@ struct One {
     climb: Option<Climb>,
     /// Bytes and disks at the last look.
     last: (f64, u32),
+    /// Looks in a row of which each told a rate, and the least of these rates.
+    steady: (u32, f64),
 }
 
 /// One look at what was read.
@@ -53,6 +55,10 @@ impl Learner {
         for (name, host) in &mut self.hosts {
             let Some(usage) = scheduler.usage_of(name) else { continue };
             let rate = host.rate(&Resource::Host(name.clone()), usage.disks, look);
+            if let Some(rate) = host.gives(rate, scheduler.rate_of(name)) {
+                let limits = scheduler.host_limits(name);
+                scheduler.set_host(name, HostLimits { rate: Some(rate), ..limits });
+            }
             // One that is not full tells nothing.
             let (Some(rate), Some(climb)) = (rate.filter(|_| usage.is_full()), &mut host.climb) else {
                 continue;
@@ -107,6 +113,27 @@ impl One {
         let (read_before, disks_before) = std::mem::replace(&mut self.last, (read, disks));
         let is_even = look.counts && disks_before == disks && look.passed_ms > 0.0;
         is_even.then(|| (read - read_before).max(0.0) * 1000.0 / look.passed_ms)
+    }
+
+    /// What a host gives in all, in bytes a second, if that is news: the best of its climb once that has settled. One that is not
+    /// full is not judged so, and may show all the same that it gives more than is `known`.
+    fn gives(&mut self, rate: Option<f64>, known: u64) -> Option<u64> {
+        let shown = self.shown(rate).filter(|rate| *rate > known as f64);
+        let gives = self.climb.as_ref().and_then(Climb::rate).or(shown)?;
+        let is_news = (gives - known as f64).abs() > known as f64 * GAIN_MIN;
+        is_news.then_some((gives as u64).max(1))
+    }
+
+    /// The least of as many rates in a row as it takes to judge one.
+    fn shown(&mut self, rate: Option<f64>) -> Option<f64> {
+        let (looks, least) = std::mem::take(&mut self.steady);
+        let rate = rate?;
+        let (looks, least) = (looks + 1, if looks == 0 { rate } else { least.min(rate) });
+        if looks >= SAMPLES {
+            return Some(least);
+        }
+        self.steady = (looks, least);
+        None
     }
 
     /// Judges a datastore by one more sample. Gives its limit from now on; none while its hosts let in no more than it is worth.
@@ -186,6 +213,53 @@ mod tests {
         let (learned, told) = follow(8, 200, |disks| f64::from(disks) * 100.0);
         assert_eq!(learned, None);
         assert_eq!(told.as_deref(), Some("8 disks at once, as many as may be; 7 read 13 % fewer"));
+    }
+
+    /// One host with a VM that takes long and many that do not, which gives so much for so many disks. Gives what is learned of
+    /// it, and how many disks are read at once in the end.
+    fn beside_a_long_one(looks: usize, rate: impl Fn(u32) -> f64) -> (HostLimits, u32) {
+        let mib = |mib: f64| mib * f64::from(1 << 20);
+        let mut scheduler = Scheduler::new(Budgets { vms_per_host: 40, ..Budgets::default() });
+        let mut learner = Learner::default();
+        learner.begin_host("esx", 40, 40);
+        let job = |gib: u64| Job {
+            host: "esx".into(),
+            disks: vec![Disk { bytes: gib << 30, datastore: "ds".into(), pool: None }],
+            ..Job::default()
+        };
+        scheduler.add(Tenant(0), (0..2).map(|_| job(90_000)).chain((0..900).map(|_| job(1))).collect(), 0);
+        let mut read = 0.0;
+        for _ in 0..looks {
+            while scheduler.next(0).is_some() {}
+            read += mib(rate(scheduler.disks_held()));
+            let of = |resource: &Resource| if *resource == Resource::Host("esx".into()) { read } else { 0.0 };
+            learner.look(&mut scheduler, &Look { passed_ms: 1000.0, counts: true, read: &of });
+        }
+        (scheduler.host_limits("esx"), scheduler.disks_held())
+    }
+
+    #[test]
+    fn a_host_that_gives_more_than_is_assumed_is_not_held_back_for_its_longest_vm() {
+        // Five disks are those of a host with the rate that is assumed.
+        let (limits, disks) = beside_a_long_one(40, |disks| (f64::from(disks) * 100.0).min(280.0));
+        assert_eq!((limits.rate, disks), (None, 5));
+        let (limits, disks) = beside_a_long_one(40, |disks| (f64::from(disks) * 100.0).min(900.0));
+        assert_eq!((limits.rate, disks), (Some(900 << 20), 11));
+    }
+
+    #[test]
+    fn the_rate_of_a_host_is_the_best_that_was_measured_once_nothing_is_tried_any_more() {
+        let mut climb = Climb::new(8, 50);
+        let mut told = None;
+        for _ in 0..100 {
+            let disks = climb.limit();
+            climb.sample(disks, (f64::from(disks) * 100.0).min(500.0));
+            told = told.or(climb.rate().map(|rate| (climb.limit(), rate)));
+        }
+        assert_eq!(told, Some((5, 500.0)));
+        let mut host = One { climb: Some(climb), ..One::default() };
+        assert_eq!(host.gives(None, 284), Some(500));
+        assert_eq!((host.gives(None, 495), host.gives(None, 700)), (None, Some(500)));
     }
 
     #[test]

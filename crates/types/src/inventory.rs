@@ -192,6 +192,30 @@ pub struct Vm {
     pub managed_by: Option<String>,
 }
 
+impl Vm {
+    /// Provisioned bytes of its disks; saturates.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.capacity_bytes))
+    }
+
+    /// Bytes that are to be read: what is allocated, else all that is provisioned.
+    pub fn data_bytes(&self) -> u64 {
+        let capacity = self.capacity_bytes();
+        self.allocated_bytes.map_or(capacity, |allocated| allocated.min(capacity))
+    }
+
+    /// Of these a disk's part, by its capacity: providers tell what is allocated of the whole VM.
+    pub fn data_bytes_of(&self, disk: &VmDisk) -> u64 {
+        self.part_of(self.data_bytes(), disk)
+    }
+
+    /// The part of some of its bytes that falls to a disk, by its capacity.
+    pub fn part_of(&self, bytes: u64, disk: &VmDisk) -> u64 {
+        let (all, part) = (self.capacity_bytes(), disk.capacity_bytes);
+        if all == 0 { 0 } else { (u128::from(bytes) * u128::from(part) / u128::from(all)) as u64 }
+    }
+}
+
 /// What a VM writes to its disks, as its provider measured it.
 ///
 /// It is near to what changes, and no bound of it: a block that is written twice counts twice, and a small write counts

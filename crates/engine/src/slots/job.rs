@@ -1,5 +1,7 @@
 //! A planned VM as a job.
 
+use std::collections::BTreeMap;
+
 use drover_plan::{Limits, PlannedVm, Verify, VmGroup};
 use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, TenantLimits};
 
@@ -32,12 +34,15 @@ fn goes_on(vm: &PlannedVm, left: &VmRow) -> bool {
     left.switched_off || may_run_there || vm.warm.is_none() && left.snapshot.is_some()
 }
 
+/// Bytes that earlier runs copied of disks, by the names of their VMs at the target and their labels.
+pub(super) type Copied<'a> = BTreeMap<(&'a str, &'a str), u64>;
+
 /// A planned VM as a job, with what an earlier run left of it.
-pub(super) fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>) -> Job {
+pub(super) fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>, copied: &Copied<'_>) -> Job {
     // Only its clean-up is left: for the waves and stages after its own it has arrived.
     let has_arrived = left.is_some_and(|left| left.state.has_arrived());
     let disk = |disk: &drover_plan::PlannedDisk| Disk {
-        bytes: disk.disk.capacity_bytes,
+        bytes: left_bytes(vm, disk, copied),
         datastore: key_of(site, &disk.disk.datastore),
         pool: Some(disk.pool.clone().unwrap_or_else(|| disk.base.display().to_string())),
     };
@@ -57,6 +62,12 @@ pub(super) fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>) -> Job {
     }
 }
 
+/// Bytes of a disk that are still to be read.
+fn left_bytes(vm: &PlannedVm, disk: &drover_plan::PlannedDisk, copied: &Copied<'_>) -> u64 {
+    let copied = copied.get(&(vm.target_name.as_str(), disk.disk.label.as_str()));
+    vm.vm.data_bytes_of(&disk.disk).saturating_sub(copied.copied().unwrap_or(0))
+}
+
 fn group_of(group: &VmGroup) -> Group {
     Group { name: group.name.clone(), stage: group.stage }
 }
@@ -65,4 +76,70 @@ fn group_of(group: &VmGroup) -> Group {
 pub(super) fn host_limits(now: HostLimits, vm: &PlannedVm) -> HostLimits {
     let at_once = vm.nfc.map(|nfc| nfc.disks_at_once.max(1));
     HostLimits { disks: now.disks.into_iter().chain(at_once).min(), ..now }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use drover_plan::{Plan, resolve};
+    use drover_schedule::{Scheduler, Tenant};
+    use drover_types::inventory::{Inventory, PowerState, Vm, VmDisk};
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// VMs by their names, provisioned and allocated bytes of each disk, as a plan has them.
+    fn planned(vms: &[(&str, u64, u64, usize)]) -> Vec<PlannedVm> {
+        let vm = |(name, capacity, allocated, disks): &(&str, u64, u64, usize)| Vm {
+            id: format!("vm-{name}"),
+            name: (*name).into(),
+            host_id: "host-1".into(),
+            power: PowerState::Off,
+            allocated_bytes: Some(allocated * *disks as u64),
+            disks: (0..*disks)
+                .map(|at| VmDisk {
+                    key: 2000 + at as i32,
+                    label: format!("Hard disk {}", at + 1),
+                    capacity_bytes: *capacity,
+                    datastore: "ds".into(),
+                    ..VmDisk::default()
+                })
+                .collect(),
+            ..Vm::default()
+        };
+        let inventory = Inventory { vms: vms.iter().map(vm).collect(), ..Inventory::default() };
+        let source = "source: {type: vsphere, endpoint: vc, user: u, password_env: P}";
+        let target = "target: {type: qemu, folder: /vms}";
+        let plan = format!("version: 1\nname: p\n{source}\n{target}\nvms: [{{glob: '*'}}]\n");
+        let resolution = resolve(&Plan::parse(&plan).unwrap(), &inventory);
+        assert_eq!(resolution.vms.len(), vms.len(), "{:?}", resolution.problems);
+        resolution.vms
+    }
+
+    /// Names in the order in which they are let in.
+    fn order(vms: &[PlannedVm], copied: &Copied<'_>) -> Vec<String> {
+        let mut scheduler = Scheduler::new(Budgets::default());
+        let jobs = vms.iter().map(|vm| job_of(vm, "vc", None, copied)).collect();
+        scheduler.add(Tenant(0), jobs, 0);
+        let next = std::iter::from_fn(|| scheduler.next(0).map(|it| it.job));
+        let ids: Vec<_> = next.collect();
+        ids.into_iter().map(|id| scheduler.job(id).unwrap().name.clone()).collect()
+    }
+
+    #[test]
+    fn the_longest_is_the_one_with_most_to_read_and_not_the_one_with_most_room() {
+        let vms = planned(&[
+            ("thin", 2048 * GIB, GIB, 1),
+            ("thick", 50 * GIB, 50 * GIB, 1),
+            ("two", 60 * GIB, 30 * GIB, 2),
+        ]);
+        assert_eq!(order(&vms, &Copied::new()), ["thick", "two", "thin"]);
+        // An earlier run copied most of one.
+        let copied = [(("thick", "Hard disk 1"), 40 * GIB), (("two", "Hard disk 2"), GIB)].into();
+        assert_eq!(order(&vms, &copied), ["two", "thick", "thin"]);
+        let job = job_of(&vms[2], "vc", None, &copied);
+        let bytes: Vec<u64> = job.disks.iter().map(|disk| disk.bytes).collect();
+        assert_eq!(bytes, [30 * GIB, 29 * GIB]);
+    }
 }

@@ -24,14 +24,14 @@ use drover_types::Wave;
 
 use self::claims::{Claim, Claims};
 pub(crate) use self::job::budgets_of;
-use self::job::{host_limits, job_of, key_of, own_limits};
+use self::job::{Copied, host_limits, job_of, key_of, own_limits};
 use self::learned::Learned;
 pub(crate) use self::rooms::{Answer, Asks, Room, Rooms};
 use self::with_room::Asking;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::itinerary::Fault;
-use crate::store::VmRow;
+use crate::store::{ProgressRow, VmRow};
 
 /// The schedule of one or several runs, which all their VMs share.
 pub struct Schedule {
@@ -129,6 +129,8 @@ pub(crate) struct Joining<'a> {
     pub(crate) vms: &'a [&'a PlannedVm],
     /// What earlier runs left of them.
     pub(crate) left: &'a [VmRow],
+    /// How far these were with their disks.
+    pub(crate) copied: &'a [ProgressRow],
     pub(crate) waves: &'a [Wave],
     /// Those of them before which something is to be called.
     pub(crate) to_call: &'a [&'a str],
@@ -181,7 +183,7 @@ impl Schedule {
     /// Adds the VMs of a run and its waves, all waiting, within the run's own limits. Each host gets the disks that its NFC server
     /// takes; what was given up is tried again.
     pub(crate) fn join(&self, joining: &Joining<'_>, clock: &dyn Clock) -> Tenant {
-        let Joining { site, vms, left, waves, to_call, limits } = *joining;
+        let Joining { site, vms, left, copied, waves, to_call, limits } = *joining;
         let mut state = self.lock();
         let tenant = Tenant(state.next_tenant);
         state.next_tenant += 1;
@@ -202,8 +204,10 @@ impl Schedule {
         state.scheduler.set_waves(tenant, waves);
         to_call.iter().for_each(|wave| state.scheduler.call_before(tenant, wave));
         let left: BTreeMap<&str, &VmRow> = left.iter().map(|row| (row.id.as_str(), row)).collect();
+        let copied: Copied<'_> =
+            copied.iter().map(|it| ((it.vm.as_str(), it.disk.as_str()), it.settled_bytes())).collect();
         let job = |vm: &&PlannedVm| {
-            let job = job_of(vm, site, left.get(vm.vm.id.as_str()).copied());
+            let job = job_of(vm, site, left.get(vm.vm.id.as_str()).copied(), &copied);
             // What two plans call by the same word has nothing to do with each other.
             let anti_affinity = job.anti_affinity.map(|word| format!("{}/{word}", tenant.0));
             Job { anti_affinity, ..job }

@@ -46,6 +46,13 @@ pub struct ProgressRow {
     pub rate_bytes_per_s: Option<u64>,
 }
 
+impl ProgressRow {
+    /// Bytes of the disk that are not to be read any more.
+    pub fn settled_bytes(&self) -> u64 {
+        self.left_bytes.map_or(self.done_bytes, |left| self.size_bytes.saturating_sub(left))
+    }
+}
+
 impl Store {
     /// Adds a sample of the rate, and renews what is known of the disks at work; the others no longer are. One
     /// transaction, which is not waited for.

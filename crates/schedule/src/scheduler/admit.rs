@@ -356,7 +356,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::budgets::Budgets;
+    use crate::budgets::{Budgets, HostLimits};
     use crate::job::{Disk, Job};
     use crate::scheduler::{Ended, TenantLimits};
 
@@ -389,6 +389,9 @@ mod tests {
             for step in steps {
                 // So that some count as overtaken.
                 scheduler.admissions += u64::from(step);
+                // What is learned of a host changes what its lanes weigh, and not the order of a lane.
+                let rate = (step % 5 == 0).then_some(u64::from(step) << 24);
+                scheduler.set_host(&format!("esx{}", step % 4), HostLimits { rate, ..HostLimits::default() });
                 let with_room = (0..scheduler.hosts.len()).filter(|it| scheduler.has_room(&scheduler.hosts[*it], 0));
                 let mut all: Vec<Rank> = with_room.flat_map(|host| scheduler.heads_of(host)).collect();
                 all.sort();

@@ -313,6 +313,11 @@ impl Scheduler {
         budget.min(datastore.learned.unwrap_or(u32::MAX)).max(1)
     }
 
+    /// Bytes a second that a host gives in all, as measured or else assumed.
+    pub fn rate_of(&self, host: &str) -> u64 {
+        self.host_limits(host).rate.unwrap_or(self.budgets.rates.host)
+    }
+
     /// How long a host has still to do, in milliseconds.
     fn host_left_ms(&self, host: &Host) -> u64 {
         let rate = host.limits.rate.unwrap_or(self.budgets.rates.host);
