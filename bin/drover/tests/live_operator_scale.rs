@@ -114,6 +114,7 @@ fn spec(number: usize, plan: &Pinned, provider: &Pinned) -> MigrationSpec {
         size: Size {
             host: format!("host-{}", number % HOSTS),
             disks: vec![DiskSize { bytes: 40 << 30, datastore: format!("datastore-{}", number % 7) }],
+            ..Size::default()
         },
         plan: keys,
         ..MigrationSpec::default()

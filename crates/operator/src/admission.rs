@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use drover_schedule::{Budgets, Disk, Ended, Job, JobId, Scheduler, Tenant};
+use drover_schedule::{Budgets, Disk, Ended, HostLimits, Job, JobId, Scheduler, Tenant, TenantLimits};
 
-use crate::model::{MigrationSpec, Size, Work};
+use crate::model::{MigrationSpec, PlanLimits, Size, Work};
 
-/// All share one order; nothing is limited by plan.
+/// Who has no limits beside the operator's.
 const ALL: Tenant = Tenant(0);
 
 /// The schedulers of all Migrations.
@@ -17,6 +17,11 @@ pub struct Admissions {
     /// Of what copies nothing: a guest that is down waits neither for copies of others nor for a host that is left alone.
     others: Pool,
     jobs: BTreeMap<String, Slot>,
+    /// Plans that limit themselves, by their UIDs, each with its Migrations that want to be copied.
+    plans: BTreeMap<String, (Tenant, usize)>,
+    next_tenant: u64,
+    /// What Migrations tell of the disks that hosts take at once, each with how many say so: the least counts.
+    host_disks: BTreeMap<String, BTreeMap<u32, usize>>,
 }
 
 /// A scheduler, with names for its jobs.
@@ -30,10 +35,15 @@ struct Pool {
 #[derive(Clone, Debug)]
 struct Slot {
     id: JobId,
+    size: Size,
     moves: bool,
     is_admitted: bool,
     /// What its end tells of its host.
     ended: Ended,
+    /// Its host, and what it tells of the disks that this takes.
+    host_disks: Option<(String, u32)>,
+    /// Its Plan, if that limits itself.
+    plan: Option<String>,
 }
 
 /// What the end of a worker tells of the host that serves the VM's disks.
@@ -50,7 +60,14 @@ impl Admissions {
     pub fn new(budgets: Budgets) -> Admissions {
         let scheduler = Scheduler::new(Budgets { host_tries: u32::MAX, ..budgets });
         let pool = Pool { scheduler, names: BTreeMap::new() };
-        Admissions { moves: pool.clone(), others: pool, jobs: BTreeMap::new() }
+        Admissions {
+            moves: pool.clone(),
+            others: pool,
+            jobs: BTreeMap::new(),
+            plans: BTreeMap::new(),
+            next_tenant: ALL.0 + 1,
+            host_disks: BTreeMap::new(),
+        }
     }
 
     /// Whether it may go.
@@ -61,16 +78,69 @@ impl Admissions {
     /// It wants to go. One that was begun goes before others.
     pub fn want(&mut self, name: &str, spec: &MigrationSpec, work: Work, goes_on: bool, now_ms: u64) {
         let moves = work == Work::Move;
-        if self.jobs.get(name).is_some_and(|slot| slot.is_admitted || slot.moves == moves) {
+        let is_same = |slot: &Slot| slot.moves == moves && slot.size == spec.size;
+        if self.jobs.get(name).is_some_and(|slot| slot.is_admitted || is_same(slot)) {
             return;
         }
         self.leave(name, now_ms);
         let job = job_of(name, &spec.source.instance_uuid, &spec.size, moves, goes_on);
+        let host_disks = spec.size.host_disks.filter(|_| moves).map(|disks| (job.host.clone(), disks));
+        let plan =
+            (moves && spec.size.plan_limits != PlanLimits::default()).then(|| spec.plan_ref.uid.clone());
+        let tenant = plan.as_ref().map_or(ALL, |plan| self.join(plan, spec.size.plan_limits));
+        if let Some((host, disks)) = &host_disks {
+            *self.host_disks.entry(host.clone()).or_default().entry(*disks).or_default() += 1;
+            self.limit_host(host);
+        }
         let pool = self.pool(moves);
-        if let Some(id) = pool.scheduler.add(ALL, vec![job], now_ms).first().copied() {
+        if let Some(id) = pool.scheduler.add(tenant, vec![job], now_ms).first().copied() {
             pool.names.insert(id, name.to_string());
-            let slot = Slot { id, moves, is_admitted: false, ended: Ended::Failed };
+            let (size, is_admitted, ended) = (spec.size.clone(), false, Ended::Failed);
+            let slot = Slot { id, size, moves, is_admitted, ended, host_disks, plan };
             self.jobs.insert(name.to_string(), slot);
+        }
+    }
+
+    /// One more Migration of a Plan that limits itself, as it says now.
+    fn join(&mut self, plan: &str, limits: PlanLimits) -> Tenant {
+        let (tenant, migrations) = self.plans.entry(plan.to_string()).or_insert_with(|| {
+            self.next_tenant += 1;
+            (Tenant(self.next_tenant), 0)
+        });
+        *migrations += 1;
+        let limits = TenantLimits { vms_per_host: limits.vms_per_host, disks: limits.disks };
+        self.moves.scheduler.set_tenant(*tenant, limits);
+        *tenant
+    }
+
+    /// Has the scheduler keep to what a host takes.
+    fn limit_host(&mut self, host: &str) {
+        let disks = self.host_disks.get(host).and_then(|told| told.keys().next().copied());
+        let limits = self.moves.scheduler.host_limits(host);
+        self.moves.scheduler.set_host(host, HostLimits { disks, ..limits });
+    }
+
+    /// What a Migration told counts no more.
+    fn forget(&mut self, slot: Slot) {
+        if let Some((host, disks)) = slot.host_disks
+            && let Some(told) = self.host_disks.get_mut(&host)
+        {
+            match told.get_mut(&disks) {
+                Some(count) if *count > 1 => *count -= 1,
+                _ => drop(told.remove(&disks)),
+            }
+            if told.is_empty() {
+                self.host_disks.remove(&host);
+            }
+            self.limit_host(&host);
+        }
+        let Some(plan) = slot.plan else { return };
+        if let Some((tenant, migrations)) = self.plans.get_mut(&plan) {
+            *migrations -= 1;
+            if *migrations == 0 {
+                self.moves.scheduler.forget(*tenant);
+                self.plans.remove(&plan);
+            }
         }
     }
 
@@ -92,12 +162,13 @@ impl Admissions {
 
     /// It wants nothing any more.
     pub fn leave(&mut self, name: &str, now_ms: u64) {
-        let Some(Slot { id, moves, is_admitted, ended }) = self.jobs.remove(name) else { return };
-        let pool = self.pool(moves);
-        pool.names.remove(&id);
-        let ended = if is_admitted { ended } else { Ended::LeftOut };
-        pool.scheduler.finished(id, ended, now_ms);
-        pool.scheduler.forget_job(id);
+        let Some(slot) = self.jobs.remove(name) else { return };
+        let pool = self.pool(slot.moves);
+        pool.names.remove(&slot.id);
+        let ended = if slot.is_admitted { slot.ended } else { Ended::LeftOut };
+        pool.scheduler.finished(slot.id, ended, now_ms);
+        pool.scheduler.forget_job(slot.id);
+        self.forget(slot);
     }
 
     /// Those that may go from now on.
@@ -139,6 +210,8 @@ fn job_of(name: &str, source: &str, size: &Size, moves: bool, goes_on: bool) -> 
         name: name.to_string(),
         host: format!("{source}/{}", size.host),
         disks: disks.collect(),
+        priority: size.priority,
+        deadline_ms: size.deadline_ms,
         goes_on,
         ..Job::default()
     }
@@ -146,8 +219,10 @@ fn job_of(name: &str, source: &str, size: &Size, moves: bool, goes_on: bool) -> 
 
 #[cfg(test)]
 mod tests {
+    use drover_schedule::Order;
+
     use super::*;
-    use crate::model::{DiskSize, SourceId};
+    use crate::model::{DiskSize, Pinned, SourceId};
 
     fn spec(source: &str, host: &str) -> MigrationSpec {
         MigrationSpec {
@@ -155,6 +230,7 @@ mod tests {
             size: Size {
                 host: host.into(),
                 disks: vec![DiskSize { bytes: 1 << 30, datastore: "ds".into() }],
+                ..Size::default()
             },
             ..MigrationSpec::default()
         }
@@ -273,5 +349,123 @@ mod tests {
         all.want("off", &spec("vc", "host-2"), Work::SwitchOn, true, 1);
         assert_eq!(all.admit(1), ["off"]);
         assert_eq!(all.counts(), (1, 2));
+    }
+
+    /// One of a Plan with so many disks, at a host that takes so many.
+    fn of_plan(plan: &str, disks: usize, host_disks: Option<u32>) -> MigrationSpec {
+        let one = spec("vc", "host-1");
+        let disks = vec![one.size.disks[0].clone(); disks];
+        MigrationSpec {
+            plan_ref: Pinned { uid: plan.into(), ..Pinned::default() },
+            size: Size { disks, host_disks, ..one.size },
+            ..one
+        }
+    }
+
+    /// One that goes by arrival, so that no VM is held back for the sake of its host's longest.
+    fn in_order() -> Admissions {
+        Admissions::new(Budgets { order: Order::Arrival, ..Budgets::default() })
+    }
+
+    #[test]
+    fn a_host_is_asked_for_no_more_disks_than_its_nfc_server_takes() {
+        for (host_disks, admitted) in [(None, 3), (Some(60), 3), (Some(50), 2)] {
+            let mut all = in_order();
+            all.want("a", &of_plan("p", 30, host_disks), Work::Move, false, 0);
+            all.want("b", &of_plan("p", 30, host_disks), Work::Move, false, 0);
+            all.want("other", &spec("vc", "host-2"), Work::Move, false, 0);
+            assert_eq!(all.admit(0).len(), admitted, "{host_disks:?}");
+            all.leave("a", 1);
+            assert_eq!((all.admit(1).len(), all.counts()), (3 - admitted, (0, 2)));
+        }
+    }
+
+    #[test]
+    fn of_what_two_plans_say_of_a_host_the_least_counts_while_both_are_there() {
+        let mut all = in_order();
+        all.want("a", &of_plan("p", 30, Some(100)), Work::Move, false, 0);
+        all.want("b", &of_plan("q", 30, Some(40)), Work::Move, false, 0);
+        all.want("c", &of_plan("p", 30, Some(100)), Work::Move, false, 0);
+        let first = all.admit(0);
+        assert_eq!(first.len(), 1, "{first:?}");
+        // What undoes reads no disk, and says nothing of its host.
+        all.want("b", &of_plan("q", 30, Some(40)), Work::Undo, false, 1);
+        all.leave("b", 1);
+        let second = all.admit(1);
+        assert_eq!(all.counts().0, 0, "{second:?}");
+        ["a", "b", "c"].iter().for_each(|name| all.leave(name, 2));
+        assert!(all.host_disks.is_empty());
+        assert_eq!(all.moves.scheduler.host_limits("vc/host-1"), HostLimits::default());
+    }
+
+    #[test]
+    fn a_plan_keeps_to_its_own_limits_and_holds_up_no_other() {
+        let limited = |plan: &str, vms_per_host, disks| {
+            let one = of_plan(plan, 2, None);
+            MigrationSpec {
+                size: Size { plan_limits: PlanLimits { vms_per_host, disks }, ..one.size },
+                ..one
+            }
+        };
+        let mut all = in_order();
+        for name in ["a", "b", "c"] {
+            all.want(name, &limited("p", Some(1), None), Work::Move, false, 0);
+        }
+        for name in ["d", "e", "f"] {
+            all.want(name, &limited("q", None, Some(5)), Work::Move, false, 0);
+        }
+        all.want("g", &of_plan("r", 2, None), Work::Move, false, 0);
+        let mut first = all.admit(0);
+        first.sort();
+        assert_eq!(first, ["a", "d", "e", "g"]);
+        // The Plan was edited while one of its VMs is copied: from the next one on it is as it says now.
+        all.leave("b", 1);
+        all.want("b", &limited("p", Some(2), None), Work::Move, false, 1);
+        assert_eq!(all.admit(1).len(), 1);
+        assert_eq!(all.counts(), (2, 5));
+        ["a", "b", "c", "d", "e", "f", "g"].iter().for_each(|name| all.leave(name, 2));
+        assert!(all.plans.is_empty() && all.moves.scheduler.is_done());
+        all.want("a", &limited("p", Some(1), None), Work::Move, false, 3);
+        assert_eq!(all.admit(3), ["a"]);
+    }
+
+    #[test]
+    fn priority_goes_first_and_then_the_earlier_deadline() {
+        let wants = |priority, deadline_ms| {
+            let one = spec("vc", "host-1");
+            MigrationSpec { size: Size { priority, deadline_ms, ..one.size }, ..one }
+        };
+        let mut all = Admissions::new(Budgets::default());
+        all.want("late", &wants(0, Some(9000)), Work::Move, false, 0);
+        all.want("none", &wants(0, None), Work::Move, false, 0);
+        all.want("early", &wants(0, Some(1000)), Work::Move, false, 0);
+        all.want("first", &wants(5, None), Work::Move, false, 0);
+        all.want("last", &wants(-5, Some(1)), Work::Move, false, 0);
+        // The Plan was edited while it waits.
+        all.want("last", &wants(6, None), Work::Move, false, 0);
+        assert_eq!(all.admit(0), ["last", "first", "early", "late", "none"]);
+    }
+
+    #[test]
+    fn a_spec_of_an_operator_before_has_no_limits_and_is_written_as_it_was() {
+        let text = r#"{"host":"host-1","disks":[{"bytes":7,"datastore":"ds"}]}"#;
+        let size: Size = serde_json::from_str(text).unwrap();
+        assert_eq!((size.host_disks, size.priority, size.deadline_ms), (None, 0, None));
+        assert_eq!(size.plan_limits, PlanLimits::default());
+        assert_eq!(serde_json::to_string(&size).unwrap(), text);
+        let size = Size {
+            host_disks: Some(50),
+            priority: -1,
+            deadline_ms: Some(9),
+            plan_limits: PlanLimits { vms_per_host: Some(3), disks: Some(8) },
+            ..size
+        };
+        let json = serde_json::to_value(&size).unwrap();
+        assert_eq!(
+            (&json["hostDisks"], &json["deadlineMs"], &json["priority"]),
+            (&50.into(), &9.into(), &(-1).into())
+        );
+        assert_eq!(json["planLimits"], serde_json::json!({"vmsPerHost": 3, "disks": 8}));
+        assert_eq!(serde_json::from_value::<Size>(json).unwrap(), size);
     }
 }

@@ -79,7 +79,7 @@ mod tests {
         Begun {
             source: "s".into(),
             vm: VmId { instance_uuid: uuid.into(), id: format!("vm-{uuid}"), name: name.into() },
-            size: Size { host: "host-1".into(), disks },
+            size: Size { host: "host-1".into(), disks, ..Size::default() },
             is_own,
         }
     }

@@ -47,11 +47,46 @@ pub struct VmId {
 
 /// What the scheduler has to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Size {
     /// The host that serves its disks.
     pub host: String,
     /// Its disks.
     pub disks: Vec<DiskSize>,
+    /// Disks of that host at once that its NFC server takes; absent where they are read by another way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_disks: Option<u32>,
+    /// Greater goes first.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub priority: i32,
+    /// By when it is to have arrived, in milliseconds since 1970; earlier ones go first among those of one priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+    /// What its Plan limits itself to.
+    #[serde(default, skip_serializing_if = "PlanLimits::is_none")]
+    pub plan_limits: PlanLimits,
+}
+
+fn is_zero(number: &i32) -> bool {
+    *number == 0
+}
+
+/// Limits that a Plan gives itself, within those of the operator; absent: what there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanLimits {
+    /// VMs of one host at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vms_per_host: Option<u32>,
+    /// Disks at once in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<u32>,
+}
+
+impl PlanLimits {
+    fn is_none(&self) -> bool {
+        *self == PlanLimits::default()
+    }
 }
 
 /// A disk, for the scheduler.

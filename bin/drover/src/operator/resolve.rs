@@ -8,7 +8,8 @@ use drover_kubevirt::{Cluster, KubeErrorKind, objects};
 use drover_operator::begun::{self, Begun};
 use drover_operator::lock;
 use drover_operator::model::{
-    Conversion, DiskSize, MigrationSpec, Pinned, Place, ProviderSpec, Size, SourceId, VmId, plan_text,
+    Conversion, DiskSize, MigrationSpec, Pinned, Place, PlanLimits, ProviderSpec, Size, SourceId, VmId,
+    plan_text,
 };
 use drover_plan::{Convert, Cutover, PlannedVm, Problem, Target, chosen_by};
 use drover_types::inventory::Inventory;
@@ -148,7 +149,7 @@ fn over(
             name: vm.vm.name.clone(),
         },
         target_name: objects::vm_name(vm),
-        size: size_of(vm),
+        size: Size { plan_limits: limits_of(&question.keys), ..size_of(vm) },
         conversion: conversion_of(vm, &file.plan.target),
         plan: alone(&question.keys, &chosen_by(&file.plan, &inventory, &vm.vm), vm),
         cancel: false,
@@ -195,7 +196,20 @@ fn size_of(vm: &PlannedVm) -> Size {
         bytes: disk.disk.capacity_bytes,
         datastore: disk.disk.datastore.clone(),
     };
-    Size { host: vm.vm.host_id.clone(), disks: vm.disks.iter().map(disk).collect() }
+    Size {
+        host: vm.vm.host_id.clone(),
+        disks: vm.disks.iter().map(disk).collect(),
+        host_disks: vm.nfc.map(|nfc| nfc.disks_at_once.max(1)),
+        priority: vm.priority,
+        deadline_ms: vm.deadline_ms,
+        plan_limits: PlanLimits::default(),
+    }
+}
+
+/// What a plan says of its limits itself: what holds unless it does is the operator's.
+fn limits_of(keys: &Value) -> PlanLimits {
+    let told = |key: &str| keys["limits"][key].as_u64().and_then(|number| u32::try_from(number).ok());
+    PlanLimits { vms_per_host: told("vms_per_host"), disks: told("disks") }
 }
 
 /// A plan's keys for one VM: what its selections say of it, chosen by its id, under the name that it has now.
@@ -282,6 +296,7 @@ pub fn word_of(exit: Exit) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use drover_plan::nfc::NfcShare;
     use drover_types::inventory::{PowerState, ToolsState, Vm, VmDisk};
 
     use super::*;
@@ -340,6 +355,26 @@ mod tests {
         check(json!({"mode": "warm", "warm": {"cutover": "2026-12-01T22:00:00Z"}})).unwrap();
         let each = json!([{"name": "web01", "warm": {"cutover": "auto"}}, {"name": "db01", "mode": "cold"}]);
         check(json!({"mode": "warm", "vms": each})).unwrap();
+    }
+
+    #[test]
+    fn what_a_plan_says_of_limits_priority_and_deadline_goes_with_its_vms() {
+        let inventory = Inventory { vms: vec![running("vm-1", "web01")], ..Inventory::default() };
+        let keys = json!({
+            "version": 1, "name": "p", "target": {"type": "kubevirt", "namespace": "vms", "image": "i"}, "power_off": "shutdown",
+            "source": {"type": "vsphere", "endpoint": "vc", "user": "u", "password_file": "/p", "insecure": true},
+            "limits": {"vms_per_host": 3, "memory": "128MiB"},
+            "vms": [{"name": "web01", "priority": 7, "deadline": "2026-12-01T22:00:00Z"}],
+        });
+        let plan = drover_plan::Plan::parse(&keys.to_string()).unwrap();
+        let mut vm = drover_plan::resolve(&plan, &inventory).vms.remove(0);
+        let size = size_of(&vm);
+        assert_eq!((size.host_disks, size.priority, size.deadline_ms), (None, 7, Some(1_796_162_400_000)));
+        vm.nfc = Some(NfcShare { aio: None, disk_bytes: 1 << 20, disks_at_once: 27, request_bytes: 1 << 20 });
+        assert_eq!(size_of(&vm).host_disks, Some(27));
+        // The number of disks is the operator's.
+        let limits = PlanLimits { vms_per_host: Some(3), disks: None };
+        assert_eq!((limits_of(&keys), limits_of(&json!({}))), (limits, PlanLimits::default()));
     }
 
     #[test]

@@ -45,9 +45,18 @@ impl Share {
 }
 
 impl Scheduler {
-    /// Limits one tenant, before its jobs are added. Its jobs wait in lanes of their own: they hold up nobody else's.
+    /// Limits one tenant, before its jobs are added, or changes its limits. Its jobs wait in lanes of their own: they hold up nobody
+    /// else's. What it holds beyond smaller limits stays until it is given back.
+    ///
+    /// # Panics
+    /// If it has jobs and had no limits.
     pub fn set_tenant(&mut self, tenant: Tenant, limits: TenantLimits) {
-        if limits != TenantLimits::default() {
+        self.awaited = None;
+        if let Some(share) = self.shares.get_mut(&tenant) {
+            share.limits = limits;
+        } else if limits != TenantLimits::default() {
+            let is_new = !self.jobs.values().any(|entry| entry.tenant == tenant);
+            assert!(is_new, "tenant {} is limited after its jobs were added", tenant.0);
             self.shares.insert(tenant, Share { limits, ..Share::default() });
         }
     }
