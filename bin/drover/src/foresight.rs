@@ -14,7 +14,7 @@ use drover_forecast::{
     daily_windows, foresee_roughly, left_of, spread_over,
 };
 use drover_plan::{Limits, Plan, PlannedVm};
-use drover_schedule::Budgets;
+use drover_schedule::{Budgets, HostLimits};
 use drover_types::inventory::{Inventory, WriteRates};
 use drover_types::{Wave, WaveWindow};
 
@@ -113,6 +113,26 @@ pub fn budgets(limits: &Limits) -> Budgets {
     Budgets { vms_per_host: limits.vms_per_host, disks: limits.disks, ..Budgets::default() }
 }
 
+/// The budgets of a plan that shares a schedule: its own hold within those of all.
+pub fn budgets_within(own: Budgets, shared: &Budgets) -> Budgets {
+    let (vms_per_host, disks) = (own.vms_per_host.min(shared.vms_per_host), own.disks.min(shared.disks));
+    Budgets { vms_per_host, disks, ..shared.clone() }
+}
+
+/// Adds what VMs tell of the disks at once that the NFC servers of their hosts take: of each host the least counts.
+pub fn limit_hosts(
+    hosts: &mut BTreeMap<String, HostLimits>,
+    vms: &[PlannedVm],
+    name: impl Fn(&PlannedVm) -> String,
+) {
+    for vm in vms {
+        let Some(nfc) = vm.nfc else { continue };
+        let limits = hosts.entry(name(vm)).or_default();
+        let disks = limits.disks.into_iter().chain([nfc.disks_at_once.max(1)]).min();
+        *limits = HostLimits { disks, ..*limits };
+    }
+}
+
 /// What plans may send over their lines: each by its own `rate_limit`, and all that go to one site by the limit of that.
 pub fn lines_of(plans: &[&Plan], state: Option<&Path>) -> Vec<Line> {
     let mut lines = Vec::new();
@@ -145,8 +165,8 @@ pub fn question(
     args: &WhatIfArgs,
 ) -> Result<Question, Failure> {
     let start_ms = SystemClock.now_ms().max(0) as u64;
-    let mut question =
-        Question { vms, plans, waves, rates: rates_here(args)?, budgets, lines, start_ms, seed: args.seed };
+    let (rates, hosts, seed) = (rates_here(args)?, BTreeMap::new(), args.seed);
+    let mut question = Question { vms, plans, waves, rates, budgets, hosts, lines, start_ms, seed };
     if let Some(hosts) = args.hosts {
         spread_over(&mut question.vms, hosts as usize);
     }
@@ -172,12 +192,17 @@ pub fn question(
     Ok(question)
 }
 
+/// The name of a VM's host.
+pub fn host_of(vm: &PlannedVm, inventory: &Inventory) -> String {
+    let id = &vm.vm.host_id;
+    inventory.host(id).map_or(id.clone(), |host| host.name.clone())
+}
+
 /// VMs of a plan; `written` tells what some of them write.
 pub fn fleet(vms: &[PlannedVm], plan: usize, inventory: &Inventory, written: &WriteRates) -> Vec<FleetVm> {
-    let host = |id: &str| inventory.host(id).map_or(id.to_string(), |host| host.name.clone());
     let of = |vm: &PlannedVm| FleetVm {
         churn_bytes_per_hour: written.get(&vm.vm.id).map(|rate| rate.bytes_per_hour),
-        ..FleetVm::planned(vm, plan, &host(&vm.vm.host_id))
+        ..FleetVm::planned(vm, plan, &host_of(vm, inventory))
     };
     vms.iter().map(of).collect()
 }
@@ -195,17 +220,28 @@ pub fn written(provider: &Provider, vms: &[PlannedVm], args: &WhatIfArgs) -> Wri
     written
 }
 
-/// Foresees a run that begins, beside it: what is foreseen is kept with the run, and compared with what comes.
-pub fn begin(store: &Store, plan: &Plan, vms: &[PlannedVm], hosts: &BTreeMap<String, String>) -> Foresight {
-    let host = |id: &str| hosts.get(id).cloned().unwrap_or_else(|| id.to_string());
+/// Foresees a run that begins, beside it: what is foreseen is kept with the run, and compared with what comes. `names` are those of
+/// hosts, and `shared` the budgets of a schedule that it shares with other plans.
+pub fn begin(
+    store: &Store,
+    plan: &Plan,
+    vms: &[PlannedVm],
+    names: &BTreeMap<String, String>,
+    shared: Option<&Budgets>,
+) -> Foresight {
+    let host = |vm: &PlannedVm| names.get(&vm.vm.host_id).unwrap_or(&vm.vm.host_id).clone();
+    let mut hosts = BTreeMap::new();
+    limit_hosts(&mut hosts, vms, host);
+    let own = budgets(&plan.limits);
     let ids: Vec<String> = vms.iter().map(|vm| vm.vm.id.clone()).collect();
     let folder = store.folder().to_path_buf();
     let question = Question {
-        vms: vms.iter().map(|vm| FleetVm::planned(vm, 0, &host(&vm.vm.host_id))).collect(),
+        vms: vms.iter().map(|vm| FleetVm::planned(vm, 0, &host(vm))).collect(),
         plans: vec![plan.name.clone()],
         waves: [(0, plan.waves())].into(),
         rates: Rates::default(),
-        budgets: budgets(&plan.limits),
+        budgets: shared.map_or(own.clone(), |shared| budgets_within(own.clone(), shared)),
+        hosts,
         lines: lines_of(&[plan], Some(&folder)),
         start_ms: SystemClock.now_ms().max(0) as u64,
         seed: 1,
@@ -303,7 +339,8 @@ fn foreseen(question: &Question, ids: Vec<String>) -> Foreseen {
 mod tests {
     use drover_agent::trust::{Fingerprint, Folder, Peer, Peers};
     use drover_engine::DiskActivity;
-    use drover_types::DayLimit;
+    use drover_plan::nfc::NfcShare;
+    use drover_types::{DayLimit, inventory};
 
     use super::*;
 
@@ -338,6 +375,38 @@ mod tests {
         assert_eq!(of, [("rate_limit of plan one", &[0][..]), ("limit of site site-b", &[0, 1][..])]);
         assert_eq!(lines[1].limits, limits);
         assert_eq!(asked(Some(1)).lines, []);
+    }
+
+    #[test]
+    fn of_what_vms_tell_of_their_host_the_least_counts_and_a_plan_keeps_to_what_all_share() {
+        let of_host =
+            |id: &str| inventory::Vm { id: id.into(), host_id: "host-1".into(), ..Default::default() };
+        let disk = inventory::VmDisk { capacity_bytes: 1 << 30, ..Default::default() };
+        let vms = ["a", "b", "c"].map(|id| inventory::Vm {
+            name: id.into(),
+            power: inventory::PowerState::Off,
+            disks: vec![disk.clone()],
+            ..of_host(id)
+        });
+        let inventory = Inventory { vms: vms.to_vec(), ..Inventory::default() };
+        let source = "source: {type: vsphere, endpoint: vc, user: u, password_env: P}";
+        let text = format!(
+            "version: 1\nname: p\n{source}\ntarget: {{type: qemu, folder: vms}}\nvms: [{{glob: '*'}}]\n"
+        );
+        let mut vms = drover_plan::resolve(&Plan::parse(&text).unwrap(), &inventory).vms;
+        let share = |disks_at_once| NfcShare { aio: None, disk_bytes: 1, disks_at_once, request_bytes: 1 };
+        (vms[0].nfc, vms[1].nfc) = (Some(share(9)), Some(share(4)));
+        let mut hosts = BTreeMap::new();
+        limit_hosts(&mut hosts, &vms, |vm| host_of(vm, &inventory));
+        assert_eq!(
+            hosts,
+            [("host-1".to_string(), HostLimits { disks: Some(4), ..HostLimits::default() })].into()
+        );
+        limit_hosts(&mut hosts, &vms[..1], |_| "host-1".into());
+        assert_eq!(hosts["host-1"].disks, Some(4), "another plan says more");
+        let limits = |vms_per_host, disks| Budgets { vms_per_host, disks, ..Budgets::default() };
+        let shared = Budgets { cutovers: 3, ..limits(5, 300) };
+        assert_eq!(budgets_within(limits(20, 200), &shared), Budgets { cutovers: 3, ..limits(5, 200) });
     }
 
     #[test]
@@ -390,6 +459,7 @@ mod tests {
             waves: BTreeMap::new(),
             rates: Rates::default(),
             budgets: Budgets::default(),
+            hosts: BTreeMap::new(),
             lines: Vec::new(),
             start_ms: 1_000,
             seed: 1,

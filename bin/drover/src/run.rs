@@ -203,7 +203,9 @@ impl Prepared {
         let disks = u64::from(self.file.plan.limits.disks);
         drover_relay::raise_files(FILES_MIN + disks * FILES_PER_DISK);
         // Beside the run: neither a plan that is refused nor a first transfer waits for it.
-        let foresight = foresight::begin(setting.store, &self.file.plan, &self.vms, &self.facts.source_hosts);
+        let (plan, hosts) = (&self.file.plan, &self.facts.source_hosts);
+        let shared = setting.schedule.map(|schedule| schedule.budgets());
+        let foresight = foresight::begin(setting.store, plan, &self.vms, hosts, shared.as_ref());
         let plan = &self.file.plan.name;
         log!(
             "run",

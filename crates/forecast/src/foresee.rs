@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use drover_schedule::simulate::{Capacities, Fleet, Outcome, Vm, WarmMove, simulate};
-use drover_schedule::{Budgets, Disk, Group, Job, Random, Tenant, Window};
+use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, Random, Tenant, Window};
 use drover_types::{DayLimit, Opening, Wave, WaveWindow};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,8 @@ pub struct Question {
     pub rates: Rates,
     /// Budgets of the schedule.
     pub budgets: Budgets,
+    /// What is different at some of the hosts, such as the disks at once that their NFC servers take.
+    pub hosts: BTreeMap<String, HostLimits>,
     /// What some of the plans may send over the line, beside the rate of `rates`.
     pub lines: Vec<Line>,
     /// When it begins, in milliseconds since 1970.
@@ -42,6 +44,7 @@ impl Question {
             waves: BTreeMap::new(),
             rates: self.rates.clone(),
             budgets: self.budgets.clone(),
+            hosts: self.hosts.clone(),
             lines: self.lines.clone(),
             ..*self
         }
@@ -301,6 +304,7 @@ fn fleet_of(question: &Question, draw: &mut Draw<'_>) -> Fleet {
         waves: question.waves.iter().map(|(plan, it)| (Tenant(*plan as u64), it.clone())).collect(),
         capacities,
         budgets: question.budgets.clone(),
+        hosts: question.hosts.clone(),
         start_ms: question.start_ms,
         ..Fleet::default()
     }
@@ -480,6 +484,7 @@ pub(crate) mod tests {
             waves: BTreeMap::new(),
             rates: Rates::default(),
             budgets: Budgets::default(),
+            hosts: BTreeMap::new(),
             lines: Vec::new(),
             start_ms: 1_800_000_000_000,
             seed: 7,
@@ -497,6 +502,24 @@ pub(crate) mod tests {
         assert!((1_000.0..1_500.0).contains(&p50), "{p50}");
         let other = foresee(&Question { seed: 8, ..question });
         assert_ne!(one.makespan_s, other.makespan_s);
+    }
+
+    #[test]
+    fn a_host_whose_nfc_server_takes_one_disk_is_read_disk_by_disk() {
+        let mut asked = question(6, 2, 20);
+        asked.vms.iter_mut().for_each(|vm| vm.disks[0].datastore.clone_from(&vm.host));
+        let one_disk = HostLimits { disks: Some(1), ..HostLimits::default() };
+        let limited = Question { hosts: [("esx0".to_string(), one_disk)].into(), ..asked.clone() };
+        let ends = |question: &Question, host: &str| {
+            let forecast = foresee_roughly(question);
+            let of = forecast.vms.into_iter().filter(|vm| vm.host == host);
+            of.filter_map(|vm| Some(vm.end_s?.p50)).fold(0.0, f64::max)
+        };
+        // Three streams of 100 MiB/s fill a host: one after the other takes three times as long, the fixed times beside.
+        let (free, one_by_one) = (ends(&asked, "esx0"), ends(&limited, "esx0"));
+        assert!(one_by_one > 1.8 * free, "{one_by_one} {free}");
+        let (before, after) = (ends(&asked, "esx1"), ends(&limited, "esx1"));
+        assert!((after - before).abs() < 0.5 * before, "{after} {before}");
     }
 
     #[test]

@@ -281,6 +281,7 @@ pub(crate) mod tests {
             waves: Default::default(),
             rates: Rates::default(),
             budgets: Default::default(),
+            hosts: Default::default(),
             lines: Vec::new(),
             start_ms: 1_772_373_910_250,
             seed: 1,

@@ -30,7 +30,7 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
     let (mut hosts, mut through_provider) = (Vec::new(), false);
     let (mut vms, mut names) = (Vec::new(), Vec::new());
     let mut budgets: Option<Budgets> = None;
-    let mut waves = BTreeMap::new();
+    let (mut waves, mut limits) = (BTreeMap::new(), BTreeMap::new());
     let mut read = Vec::new();
     for (number, path) in plans.iter().enumerate() {
         let file = plan_file::read(path)?;
@@ -44,6 +44,7 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         }
         let written = foresight::written(&provider, &resolution.vms, what_if);
         vms.extend(foresight::fleet(&resolution.vms, number, &inventory, &written));
+        foresight::limit_hosts(&mut limits, &resolution.vms, |vm| foresight::host_of(vm, &inventory));
         let of_plan = foresight::budgets(&file.plan.limits);
         budgets = Some(budgets.map_or_else(|| of_plan.clone(), |budgets| both(budgets, &of_plan)));
         names.push(file.plan.name.clone());
@@ -56,7 +57,11 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
     }
     let budgets = budgets.unwrap_or_default();
     let lines = foresight::lines_of(&read.iter().collect::<Vec<_>>(), what_if.state.as_deref());
-    let question = foresight::question(vms, names, waves, budgets, lines, what_if)?;
+    let mut question = foresight::question(vms, names, waves, budgets, lines, what_if)?;
+    // Of other hosts than there are nothing is known.
+    if what_if.hosts.is_none() {
+        question.hosts = limits;
+    }
     Ok(Asked { question, hosts, through_provider })
 }
 

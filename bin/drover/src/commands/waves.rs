@@ -43,6 +43,9 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     let budgets = foresight::budgets(&file.plan.limits);
     let lines = foresight::lines_of(&[&file.plan], args.what_if.state.as_deref());
     let mut question = foresight::question(fleet, names, BTreeMap::new(), budgets, lines, &what_if)?;
+    if what_if.hosts.is_none() {
+        foresight::limit_hosts(&mut question.hosts, &vms, |vm| foresight::host_of(vm, &inventory));
+    }
     let first = args.first.unwrap_or(SystemClock.now_ms()).max(0) as u64;
     let (opens, closes) = first_window(hours, first);
     question.start_ms = opens;

@@ -180,6 +180,11 @@ impl Schedule {
         Schedule { state: Mutex::new(state), changed: Condvar::new() }
     }
 
+    /// The budgets that all its runs share.
+    pub fn budgets(&self) -> Budgets {
+        self.lock().scheduler.budgets().clone()
+    }
+
     /// Adds the VMs of a run and its waves, all waiting, within the run's own limits. Each host gets the disks that its NFC server
     /// takes; what was given up is tried again.
     pub(crate) fn join(&self, joining: &Joining<'_>, clock: &dyn Clock) -> Tenant {
