@@ -35,6 +35,7 @@ struct Pool {
 #[derive(Clone, Debug)]
 struct Slot {
     id: JobId,
+    source: String,
     size: Size,
     moves: bool,
     is_admitted: bool,
@@ -47,12 +48,14 @@ struct Slot {
 }
 
 /// What the end of a worker tells of the host that serves the VM's disks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostTold {
     /// It served them.
     Served,
     /// The VM failed because of it.
     Failed,
+    /// A disk of the VM in this datastore could not be read.
+    DatastoreFailed(String),
 }
 
 impl Admissions {
@@ -95,8 +98,9 @@ impl Admissions {
         let pool = self.pool(moves);
         if let Some(id) = pool.scheduler.add(tenant, vec![job], now_ms).first().copied() {
             pool.names.insert(id, name.to_string());
-            let (size, is_admitted, ended) = (spec.size.clone(), false, Ended::Failed);
-            let slot = Slot { id, size, moves, is_admitted, ended, host_disks, plan };
+            let (source, size) = (spec.source.instance_uuid.clone(), spec.size.clone());
+            let (is_admitted, ended) = (false, Ended::Failed);
+            let slot = Slot { id, source, size, moves, is_admitted, ended, host_disks, plan };
             self.jobs.insert(name.to_string(), slot);
         }
     }
@@ -149,7 +153,7 @@ impl Admissions {
     }
 
     /// Its worker ended, and this is what that tells of its host.
-    pub fn tell(&mut self, name: &str, told: HostTold, now_ms: u64) {
+    pub fn tell(&mut self, name: &str, told: &HostTold, now_ms: u64) {
         let Some(slot) = self.jobs.get_mut(name).filter(|slot| slot.is_admitted && slot.moves) else {
             return;
         };
@@ -157,6 +161,10 @@ impl Admissions {
             HostTold::Served => slot.ended = Ended::Arrived,
             // Whether it is tried again is not the scheduler's to say here.
             HostTold::Failed => _ = self.moves.scheduler.host_failed(slot.id, None, now_ms),
+            HostTold::DatastoreFailed(datastore) => {
+                let datastore = format!("{}/{datastore}", slot.source);
+                _ = self.moves.scheduler.host_failed(slot.id, Some(&datastore), now_ms);
+            }
         }
     }
 
@@ -196,6 +204,11 @@ impl Admissions {
     /// Hosts that failed and are left alone, or are being tried, each with its vCenter before it.
     pub fn left_alone(&self) -> impl Iterator<Item = &str> {
         self.moves.scheduler.left_alone()
+    }
+
+    /// The same of datastores.
+    pub fn datastores_left_alone(&self) -> impl Iterator<Item = &str> {
+        self.moves.scheduler.datastores_left_alone()
     }
 }
 
@@ -267,7 +280,7 @@ mod tests {
                 break;
             }
             for name in fresh {
-                all.tell(&name, HostTold::Failed, now_ms);
+                all.tell(&name, &HostTold::Failed, now_ms);
                 all.leave(&name, now_ms);
                 failed += 1;
             }
@@ -302,13 +315,36 @@ mod tests {
         names.iter().for_each(|name| all.leave(name, now_ms));
         all.want("a", &spec("vc", "host-1"), Work::Move, false, now_ms);
         assert_eq!(all.admit(now_ms), ["a"]);
-        all.tell("a", HostTold::Served, now_ms);
+        all.tell("a", &HostTold::Served, now_ms);
         all.leave("a", now_ms);
         for name in &names[..5] {
             all.want(name, &spec("vc", "host-1"), Work::Move, false, now_ms);
         }
         assert_eq!((all.admit(now_ms).len(), all.counts()), (5, (0, 5)));
         assert_eq!(all.left_alone().count(), 0);
+    }
+
+    #[test]
+    fn a_datastore_that_fails_holds_up_its_own_vms_and_not_their_host() {
+        let of = |datastore: &str| {
+            let mut spec = spec("vc", "host-1");
+            spec.size.disks[0].datastore = datastore.into();
+            spec
+        };
+        let mut all =
+            Admissions::new(Budgets { vms_per_host: 3, order: Order::Arrival, ..Budgets::default() });
+        for name in ["a", "b", "c", "d"] {
+            all.want(name, &of("bad"), Work::Move, false, 0);
+        }
+        all.want("e", &of("good"), Work::Move, false, 0);
+        for name in all.admit(0) {
+            all.tell(&name, &HostTold::DatastoreFailed("bad".into()), 0);
+            all.leave(&name, 0);
+        }
+        assert_eq!(all.admit(0), ["e"]);
+        assert_eq!((all.left_alone().count(), all.counts()), (0, (1, 1)));
+        assert_eq!(all.datastores_left_alone().collect::<Vec<_>>(), ["vc/bad"]);
+        assert_eq!(all.admit(30_000), ["d"], "one is tried");
     }
 
     #[test]

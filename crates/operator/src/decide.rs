@@ -565,7 +565,7 @@ impl Run<'_> {
         self.wants_slot = Some(work);
         if !self.facts.is_admitted {
             self.status.phase = queued;
-            let why = "host, datastore or budget are taken by others, or its host fails and is left alone for a while";
+            let why = "host, datastore or budget are taken by others, or its host or its datastore fails and is left alone for a while";
             self.tell(kind, false, "WaitsForSlot", why);
             return Act::Nothing;
         }

@@ -214,6 +214,9 @@ pub struct WorkerWord {
     /// Whether it failed because of the host that serves the disks.
     #[serde(default, rename = "hostFailed")]
     pub host_failed: bool,
+    /// The datastore that it was, if it could not be read.
+    #[serde(default, rename = "datastoreFailed", skip_serializing_if = "Option::is_none")]
+    pub datastore_failed: Option<String>,
 }
 
 /// How far the copy is.

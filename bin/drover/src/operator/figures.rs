@@ -78,6 +78,7 @@ struct Counts {
     waiting: usize,
     admitted: usize,
     left_alone: Vec<String>,
+    datastores_left_alone: Vec<String>,
     /// Workers that ended, by exit; those that told none.
     ends: BTreeMap<Option<u8>, u64>,
     requests: u64,
@@ -102,11 +103,13 @@ impl Operator {
     fn counts(&self) -> Counts {
         let (waiting, admitted) = self.admissions.counts();
         let left_alone = self.admissions.left_alone().map(str::to_string).collect();
+        let datastores = self.admissions.datastores_left_alone().map(str::to_string);
         let mut counts = Counts {
             leads: self.lease.is_held(),
             waiting,
             admitted,
             left_alone,
+            datastores_left_alone: datastores.collect(),
             ends: self.ends.clone(),
             requests: self.cluster.requests(),
             due: self.due.len(),
@@ -153,6 +156,11 @@ fn figures(counts: &Counts) -> String {
     for host in &counts.left_alone {
         text.value("operator_host_left_alone", &[("host", host)], 1);
     }
+    let help = "Datastores that failed and are left alone, or are tried.";
+    text.family("operator_datastore_left_alone", "gauge", help);
+    for datastore in &counts.datastores_left_alone {
+        text.value("operator_datastore_left_alone", &[("datastore", datastore)], 1);
+    }
     let help = "Workers that ended, by exit code; none for those that told nothing.";
     text.family("operator_worker_ends_total", "counter", help);
     for (exit, count) in &counts.ends {
@@ -186,6 +194,7 @@ mod tests {
     fn every_figure_is_documented_and_told_once() {
         let counts = Counts {
             left_alone: vec!["vc/host-1".into()],
+            datastores_left_alone: vec!["vc/ds1".into()],
             ends: BTreeMap::from([(None, 2), (Some(6), 3)]),
             phases: BTreeMap::from([("Failed".to_string(), 4)]),
             ..Counts::default()
@@ -196,6 +205,7 @@ mod tests {
             "drover_operator_migrations{phase=\"Failed\"} 4",
             "drover_operator_migrations{phase=\"Done\"} 0",
             "drover_operator_host_left_alone{host=\"vc/host-1\"} 1",
+            "drover_operator_datastore_left_alone{datastore=\"vc/ds1\"} 1",
             "drover_operator_worker_ends_total{exit=\"none\"} 2",
             "drover_operator_worker_ends_total{exit=\"6\"} 3",
         ] {

@@ -167,7 +167,7 @@ impl Operator {
         }
         let Some(migration) = self.migrations.get(name) else { return Ok(()) };
         let now_ms = self.now_ms();
-        if let Some(told) = decision.host {
+        if let Some(told) = &decision.host {
             self.admissions.tell(name, told, now_ms);
         }
         match decision.wants_slot {

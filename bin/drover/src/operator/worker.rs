@@ -23,6 +23,7 @@ use drover_operator::model::{
 };
 use drover_operator::objects::engine_plan;
 use drover_plan::{Others, Problem};
+use drover_schedule::{Quarantined, Resource};
 use serde_json::{Value, json};
 
 use self::held::{Held, Look, Steps};
@@ -63,12 +64,15 @@ struct End {
     left_off: Option<bool>,
     /// Whether it failed because of the host that serves the disks.
     host_failed: bool,
+    /// The datastore that it was, if it could not be read.
+    datastore_failed: Option<String>,
 }
 
 impl End {
     fn new(exit: Exit, reason: impl Into<String>, message: impl Into<String>) -> End {
         let (reason, message) = (reason.into(), message.into());
-        End { exit, reason, message, outage: false, left_off: None, host_failed: false }
+        let (outage, left_off, host_failed, datastore_failed) = (false, None, false, None);
+        End { exit, reason, message, outage, left_off, host_failed, datastore_failed }
     }
 }
 
@@ -168,6 +172,7 @@ impl Post {
             outage: end.outage,
             left_off: end.left_off,
             host_failed: end.host_failed,
+            datastore_failed: end.datastore_failed.clone(),
         };
         let mut fields = vec![("worker", json!(word))];
         if !roots.is_empty() {
@@ -614,7 +619,8 @@ impl Desk<'_> {
             }
         }
         let host_failed = !outcome.quarantine.is_empty();
-        Ok(End { outage, left_off, host_failed, ..end_of(&outcome, self.stop.is_set()) })
+        let datastore_failed = datastore_of(&outcome.quarantine);
+        Ok(End { outage, left_off, host_failed, datastore_failed, ..end_of(&outcome, self.stop.is_set()) })
     }
 
     /// Switches the guest on again that was left off, if it is, and keeps all that was copied.
@@ -688,6 +694,15 @@ fn arrived(store: &Store, plan: &str) -> Result<Option<End>, End> {
         VmState::NotCleanedUp => End::new(Exit::NotCleanedUp, reason::ARRIVED, row.error.unwrap_or_default()),
         _ => End::new(Exit::Success, reason::ARRIVED, "it is at the target to stay"),
     }))
+}
+
+/// The one datastore that could not be read. A worker knows no other VM of its host, so that for it the host failed.
+fn datastore_of(quarantine: &[Quarantined]) -> Option<String> {
+    let [Quarantined { what, datastores, .. }] = quarantine else { return None };
+    match (what, datastores.as_slice()) {
+        (Resource::Datastore(name), _) | (Resource::Host(_), [name]) => Some(name.clone()),
+        _ => None,
+    }
 }
 
 fn end_of(outcome: &RunOutcome, was_stopped: bool) -> End {

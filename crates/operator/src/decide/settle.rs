@@ -107,7 +107,11 @@ impl Run<'_> {
         let has_moved = [exit::SUCCESS, exit::NOT_CLEANED_UP].contains(&code);
         self.host = match has_moved {
             true => Some(HostTold::Served).filter(|_| !had_arrived),
-            false => Some(HostTold::Failed).filter(|_| word.host_failed),
+            false => match &word.datastore_failed {
+                Some(datastore) => Some(HostTold::DatastoreFailed(datastore.clone())),
+                None => Some(HostTold::Failed),
+            }
+            .filter(|_| word.host_failed),
         };
         // Where the source is not reached or lets nobody in, no other work would switch the guest on.
         let was_down = was_down && ![exit::ACCESS, exit::CONNECTION].contains(&code);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Aside, State};
 use super::hold::Hold;
-use super::{Scheduler, entry::Held};
+use super::{Datastore, Host, Scheduler, entry::Held};
 use crate::breaker::{Breaker, backoff_ms};
 use crate::job::{JobId, Tenant};
 use crate::random::Random;
@@ -50,12 +50,19 @@ pub struct Quarantined {
     pub failures: u32,
     /// Whether it is left alone still.
     pub is_open: bool,
+    /// Of a host, the datastores from which its VMs could not be read, and none was since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub datastores: Vec<String>,
 }
 
 impl fmt::Display for Quarantined {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = if self.is_open { ", and it was left alone" } else { "" };
-        write!(f, "{}: VMs failed {} times because of it{now}", self.what, self.failures)
+        write!(f, "{}: VMs failed {} times because of it{now}", self.what, self.failures)?;
+        match self.datastores.as_slice() {
+            [] => Ok(()),
+            names => write!(f, "; not read: {}", names.join(", ")),
+        }
     }
 }
 
@@ -426,21 +433,25 @@ impl Scheduler {
 
     /// Those of these hosts and datastores because of which VMs failed, by what people call them.
     pub fn quarantine(&self, of: &BTreeSet<Resource>) -> Vec<Quarantined> {
-        let told = |what: Resource, breaker: &Breaker| Quarantined {
+        let told = |what: Resource, breaker: &Breaker, failing: &BTreeSet<usize>| Quarantined {
             what,
             failures: breaker.failures(),
             is_open: breaker.is_open(),
+            datastores: failing.iter().map(|datastore| self.datastores[*datastore].label.clone()).collect(),
         };
+        let none = BTreeSet::new();
         let mut all = Vec::new();
         for resource in of {
             match resource {
                 Resource::Host(name) => {
                     let host = self.host_of.get(name).map(|host| &self.hosts[*host]);
-                    all.extend(host.map(|it| told(Resource::Host(it.label.clone()), &it.breaker)));
+                    let what = |it: &Host| Resource::Host(it.label.clone());
+                    all.extend(host.map(|it| told(what(it), &it.breaker, &it.failing)));
                 }
                 Resource::Datastore(name) => {
                     let datastore = self.datastore_of.get(name).map(|it| &self.datastores[*it]);
-                    all.extend(datastore.map(|it| told(Resource::Datastore(it.label.clone()), &it.breaker)));
+                    let what = |it: &Datastore| Resource::Datastore(it.label.clone());
+                    all.extend(datastore.map(|it| told(what(it), &it.breaker, &none)));
                 }
                 Resource::Stream | Resource::Link | Resource::Line(_) | Resource::Pool(_) | Resource::Cpu => {
                 }

@@ -93,6 +93,11 @@ impl Scheduler {
         self.hosts.iter().filter(|host| host.breaker.is_open()).map(|host| host.name.as_str())
     }
 
+    /// The same of datastores.
+    pub fn datastores_left_alone(&self) -> impl Iterator<Item = &str> {
+        self.datastores.iter().filter(|it| it.breaker.is_open()).map(|it| it.name.as_str())
+    }
+
     /// What each host has in use, in the order in which they became known.
     pub fn usage(&self) -> Vec<Usage> {
         self.hosts.iter().map(|host| self.usage_at(host)).collect()

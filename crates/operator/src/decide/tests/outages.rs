@@ -290,21 +290,26 @@ fn a_cancel_undoes_what_a_switch_on_is_about_to() {
 
 #[test]
 fn the_scheduler_is_told_once_what_the_end_of_a_worker_says_of_the_host() {
-    let told = |exit: u8, host_failed: bool| {
+    let told_of = |exit: u8, host_failed: bool, datastore: Option<&str>| {
         let mut world = World::new();
         world.settle();
         world.works();
+        let datastore_failed = datastore.map(str::to_string);
+        let (epoch, exit) = (1, Some(exit));
         world.status.worker =
-            Some(WorkerWord { epoch: 1, exit: Some(exit), host_failed, ..WorkerWord::default() });
+            Some(WorkerWord { epoch, exit, host_failed, datastore_failed, ..WorkerWord::default() });
         world.job.as_mut().unwrap().has_ended = true;
         world.facts.jobs = world.job.iter().cloned().collect();
         let decision = decide(&world.spec, &world.status, &world.facts);
-        let host = decision.host;
+        let host = decision.host.clone();
         let after = decide(&world.spec, &decision.status, &world.facts);
         assert_eq!(after.host, None, "the Job is of an epoch that is over");
         host
     };
-    assert_eq!([told(0, false), told(13, false)], [Some(HostTold::Served); 2]);
-    assert_eq!([told(6, true), told(5, true), told(9, true)], [Some(HostTold::Failed); 3]);
-    assert_eq!([told(6, false), told(3, false), told(130, false)], [None; 3]);
+    let told = |exit: u8, host_failed: bool| told_of(exit, host_failed, None);
+    assert_eq!([told(0, false), told(13, false)], [const { Some(HostTold::Served) }; 2]);
+    assert_eq!([told(6, true), told(5, true), told(9, true)], [const { Some(HostTold::Failed) }; 3]);
+    assert_eq!([told(6, false), told(3, false), told(130, false)], [const { None }; 3]);
+    assert_eq!(told_of(6, true, Some("ds")), Some(HostTold::DatastoreFailed("ds".into())));
+    assert_eq!(told_of(0, true, Some("ds")), Some(HostTold::Served));
 }

@@ -239,6 +239,8 @@ fn a_second_datastore_that_fails_is_the_hosts_failure_and_so_is_what_is_of_no_da
     // Both fail: one failure, or three, count for the first of them.
     let mut scheduler = of(&jobs(&["x", "y"]), 20, 200);
     let failures = run_with(&mut scheduler, &["x", "y"]);
+    let quarantine = scheduler.quarantine(&[Resource::Host("a".into())].into());
+    assert!(quarantine[0].to_string().ends_with("and it was left alone; not read: x, y"), "{quarantine:?}");
     assert!(ended(&scheduler, "y", Ended::HostFailed) > 0);
     assert!(failures < 30, "{failures}");
     assert_eq!(scheduler.hosts[0].breaker.permit(0), Permit::Never);
