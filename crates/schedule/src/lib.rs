@@ -33,6 +33,6 @@ pub use job::{Disk, Group, Job, JobId, Tenant, Window};
 pub use learner::{Learner, Look};
 pub use random::Random;
 pub use scheduler::{
-    Admission, DatastoreUsage, Ended, Quarantined, Scheduler, TenantLimits, Usage, WaveUsage,
+    Admission, DatastoreUsage, Ended, OVERTAKEN_MAX, Quarantined, Scheduler, TenantLimits, Usage, WaveUsage,
 };
 pub use wait::{Resource, Wait};

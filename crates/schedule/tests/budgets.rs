@@ -3,11 +3,12 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use drover_schedule::simulate::{Capacities, Fleet, Vm, WarmMove, simulate};
 use drover_schedule::{
-    Admission, Budgets, Disk, Ended, Group, HostLimits, Job, JobId, Scheduler, Tenant, TenantLimits, Window,
+    Admission, Budgets, Disk, Ended, Group, HostLimits, Job, JobId, OVERTAKEN_MAX, Scheduler, Tenant,
+    TenantLimits, Window,
 };
 use drover_types::{IfFailed, Wave, WaveWindow};
 use proptest::prelude::*;
@@ -76,7 +77,14 @@ impl Held {
         (*slots).min(if done.is_empty() { 1 } else { left })
     }
 
-    fn check(&self, budgets: &Budgets, host_disks: u32, datastore_disks: u32) -> Result<(), TestCaseError> {
+    /// One of this host was just admitted. `host_disks` is what the NFC servers of hosts take now; what is held beyond it since it
+    /// became less stays.
+    fn check(
+        &self,
+        budgets: &Budgets,
+        host: &str,
+        host_disks: &BTreeMap<String, u32>,
+    ) -> Result<(), TestCaseError> {
         let (mut vms, mut disks) = (BTreeMap::<&str, u32>::new(), BTreeMap::<&str, u32>::new());
         let mut datastores = BTreeMap::<&str, u32>::new();
         let mut pairs = BTreeMap::<&str, u32>::new();
@@ -92,9 +100,10 @@ impl Held {
             left.into_iter().for_each(|(ds, left)| *datastores.entry(ds).or_default() += left.min(held.1));
         }
         prop_assert!(vms.values().all(|vms| *vms <= budgets.vms_per_host), "VMs of a host: {:?}", vms);
-        prop_assert!(disks.values().all(|disks| *disks <= host_disks), "disks of a host: {:?}", disks);
+        prop_assert!(disks[host] <= host_disks[host], "disks of a host: {:?} {:?}", disks, host_disks);
         prop_assert!(disks.values().sum::<u32>() <= budgets.disks, "disks in all");
-        prop_assert!(datastores.values().all(|it| *it <= datastore_disks), "datastores: {:?}", datastores);
+        let most = budgets.disks_per_datastore;
+        prop_assert!(datastores.values().all(|it| *it <= most), "datastores: {:?}", datastores);
         prop_assert!(pairs.values().all(|running| *running <= 1), "two of a pair run");
         Ok(())
     }
@@ -105,15 +114,15 @@ proptest! {
     fn budgets_hold_at_every_instant_and_every_schedule_ends(
         jobs in prop::collection::vec(any_job(), 0..60),
         (vms_per_host, disks, host_disks, datastore_disks) in (1u32..5, 1u32..12, 1u32..6, 1u32..5),
-        (own_vms, own_disks) in (1u32..3, 1u32..4),
-        steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..8), 0..200),
+        (own_vms, own_disks, cutovers) in (1u32..3, 1u32..4, 1u32..3),
+        steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..12), 0..200),
     ) {
-        let budgets = Budgets { vms_per_host, disks, disks_per_datastore: datastore_disks, ..Budgets::default() };
+        let budgets = Budgets { vms_per_host, disks, cutovers, disks_per_datastore: datastore_disks, ..Budgets::default() };
         let mut scheduler = Scheduler::new(budgets.clone());
-        (0..4).for_each(|host| {
-            let limits = HostLimits { disks: Some(host_disks), ..HostLimits::default() };
-            scheduler.set_host(&format!("h{host}"), limits);
-        });
+        let mut host_disks: BTreeMap<String, u32> = (0..4).map(|host| (format!("h{host}"), host_disks)).collect();
+        for (host, disks) in &host_disks {
+            scheduler.set_host(host, HostLimits { disks: Some(*disks), ..HostLimits::default() });
+        }
         (0..2).for_each(|tenant| scheduler.set_waves(Tenant(tenant), &waves()));
         let own = TenantLimits { vms_per_host: Some(own_vms), disks: Some(own_disks) };
         scheduler.set_tenant(Tenant(1), own);
@@ -121,6 +130,8 @@ proptest! {
         scheduler.add(Tenant(0), jobs[..half].to_vec(), 0);
         scheduler.add(Tenant(1), jobs[half..].to_vec(), 0);
         let (mut held, mut parked, mut now) = (Held::default(), Vec::new(), 0);
+        // Guests that are down for their last pass; those that were so from the first do not ask.
+        let mut down = BTreeSet::new();
         let mut steps = steps.into_iter();
         let mut rounds = 0;
         while !scheduler.is_done() {
@@ -129,8 +140,9 @@ proptest! {
             while let Some(admission) = scheduler.next(now) {
                 let job = scheduler.job(admission.job).unwrap().clone();
                 held.begin(&job, admission);
-                held.check(&budgets, host_disks, datastore_disks)?;
+                held.check(&budgets, &job.host, &host_disks)?;
             }
+            down.retain(|id| !scheduler.is_over(*id));
             if let Some(id) = parked.pop() {
                 scheduler.wake(id, false, now);
                 continue;
@@ -160,7 +172,10 @@ proptest! {
                     let disks = scheduler.job(id).unwrap().disks.clone();
                     let datastore = disks.get(at.index(disks.len() + 1)).map(|disk| disk.datastore.as_str());
                     match scheduler.host_failed(id, datastore, now) {
-                        true => drop(scheduler.retry(id, now)),
+                        true => {
+                            scheduler.retry(id, now);
+                            down.remove(&id);
+                        }
                         false => scheduler.finished(id, Ended::Failed, now),
                     }
                 }
@@ -169,6 +184,24 @@ proptest! {
                     scheduler.finished(id, Ended::Failed, now);
                 }
                 4 => now += 50,
+                5 => {
+                    let job = scheduler.job(id).unwrap();
+                    if job.is_warm && !job.goes_on && scheduler.ask_cutover(id, now).is_ok() {
+                        down.insert(id);
+                    }
+                    prop_assert!(down.len() <= cutovers as usize, "{} guests are down", down.len());
+                }
+                6 => {
+                    scheduler.cutover_over(id);
+                    down.remove(&id);
+                }
+                7 => {
+                    // Another plan comes that knows more of a host's NFC memory.
+                    let host = scheduler.job(id).unwrap().host.clone();
+                    let disks = 1 + at.index(6) as u32;
+                    scheduler.set_host(&host, HostLimits { disks: Some(disks), ..HostLimits::default() });
+                    host_disks.insert(host, disks);
+                }
                 _ => {
                     let (_, _, done) = held.of.get_mut(&id).unwrap();
                     if !done.is_empty() {
@@ -202,5 +235,60 @@ proptest! {
             prop_assert!(vm.end_ms.is_some() != vm.given_up.is_some(), "{:?}", vm);
         }
         prop_assert_eq!(outcome, simulate(&fleet));
+    }
+}
+
+/// A VM of two hosts and three datastores, and its priority.
+fn one_of_few(priority: i32) -> impl Strategy<Value = Job> {
+    let disks = prop::collection::vec((1u64..100, 0u8..3), 1..4);
+    (0u8..2, disks).prop_map(move |(host, disks)| {
+        let disk = |(gib, ds): (u64, u8)| Disk { bytes: gib << 30, datastore: format!("d{ds}"), pool: None };
+        let disks = disks.into_iter().map(disk).collect();
+        Job { name: "vm".into(), host: format!("h{host}"), disks, priority, ..Job::default() }
+    })
+}
+
+/// VMs that others wait beside at any time.
+const CROWD: usize = 6;
+/// A VM runs for as many ends of others at the most.
+const TURNS: usize = 12;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn none_starves_however_many_come_later_and_go_before_it(
+        late in prop::collection::vec(one_of_few(-5), 1..4),
+        crowd in prop::collection::vec(one_of_few(5), 1..40),
+        (vms_per_host, disks, host_disks, disks_per_datastore) in (1u32..4, 2u32..8, 1u32..5, 1u32..4),
+        ends in prop::collection::vec(any::<prop::sample::Index>(), 1..40),
+    ) {
+        let mut scheduler = Scheduler::new(Budgets { vms_per_host, disks, disks_per_datastore, ..Budgets::default() });
+        for host in ["h0", "h1"] {
+            scheduler.set_host(host, HostLimits { disks: Some(host_disks), ..HostLimits::default() });
+        }
+        let mut waits: BTreeSet<JobId> = scheduler.add(Tenant(0), late, 0).into_iter().collect();
+        let most = OVERTAKEN_MAX + 8 * waits.len() as u64 + (TURNS * CROWD * 4) as u64;
+        let (mut running, mut admissions) = (VecDeque::new(), 0);
+        for round in 0.. {
+            while scheduler.waiting() < CROWD + waits.len() {
+                let job = crowd[(round + scheduler.waiting()) % crowd.len()].clone();
+                scheduler.add(Tenant(0), vec![job], 0);
+            }
+            while let Some(Admission { job, .. }) = scheduler.next(0) {
+                waits.remove(&job);
+                running.push_back((round, job));
+                admissions += 1;
+            }
+            if waits.is_empty() {
+                break;
+            }
+            prop_assert!(admissions <= most, "{} were overtaken by {}", waits.len(), admissions);
+            let (began, _) = running.front().copied().unwrap();
+            let at = if round - began >= TURNS { 0 } else { ends[round % ends.len()].index(running.len()) };
+            let (_, id) = running.remove(at).unwrap();
+            scheduler.finished(id, Ended::Arrived, 0);
+            scheduler.forget_job(id);
+        }
     }
 }
