@@ -27,6 +27,7 @@ use crate::plan_file::PlanFile;
 use crate::provider::Provider;
 use crate::signals::Undo;
 use crate::state::{begun_here, state_folder};
+use crate::target::PlanTarget;
 
 /// Bytes that are read at a time: a guest's small files lie near each other, and a far source answers slowly.
 const CHUNK_BYTES: u64 = 512 << 10;
@@ -43,6 +44,7 @@ const TRIES_MAX: u32 = 3;
 
 /// What was found in one VM.
 pub struct Inspected {
+    id: String,
     vm: String,
     seconds: f64,
     inside: Inside,
@@ -51,6 +53,11 @@ pub struct Inspected {
 }
 
 impl Inspected {
+    /// Whether it is about this VM.
+    pub fn is_of(&self, vm: &PlannedVm) -> bool {
+        self.id == vm.vm.id
+    }
+
     /// A line for people, and one for each of its network settings.
     pub fn line(&self) -> String {
         let system = match (&self.inside.system, self.inside.ntfs) {
@@ -76,13 +83,22 @@ impl Inspected {
     }
 }
 
-/// Looks into every VM of a plan that can be frozen and was not begun, and adds what was found to its concerns.
+/// What was found in all VMs, and what of that stands in the way at the target.
+#[derive(Default)]
+pub struct Inspection {
+    pub inspected: Vec<Inspected>,
+    pub at_target: Vec<Problem>,
+}
+
+/// Looks into every VM of a plan that can be frozen and was not begun, adds what was found to its concerns, and holds it against the
+/// target.
 pub fn inspect_plan(
     file: &PlanFile,
     state: Option<&Path>,
     resolution: &mut Resolution,
+    target: &PlanTarget,
     stop: &StopSignal,
-) -> Result<Vec<Inspected>, Failure> {
+) -> Result<Inspection, Failure> {
     // Held even where nothing was begun yet: a run may begin meanwhile.
     let store = Store::open(&state_folder(state)).map_err(Failure::from)?;
     let _looking = Looking::begin(&store, &file.plan.name).map_err(Failure::from)?;
@@ -90,7 +106,7 @@ pub fn inspect_plan(
     provider.find_proxies(file, &provider.inventory()?);
     provider.stop_when(stop);
     let begun = begun_here(&file.plan.name, state);
-    let mut inspected = Vec::new();
+    let Inspection { mut inspected, mut at_target } = Inspection::default();
     let mut left_behind = Vec::new();
     for vm in &mut resolution.vms {
         if stop.is_set() {
@@ -116,9 +132,10 @@ pub fn inspect_plan(
             Ok(inside) => {
                 let concerns = concerns_inside(vm, &inside);
                 vm.concerns.extend(concerns.iter().cloned());
-                let network = fates(vm, &inside);
-                let (vm, seconds) = (vm.vm.name.clone(), began.elapsed().as_secs_f64());
-                inspected.push(Inspected { vm, seconds, inside, network, concerns });
+                let (network, seconds) = (fates(vm, &inside), began.elapsed().as_secs_f64());
+                at_target.extend(target.check_inside(vm, &inside, stop));
+                let (id, vm) = (vm.vm.id.clone(), vm.vm.name.clone());
+                inspected.push(Inspected { id, vm, seconds, inside, network, concerns });
             }
             Err(error) => {
                 let problem = of_vm(vm, &format!("{} was not looked into: {}", vm.vm.name, chain(&error)));
@@ -131,7 +148,7 @@ pub fn inspect_plan(
     }
     resolution.problems.extend(left_behind);
     provider.close()?;
-    Ok(inspected)
+    Ok(Inspection { inspected, at_target })
 }
 
 fn left_problem(plan: &str, vm: &PlannedVm, why: &str) -> Problem {

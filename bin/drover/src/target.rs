@@ -21,8 +21,10 @@ use drover_engine::{
 };
 use drover_mover::StopSignal;
 use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
-use drover_qemu::MachineSpec;
+use drover_qemu::{Lack, MachineSpec};
+use drover_types::guest::Inside;
 use drover_types::inventory::About;
+use drover_view::count;
 
 use crate::exit::Failure;
 use crate::limits::Sharers;
@@ -157,6 +159,58 @@ impl PlanTarget {
         here.filter_map(problem).collect()
     }
 
+    /// What stands in the way of converting a VM that was looked into, where its guest id did not tell of it; touches nothing.
+    pub fn check_inside(&self, vm: &PlannedVm, inside: &Inside, stop: &StopSignal) -> Option<Problem> {
+        match self.converts_at(vm) {
+            ConvertsAt::Here => self.here.converter.check_inside(vm, self.here.boot_bus(vm), inside, stop),
+            ConvertsAt::Claims(claims) => claims.check_inside(vm, inside, stop),
+            ConvertsAt::Site(there) => there.check_inside(vm, inside, stop),
+            ConvertsAt::Nowhere => None,
+        }
+    }
+
+    /// A warning about VMs that may need conversion, which only a look into them tells, where nothing converts them.
+    pub fn unsure<'a>(&self, vms: impl Iterator<Item = &'a PlannedVm>) -> Option<Problem> {
+        let mut found: Option<(Lack, Vec<&str>)> = None;
+        for vm in vms {
+            let lack = match self.converts_at(vm) {
+                ConvertsAt::Here if conversion::may_be_due(vm, self.here.boot_bus(vm)) => {
+                    conversion::lack_here()
+                }
+                ConvertsAt::Claims(claims) => claims.lack_if_due(vm),
+                // A site that does not answer was told of already.
+                ConvertsAt::Site(there) => there.lack_if_due(vm).ok().flatten(),
+                ConvertsAt::Here | ConvertsAt::Nowhere => None,
+            };
+            if let Some(lack) = lack {
+                found.get_or_insert((lack, Vec::new())).1.push(&vm.vm.name);
+            }
+        }
+        let (lack, names) = found?;
+        let text = format!(
+            "{} may not boot without conversion ({}), which guest ids do not tell, and {}",
+            count(names.len(), "VM"),
+            some_of(&names),
+            lack.what
+        );
+        Some(Problem::warning("convert", text).advise("`drover plan check --inspect` looks into them"))
+    }
+
+    /// Where a VM's guest is converted.
+    fn converts_at(&self, vm: &PlannedVm) -> ConvertsAt {
+        match &vm.site {
+            _ if vm.daemon.is_some() => ConvertsAt::Here,
+            // No host takes it, and that was told.
+            None if self.about.target.libvirt().is_some() => ConvertsAt::Nowhere,
+            None => ConvertsAt::Here,
+            Some(site) if Kubevirt::is_site(site) => {
+                self.claims.clone().map_or(ConvertsAt::Nowhere, ConvertsAt::Claims)
+            }
+            // One that is not known was told, too.
+            Some(site) => self.sites.there(site).map_or(ConvertsAt::Nowhere, ConvertsAt::Site),
+        }
+    }
+
     /// The machine of a VM, to be rehearsed here.
     pub fn machine(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
         if vm.site.is_some() || vm.daemon.is_some() {
@@ -199,6 +253,28 @@ impl PlanTarget {
         }
     }
 }
+
+/// Whose converter a guest is given to.
+enum ConvertsAt {
+    /// That of this machine.
+    Here,
+    /// That of this machine, if the cluster lets it.
+    Claims(Arc<Claims>),
+    /// That of an agent.
+    Site(Arc<There>),
+    Nowhere,
+}
+
+fn some_of(names: &[&str]) -> String {
+    let shown = names.iter().take(NAMED_MAX).copied().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(NAMED_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+/// VMs that are named of those that one warning is about.
+const NAMED_MAX: usize = 3;
 
 impl TargetProvider for PlanTarget {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {

@@ -366,3 +366,73 @@ fn the_converters_appliance_is_tried_before_anything_is_touched_and_once() {
     let report = stage.report(&plan);
     assert!(report["vms"].as_array().unwrap().iter().all(|vm| vm["state"] == "done"), "{report:#}");
 }
+
+#[test]
+fn a_conversion_that_only_a_look_inside_asks_for_is_refused_where_it_cannot_be_done() {
+    if drover_qemu::can_convert().is_ok() {
+        println!("skipped: this machine has a converter outside of PATH");
+        return;
+    }
+    let Some(stage) = Stage::new(187, |folder| {
+        let off = json!({"nics": []});
+        let unknown = disk_file(folder, "unknown", 2 * MIB);
+        vec![
+            with(vm("bare", &[&debian(folder, "bare", &[])]), json!({"nics": [], "power": "on"})),
+            with(vm("paths", &[&debian(folder, "paths", &VIRTIO)]), off.clone()),
+            with(vm("unknown", &[&unknown]), json!({"nics": [], "guest_id": "rhel9_64Guest"})),
+        ]
+    }) else {
+        return;
+    };
+    let tools = stage.path("tools");
+    let run = |words: &[&str]| {
+        let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+        let output = stage.drover.command(words).env("PATH", path).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let says = |words: &[&str], code: i32, parts: &[&str]| {
+        let (ended, text) = run(words);
+        assert_eq!(ended, Some(code), "{words:?}: {text}");
+        for part in parts {
+            assert!(text.contains(part), "{words:?}: '{part}' in {text}");
+        }
+        text
+    };
+    let plan = stage.plan("needs", &[("convert: never", "convert: auto")]);
+    let before = stage.source_state();
+    let unsure = "1 VM may not boot without conversion (unknown), which guest ids do not tell, and virt-v2v-in-place is";
+    let blind =
+        says(&["plan", "check", &plan], 0, &[unsure, "`drover plan check --inspect` looks into them"]);
+    assert!(!blind.contains("needs conversion"), "{blind}");
+    let needs = "bare: needs conversion (its /boot/initrd.img-6.1.0 has no driver virtio_blk): ";
+    let look = ["plan", "check", &plan, "--inspect"];
+    let is_not_there = format!("{needs}virt-v2v-in-place is not installed");
+    let by_path = "paths: is to be converted (it finds disks by paths that change with their bus: /dev/sdb1 (/data)), and virt-v2v";
+    let told = says(&look, 7, &[&is_not_there, by_path, "the plan has 1 errors"]);
+    assert!(!told.contains("may not boot without conversion"), "it was looked into: {told}");
+    let never = stage.plan("never", &[]);
+    says(&["plan", "check", &never, "--inspect"], 0, &[]);
+
+    put_converter_tried(&tools, "echo 'libguestfs: error: no kernel' >&2; exit 1", HAS_DRIVERS);
+    says(&look, 7, &[&format!("{needs}the appliance of virt-v2v-in-place"), "paths: needs conversion"]);
+    put_converter(&tools, HAS_DRIVERS);
+    says(&look, 0, &["the plan is fine"]);
+    assert_eq!(stage.source_state(), before, "power, snapshots and files are as they were");
+    assert!(!stage.vms().exists(), "nothing was made");
+
+    // The converter goes meanwhile: a guest that would not boot does not arrive, also where it is not to be started.
+    std::fs::remove_file(tools.join("virt-v2v-in-place")).unwrap();
+    says(&["migrate", &plan], 7, &["has no driver virtio_blk, but virt-v2v-in-place is not installed"]);
+    let states = || {
+        let report = stage.report(&plan);
+        let vms = report["vms"].as_array().unwrap().iter();
+        vms.map(|vm| (vm["name"].as_str().unwrap().to_string(), vm["state"] == "done")).collect::<Vec<_>>()
+    };
+    let done =
+        |bare| [("bare", bare), ("paths", true), ("unknown", true)].map(|(name, it)| (name.to_string(), it));
+    assert_eq!(states(), done(false));
+    put_converter(&tools, HAS_DRIVERS);
+    says(&["resume", "needs"], 0, &[]);
+    assert_eq!(states(), done(true));
+}

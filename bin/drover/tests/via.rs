@@ -635,6 +635,31 @@ fn a_guest_is_converted_at_the_other_site_once() {
 }
 
 #[test]
+fn a_conversion_that_only_a_look_inside_asks_for_is_refused_where_the_other_site_cannot_do_it() {
+    if drover_qemu::can_convert().is_ok() {
+        println!("skipped: this machine has a converter outside of PATH");
+        return;
+    }
+    let Some(mut scene) = Converting::new(188) else { return };
+    let plan = scene.plan("auto", "convert: auto");
+    let look = ["plan", "check", &plan, "--inspect"];
+    let needs = "one: needs conversion (its /boot/initrd.img-6.1.0 has no driver virtio_blk): ";
+    let refuses = |scene: &Converting, why: &str| {
+        let refused = scene.far.stage.run(&look);
+        let told = refused.err.contains(&format!("{needs}{why}"));
+        assert!(refused.code == Some(7) && told, "'{why}' in {}", refused.err);
+    };
+    succeeds(&scene.far.stage.run(&["plan", "check", &plan]));
+    refuses(&scene, "the agent of site-b converts no guests");
+    put_converter_tried(&scene.tools, "echo 'libguestfs: error: no kernel' >&2; exit 1", "");
+    scene.serve();
+    refuses(&scene, "host of site-b: the appliance of virt-v2v-in-place");
+    scene.put("");
+    succeeds(&scene.far.stage.run(&look));
+    assert!(scene.runs().is_empty(), "a check converts nothing");
+}
+
+#[test]
 fn files_for_the_first_boot_go_to_the_converter_of_the_other_site() {
     let Some(mut scene) = Converting::new(182) else { return };
     let work =

@@ -713,6 +713,12 @@ mod tests {
         assert!(told.advice.starts_with("a conversion with virt-v2v 2.6"), "{told}");
         let never = PlannedVm { convert: Convert::Never, ..planned() };
         assert!(concerns_inside(&never, &inside)[0].advice.starts_with("before the move, write"));
+        let at_site = PlannedVm { site: Some("b".into()), ..planned() };
+        let advice = &concerns_inside(&at_site, &inside)[0].advice;
+        assert!(
+            advice.starts_with("a conversion with virt-v2v 2.6"),
+            "guests of sites are converted, too: {advice}"
+        );
         inside = Inside { interfaces: vec![interface("eth0")], keeps_old_names: true, ..inside };
         assert_eq!(concerns_inside(&planned(), &inside), []);
     }

@@ -202,6 +202,7 @@ pub struct Checked {
     pub at_hosts: Vec<Problem>,
     /// What stands in the way at the target.
     pub at_target: Vec<Problem>,
+    target: PlanTarget,
     nfc: Vec<HostNfc>,
     /// About the machine and the site, for people.
     told: String,
@@ -236,7 +237,7 @@ pub fn check_online(
     let at_target = target.problems(&resolution.vms);
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
     let told = site + &told_hosts(&resolution, crate::log::is_verbose()) + &way + &nfc_sums(&nfc, &inventory);
-    Ok(Checked { resolution, rights, at_hosts, at_target, nfc, told })
+    Ok(Checked { resolution, rights, at_hosts, at_target, target, nfc, told })
 }
 
 /// `drover plan check`.
@@ -256,7 +257,20 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let mut inspected = Vec::new();
     if args.inspect {
         let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-        inspected = inspect_plan(&file, args.state.as_deref(), &mut checked.resolution, &stop)?;
+        let Checked { resolution, target, at_target, .. } = &mut checked;
+        let found = inspect_plan(&file, args.state.as_deref(), resolution, target, &stop)?;
+        at_target.extend(found.at_target);
+        inspected = found.inspected;
+    }
+    let begun = begun_here(&file.plan.name, args.state.as_deref());
+    let is_known = |vm: &&PlannedVm| {
+        inspected.iter().any(|it| it.is_of(vm)) || begun.iter().any(|it| it.planned.vm.id == vm.vm.id)
+    };
+    // A target that cannot be reached is not asked once more.
+    if !checked.problems().any(Problem::is_error) {
+        let unknown = checked.resolution.vms.iter().filter(|vm| !is_known(vm));
+        let unsure = checked.target.unsure(unknown);
+        checked.at_target.extend(unsure);
     }
     // As a run ends that finds the same: the plan itself, then rights, hosts, and what stands in the way at the target.
     let exit = if checked.resolution.problems.iter().any(Problem::is_error) {

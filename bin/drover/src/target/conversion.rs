@@ -13,7 +13,7 @@ use drover_engine::{Cause, Converted, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
 use drover_nbd_server::{Export, Listen, Server, ServerOptions};
 use drover_plan::{
-    Convert, Fate, FirstBoot, PlannedVm, StaticAddress, Stays, TargetBus, fates, lacking_driver,
+    At, Convert, Fate, FirstBoot, PlannedVm, Problem, StaticAddress, Stays, TargetBus, fates, lacking_driver,
     names_of_slots, renamed,
 };
 use drover_qemu::{
@@ -36,6 +36,56 @@ pub fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
         (Convert::Never, _) | (Convert::Auto, Need::Advised(_) | Need::NotNeeded(_)) => false,
         (Convert::Always, _) | (Convert::Auto, Need::Needed(_)) => true,
     }
+}
+
+/// Whether a VM may need conversion to boot, which only a look into its disks tells.
+pub fn may_be_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
+    let by_id = drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus);
+    vm.convert == Convert::Auto && !is_windows(&vm.vm) && matches!(by_id, Need::Advised(_))
+}
+
+/// A conversion that is due for what is inside a VM, where its guest id does not tell of it.
+pub(super) struct DueInside {
+    /// Why.
+    why: String,
+    /// Whether a run refuses to leave it out.
+    is_needed_to_boot: bool,
+}
+
+impl DueInside {
+    /// What a look into the disks of a VM tells; nothing where [`Converter::check`] or [`check_at`] sees to it.
+    pub(super) fn of(vm: &PlannedVm, boot_bus: DiskBus, inside: &Inside) -> Option<DueInside> {
+        if vm.convert == Convert::Never || is_due(vm, boot_bus) {
+            return None;
+        }
+        match judged(vm, boot_bus, false, Some(inside)) {
+            Judged { need: Need::Needed(why), boots } => {
+                Some(DueInside { why, is_needed_to_boot: boots == Some(false) })
+            }
+            Judged { need: Need::Advised(_) | Need::NotNeeded(_), .. } => None,
+        }
+    }
+
+    /// There is no converter: without it a guest is moved as it is, unless it is known not to boot.
+    pub(super) fn without_converter(&self, vm: &PlannedVm, lack: &Lack) -> Problem {
+        match self.is_needed_to_boot {
+            true => self.refused(vm, lack),
+            false => {
+                let text = format!("{}: is to be converted ({}), and {}", vm.vm.name, self.why, lack.what);
+                of_vm(vm, Problem::warning("convert", text), &lack.advice)
+            }
+        }
+    }
+
+    /// Something that a run fails of.
+    pub(super) fn refused(&self, vm: &PlannedVm, lack: &Lack) -> Problem {
+        let text = format!("{}: needs conversion ({}): {}", vm.vm.name, self.why, lack.what);
+        of_vm(vm, Problem::error("convert", text), &lack.advice)
+    }
+}
+
+fn of_vm(vm: &PlannedVm, problem: Problem, advice: &str) -> Problem {
+    problem.at(At { line: vm.line, column: 1 }).advise(advice)
 }
 
 /// The converter of this machine, for one plan.
@@ -61,10 +111,37 @@ impl Converter {
         };
         drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).map_err(refused)?;
         check_first_boot(vm, &drover_qemu::can_customize)?;
-        let is_unwanted = || self.stop.is_set();
-        try_appliance(&self.trials, &is_unwanted, &|| crate::out::say(TRYING)).map_err(refused)
+        self.try_appliance(&self.stop).map_err(refused)
+    }
+
+    /// The same of a VM whose disks were looked into.
+    pub(super) fn check_inside(
+        &self,
+        vm: &PlannedVm,
+        boot_bus: DiskBus,
+        inside: &Inside,
+        stop: &StopSignal,
+    ) -> Option<Problem> {
+        let due = DueInside::of(vm, boot_bus, inside)?;
+        match lack_here() {
+            Some(lack) => Some(due.without_converter(vm, &lack)),
+            None => Some(due.refused(vm, &self.try_appliance(stop).err()?)),
+        }
+    }
+
+    fn try_appliance(&self, stop: &StopSignal) -> Result<(), Lack> {
+        try_appliance(&self.trials, &|| stop.is_set(), &|| crate::out::say(TRYING))
     }
 }
+
+/// What this machine lacks for a guest that is not Windows.
+pub(super) fn lack_here() -> Option<Lack> {
+    let what = drover_qemu::can_convert().err()?;
+    Some(Lack { what, advice: WITHOUT_CONVERTER.into() })
+}
+
+const WITHOUT_CONVERTER: &str = "install it, or have the guest boot from its new disks before the move (see what was found inside it); \
+     `convert: never` moves it as it is";
 
 /// Trials of the converter that are remembered in a state folder.
 pub fn trials_in(state: &Path) -> Trials {
@@ -99,8 +176,8 @@ pub(super) fn check_at(
         Err(ProviderError::new(Cause::Plan, what).advise(advice))
     };
     let windows = if boot_bus == DiskBus::Scsi { CONVERT_WINDOWS_SCSI } else { CONVERT_WINDOWS };
-    if !info.has(CONVERT) {
-        return refused(format!("the agent of {site} converts no guests"), FOR_CONVERSION);
+    if let Some(lack) = lack_at(site, info) {
+        return refused(lack.what, &lack.advice);
     }
     if is_windows(&vm.vm) && !info.has(windows) {
         return refused(
@@ -134,6 +211,13 @@ pub(super) fn check_first_boot_at(site: &str, info: &Announced, vm: &PlannedVm) 
             _ => Ok(()),
         }
     })
+}
+
+/// What the agent of a site lacks for a guest that is not Windows.
+pub(super) fn lack_at(site: &str, info: &Announced) -> Option<Lack> {
+    let lack =
+        Lack { what: format!("the agent of {site} converts no guests"), advice: FOR_CONVERSION.into() };
+    (!info.has(CONVERT)).then_some(lack)
 }
 
 const FOR_CONVERSION: &str = "install virt-v2v there and run its agent with --allow-start (an agent of before this version converts nothing); \
@@ -330,9 +414,7 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
             Ok(Converted::Done(told(&log, &warnings, &kept, &vm.first_boot)))
         }
         Ok(ConvertOutcome::ConvertedBefore) => Ok(Converted::Skipped("an earlier run converted it".into())),
-        Ok(ConvertOutcome::NotAvailable(why))
-            if vm.convert == Convert::Always || (vm.start && boots == Some(false)) =>
-        {
+        Ok(ConvertOutcome::NotAvailable(why)) if vm.convert == Convert::Always || boots == Some(false) => {
             Err(ProviderError::new(Cause::Target, format!("{reason}, but {why}"))
                 .advise("install it and run the same command again, or choose `convert: never`"))
         }

@@ -13,13 +13,13 @@ use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetPlace, 
 use drover_mover::{StopSignal, journal_path};
 use drover_plan::{ImageFormat, PlannedDisk, PlannedVm, Target};
 use drover_qcow2::Qcow2Disk;
-use drover_qemu::{MachineSpec, RunOptions, Validation, VmFolder};
+use drover_qemu::{DiskBus, MachineSpec, RunOptions, Validation, VmFolder};
 
 use crate::endpoint::{TargetEnd, raw_end, target_failure};
 use crate::exit::{Exit, Failure};
 use crate::image::qemu_error;
 use crate::lacks::lacks;
-use crate::machine::{boot_bus_of, machine_of, spec_of};
+use crate::machine::{boot_bus, boot_bus_of, machine_of, spec_of};
 use crate::qcow2;
 use crate::target::conversion::{self, Converter, OnThisMachine};
 use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
@@ -104,6 +104,11 @@ impl Here {
         let spec = self.spec(vm)?;
         spec.check().map_err(qemu_error)?;
         self.converter.check(vm, boot_bus_of(&spec))
+    }
+
+    /// The bus of the disk that a VM boots from.
+    pub(super) fn boot_bus(&self, vm: &PlannedVm) -> DiskBus {
+        boot_bus(&machine_of(vm, &self.target, &self.origin))
     }
 
     fn why_it_stays(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<String>, ProviderError> {

@@ -23,11 +23,13 @@ use drover_kubevirt::objects::{self, Kind, READY};
 use drover_kubevirt::vm::{self, About, HALTED};
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_link::RateLimit;
-use drover_plan::{Kubevirt, PlannedDisk, PlannedVm, RunStrategy};
-use drover_qemu::VmFolder;
+use drover_mover::StopSignal;
+use drover_plan::{Kubevirt, PlannedDisk, PlannedVm, Problem, RunStrategy};
+use drover_qemu::{Lack, VmFolder};
+use drover_types::guest::Inside;
 use serde_json::{Value, json};
 
-use super::conversion::{self, Converter, Served};
+use super::conversion::{self, Converter, DueInside, Served};
 use super::there::There;
 use super::{Setting, all_removed};
 use crate::endpoint::journal_in_state;
@@ -386,6 +388,30 @@ impl Claims {
         vm::virtual_machine(vm, &self.kubevirt, &about)
     }
 
+    /// What stands in the way of converting a VM that was looked into.
+    pub fn check_inside(&self, vm: &PlannedVm, inside: &Inside, stop: &StopSignal) -> Option<Problem> {
+        let boot_bus = boot_bus(&machine_of(vm, &self.about.target, &self.about.origin));
+        let due = DueInside::of(vm, boot_bus, inside)?;
+        match self.is_uploaded(vm) {
+            Ok(true) => Some(due.without_converter(vm, &upload::no_conversion())),
+            Ok(false) => self.converter.check_inside(vm, boot_bus, inside, stop),
+            Err(error) => Some(survey::of_vm(vm, error)),
+        }
+    }
+
+    /// What converts none of its VMs of which only a look into their disks tells whether they are to be.
+    pub fn lack_if_due(&self, vm: &PlannedVm) -> Option<Lack> {
+        let boot_bus = boot_bus(&machine_of(vm, &self.about.target, &self.about.origin));
+        if !conversion::may_be_due(vm, boot_bus) {
+            return None;
+        }
+        match self.is_uploaded(vm) {
+            Ok(true) => Some(upload::no_conversion()),
+            // What cannot be told was told by the survey, as an error.
+            Ok(false) | Err(_) => conversion::lack_here(),
+        }
+    }
+
     /// All that can refuse a VM later, looked at while it still runs. Touches nothing.
     fn look_ahead(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         match self.is_uploaded(vm)? {
@@ -503,8 +529,7 @@ impl TargetProvider for Claims {
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
         if self.is_uploaded(vm)? {
-            let why = "what went through CDI's upload proxy is not written to again";
-            return Ok(Converted::Skipped(why.into()));
+            return Ok(Converted::Skipped(upload::NOT_AGAIN.into()));
         }
         let hand = self.hand(vm)?;
         hand.worker.ensure().map_err(failed)?;

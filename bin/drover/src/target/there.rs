@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::host::HostHas;
-use drover_agent::machine::{CONVERT_WRITE, Conversion, Image, Machine, Order, Told, What};
+use drover_agent::machine::{CHECK, CONVERT_WRITE, Conversion, Image, Machine, Order, Told, What};
 use drover_agent::opening::{Announced, How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_copy::Replay;
@@ -15,12 +15,12 @@ use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{
     Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetPlace, TargetProvider,
 };
-use drover_mover::{Earlier, earlier, look, why_not_of};
-use drover_plan::{Limits, PlannedDisk, PlannedVm};
-use drover_qemu::{ConvertOutcome, DiskBus, SourceGuest};
+use drover_mover::{Earlier, StopSignal, earlier, look, why_not_of};
+use drover_plan::{Limits, PlannedDisk, PlannedVm, Problem};
+use drover_qemu::{ConvertOutcome, DiskBus, Lack, SourceGuest};
 use drover_types::guest::Inside;
 
-use super::conversion::{self, Place};
+use super::conversion::{self, DueInside, Place};
 use super::{ANOTHER_PLANS, Setting, all_removed, may_need};
 use crate::endpoint::AgentPlace;
 use crate::endpoint::agent::{GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
@@ -225,6 +225,53 @@ impl There {
     /// Refuses a VM that would have to be converted there and cannot be.
     pub fn check_conversion(&self, vm: &PlannedVm, info: &Announced) -> Result<(), ProviderError> {
         conversion::check_at(self.name(), info, vm, boot_bus(&self.machine(vm)))
+    }
+
+    /// What stands in the way of converting a VM there that was looked into.
+    pub fn check_inside(&self, vm: &PlannedVm, inside: &Inside, stop: &StopSignal) -> Option<Problem> {
+        let machine = self.machine(vm);
+        let due = DueInside::of(vm, boot_bus(&machine), inside)?;
+        let asked = self.info().and_then(|info| match conversion::lack_at(self.name(), &info) {
+            Some(lack) => Ok(Some(due.without_converter(vm, &lack))),
+            // One that is too old for a check tells no more.
+            None if !info.has(CHECK) => Ok(None),
+            None => {
+                let lack = self.lack_for_conversion(vm, machine, stop)?;
+                Ok(lack.map(|lack| due.refused(vm, &lack)))
+            }
+        });
+        asked.unwrap_or_else(|refusal| {
+            let what = format!("agent of {}: {refusal}", self.name());
+            Some(due.refused(vm, &Lack { what, advice: "look at the agent's log".into() }))
+        })
+    }
+
+    /// What its host lacks for a machine that is converted, and not for one that is not.
+    fn lack_for_conversion(
+        &self,
+        vm: &PlannedVm,
+        machine: Machine,
+        stop: &StopSignal,
+    ) -> Result<Option<Lack>, Refusal> {
+        let lacks = |is_converted| {
+            let what = What::Check(Machine { is_converted, ..machine.clone() });
+            let order = self.order_of(vm, what, 0);
+            self.site.order_while(&order, &[], &|| stop.is_set()).map(|told| told.lacks)
+        };
+        let others = lacks(false)?;
+        let lack = lacks(true)?.into_iter().find(|lack| !others.contains(lack));
+        Ok(lack.map(|lack| Lack {
+            what: format!("host of {}: {}", self.name(), lack.what),
+            advice: lack.advice,
+        }))
+    }
+
+    /// What it lacks to convert a VM of which only a look into its disks tells whether it is to be.
+    pub fn lack_if_due(&self, vm: &PlannedVm) -> Result<Option<Lack>, Refusal> {
+        match conversion::may_be_due(vm, boot_bus(&self.machine(vm))) {
+            true => self.info().map(|info| conversion::lack_at(self.name(), &info)),
+            false => Ok(None),
+        }
     }
 
     fn may_wait(&self, until: Instant) -> bool {

@@ -78,9 +78,7 @@ impl Found<'_> {
                 "add the driver before the migration (Debian: /etc/initramfs-tools/modules and `update-initramfs -u -k all`; RHEL: \
                  `dracut --force --no-hostonly --regenerate-all`), or allow `convert: auto`"
             }
-            Convert::Auto | Convert::Always => {
-                "it is converted with virt-v2v-in-place, which has to be installed here"
-            }
+            Convert::Auto | Convert::Always => "it is converted with virt-v2v-in-place",
         };
         self.add("initramfs-without-driver", None, what, advice);
     }
@@ -153,8 +151,7 @@ impl Found<'_> {
                     let file = format!(
                         "/etc/systemd/network/10-{name}.link with `[Match]`, `MACAddress={mac}`, `[Link]`, `Name={name}`"
                     );
-                    // Guests of other sites are not converted.
-                    if vm.convert == Convert::Never || vm.site.is_some() {
+                    if vm.convert == Convert::Never {
                         format!("before the move, write {file}, and rebuild the initramfs")
                     } else {
                         format!(

@@ -402,7 +402,7 @@ fn told(path: &str, error: ProviderError) -> Problem {
     error.advice.into_iter().fold(problem, Problem::advise)
 }
 
-fn of_vm(vm: &PlannedVm, error: ProviderError) -> Problem {
+pub(super) fn of_vm(vm: &PlannedVm, error: ProviderError) -> Problem {
     let problem = Problem::error("target", format!("{}: {}", vm.vm.name, chain(&error)));
     let problem = problem.at(At { line: vm.line, column: 1 });
     error.advice.into_iter().fold(problem, Problem::advise)

@@ -14,6 +14,7 @@ use drover_link::RateLimit;
 use drover_log::log;
 use drover_mover::StopSignal;
 use drover_plan::{Kubevirt, PlannedDisk, PlannedVm, Reach};
+use drover_qemu::Lack;
 use serde_json::{Value, json};
 
 use super::{Claims, failed};
@@ -32,6 +33,16 @@ const FINISH_WITHIN: Duration = Duration::from_secs(3600);
 const WORDS_BYTES_MAX: usize = 2000;
 /// Bytes that are counted against a rate limit at a time.
 const PIECE_BYTES: usize = 64 << 10;
+
+/// Why nothing that was uploaded is converted.
+pub(super) const NOT_AGAIN: &str = "what went through CDI's upload proxy is not written to again";
+
+/// The same of a VM that a look into its disks found to need it.
+pub(super) fn no_conversion() -> Lack {
+    let advice = "let drover make pods in the namespace, or have the guest boot from its new disks before the move (see what was \
+                  found inside it); `convert: never` moves it as it is";
+    Lack { what: NOT_AGAIN.into(), advice: advice.into() }
+}
 
 /// How disks come into claims.
 #[derive(Clone)]
@@ -160,9 +171,8 @@ impl Claims {
         }
         let machine = machine_of(vm, &self.about.target, &self.about.origin);
         if is_due(vm, boot_bus(&machine)) || !vm.first_boot.is_empty() {
-            let what = format!(
-                "{name} is to be converted, or given something for its first boot, and what went through CDI's upload proxy is not written to again"
-            );
+            let what =
+                format!("{name} is to be converted, or given something for its first boot, and {NOT_AGAIN}");
             return refuse(
                 what,
                 "write `convert: never` if its guest has virtio drivers, or let drover make pods in the namespace",
