@@ -9,8 +9,8 @@ use drover_agent::machine::{
 use drover_agent::{FirstBootFiles, Home, Hypervisor, Refusal};
 use drover_disk::DiskErrorKind;
 use drover_qemu::{
-    ConvertOptions, ConvertOutcome, DiskBus, ImageFormat, MachineSpec, QemuError, QemuErrorKind, RunOptions,
-    Trials, Validation, VmFolder,
+    ConvertOptions, ConvertOutcome, DiskBus, GuestKind, ImageFormat, MachineSpec, QemuError, QemuErrorKind,
+    RunOptions, Trials, Validation, VmFolder,
 };
 
 use crate::lacks::lacks;
@@ -117,11 +117,13 @@ impl Hypervisor for Qemu {
     }
 
     fn converts(&self) -> Vec<&'static str> {
-        let can = |is_windows, bus| drover_qemu::check_conversion(is_windows, bus).is_ok();
+        // Which Windows it is nobody knows yet.
+        let windows = GuestKind::Windows { guest_id: "" };
+        let can = |guest, bus| drover_qemu::check_conversion(guest, bus).is_ok();
         let kinds = [
-            (CONVERT, can(false, DiskBus::Virtio)),
-            (CONVERT_WINDOWS, can(true, DiskBus::Virtio)),
-            (CONVERT_WINDOWS_SCSI, can(true, DiskBus::Scsi)),
+            (CONVERT, can(GuestKind::Other, DiskBus::Virtio)),
+            (CONVERT_WINDOWS, can(windows, DiskBus::Virtio)),
+            (CONVERT_WINDOWS_SCSI, can(windows, DiskBus::Scsi)),
             (CONVERT_WRITE, drover_qemu::can_customize().is_ok()),
         ];
         kinds.into_iter().filter(|(_, can)| *can).map(|(word, _)| word).collect()

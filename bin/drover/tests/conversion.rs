@@ -76,8 +76,12 @@ fn windows_without_its_drivers_is_not_converted_and_with_them_it_is() {
     let plan = it.stage.plan("windows", &[("convert: never", "convert: auto")]);
     let refused = it.drover(&["plan", "check", &plan]);
     assert!(!refused.status.success() && told(&refused).contains("virtio-win"), "{}", told(&refused));
-    // There is a driver, but none for this Windows: the tool ends successfully all the same.
     make_virtio_win(&it.drivers(), &["viostor/w7"]).unwrap();
+    let refused = it.drover(&["plan", "check", &plan]);
+    let none = "none for the Windows of the guest id windows9_64Guest";
+    assert!(refused.status.code() == Some(7) && told(&refused).contains(none), "{}", told(&refused));
+    // There is a driver for this Windows, but none for its machine: the tool ends successfully all the same.
+    make_virtio_win(&it.drivers(), &["viostor/w10/x86"]).unwrap();
     it.fine(&["plan", "check", &plan]);
     let failed = it.drover(&["migrate", &plan]);
     let words = told(&failed);

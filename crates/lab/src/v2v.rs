@@ -149,14 +149,17 @@ pub fn windows_file(disk: &Path, path: &str) -> Result<Vec<u8>> {
     content
 }
 
-/// A folder that looks like virtio-win, with these drivers for Windows 10.
+/// A folder that looks like virtio-win, with these drivers for Windows 10 (`viostor`) or another system and machine
+/// (`viostor/w7`, `viostor/w10/x86`).
 ///
 /// # Errors
 /// If it cannot be written.
 pub fn make_virtio_win(folder: &Path, drivers: &[&str]) -> Result<()> {
     for driver in drivers {
-        let (name, system) = driver.split_once('/').unwrap_or((driver, "w10"));
-        let at = folder.join(name).join(system).join("amd64");
+        let mut parts = driver.split('/');
+        let mut next = |usual| parts.next().unwrap_or(usual);
+        let (name, system, machine) = (next(driver), next("w10"), next("amd64"));
+        let at = folder.join(name).join(system).join(machine);
         fs::create_dir_all(&at)?;
         for ending in ["sys", "inf", "cat"] {
             fs::write(at.join(format!("{}.{ending}", name.to_lowercase())), format!("{name} of the lab"))?;

@@ -36,7 +36,7 @@ mod tool;
 mod trial;
 
 pub use source::{FirstBoot, NicName, SourceBus, SourceGuest, is_mac};
-pub use tool::Lack;
+pub use tool::{GuestKind, Lack};
 pub use trial::{TrialOptions, Trials};
 
 /// How a guest is converted.
@@ -195,9 +195,9 @@ pub fn can_customize() -> Result<(), String> {
 ///
 /// # Errors
 /// The first thing that is not there.
-pub fn check_conversion(is_windows: bool, boot_bus: DiskBus) -> Result<(), Lack> {
+pub fn check_conversion(guest: GuestKind<'_>, boot_bus: DiskBus) -> Result<(), Lack> {
     match Tool::find(None) {
-        Some(tool) => tool.check(is_windows, boot_bus),
+        Some(tool) => tool.check(guest, boot_bus),
         None => Err(Lack {
             what: NO_CONVERTER.into(),
             advice: "install it, choose `disk_bus: sata`, or write `convert: never` for a guest that has virtio drivers or is \

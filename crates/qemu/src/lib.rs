@@ -40,9 +40,9 @@ mod xml;
 pub use accel::Detected;
 pub use command::{RunOptions, Serial, qemu_command};
 pub use convert::{
-    ConvertOptions, ConvertOutcome, FirstBoot, Lack, NicName, Remote, SourceBus, SourceGuest, TrialOptions,
-    Trials, can_convert, can_customize, check_conversion, convert, forget_conversion, has_converted,
-    is_converted, is_mac,
+    ConvertOptions, ConvertOutcome, FirstBoot, GuestKind, Lack, NicName, Remote, SourceBus, SourceGuest,
+    TrialOptions, Trials, can_convert, can_customize, check_conversion, convert, forget_conversion,
+    has_converted, is_converted, is_mac,
 };
 pub use definition::{Definition, undo_definition, write_definition};
 pub use error::{QemuError, QemuErrorKind};

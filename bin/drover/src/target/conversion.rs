@@ -17,7 +17,7 @@ use drover_plan::{
     names_of_slots, renamed,
 };
 use drover_qemu::{
-    ConvertOptions, ConvertOutcome, DiskBus, Lack, MachineSpec, Need, NicName, Remote, SourceBus,
+    ConvertOptions, ConvertOutcome, DiskBus, GuestKind, Lack, MachineSpec, Need, NicName, Remote, SourceBus,
     SourceGuest, TrialOptions, Trials, VmFolder, is_mac,
 };
 use drover_types::Bytes;
@@ -109,7 +109,11 @@ impl Converter {
             let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
             ProviderError::new(Cause::Target, what).advise(lack.advice)
         };
-        drover_qemu::check_conversion(is_windows(&vm.vm), boot_bus).map_err(refused)?;
+        let guest = match is_windows(&vm.vm) {
+            true => GuestKind::Windows { guest_id: &vm.vm.guest_id },
+            false => GuestKind::Other,
+        };
+        drover_qemu::check_conversion(guest, boot_bus).map_err(refused)?;
         check_first_boot(vm, &drover_qemu::can_customize)?;
         self.try_appliance(&self.stop).map_err(refused)
     }

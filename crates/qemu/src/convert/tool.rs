@@ -1,5 +1,6 @@
 //! The converter on this machine: where it is, what it lacks for a guest, and how it is called.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -18,6 +19,18 @@ pub struct Lack {
     pub what: String,
     /// What to try.
     pub advice: String,
+}
+
+/// What a guest is, as far as its conversion wants something that others do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestKind<'a> {
+    /// Windows.
+    Windows {
+        /// The guest id of vSphere, which tells the version; empty where it is not known.
+        guest_id: &'a str,
+    },
+    /// Anything else.
+    Other,
 }
 
 /// A converter, and where it looks for what it puts into Windows.
@@ -47,10 +60,8 @@ impl Tool {
     }
 
     /// What it lacks for a guest whose boot disk goes to this bus.
-    pub(super) fn check(&self, is_windows: bool, boot_bus: DiskBus) -> Result<(), Lack> {
-        if !is_windows {
-            return Ok(());
-        }
+    pub(super) fn check(&self, guest: GuestKind<'_>, boot_bus: DiskBus) -> Result<(), Lack> {
+        let GuestKind::Windows { guest_id } = guest else { return Ok(()) };
         if !self.services.iter().any(|folder| SERVICES.iter().any(|name| folder.join(name).is_file())) {
             return Err(Lack {
                 what: "virt-v2v-in-place needs rhsrvany.exe to convert Windows, which is not installed".into(),
@@ -69,10 +80,20 @@ impl Tool {
                 });
             }
             // What is in an ISO the converter looks at.
-            Some(place) if place.is_dir() && !holds(place, driver) => {
+            Some(place) if place.is_dir() && !holds(place, driver, &[]) => {
                 return Err(Lack {
                     what: format!("{} has no driver {driver}", place.display()),
                     advice: install.into(),
+                });
+            }
+            Some(place) if place.is_dir() && !holds(place, driver, drivers_for(guest_id)) => {
+                return Err(Lack {
+                    what: format!(
+                        "{} has a driver {driver}, but none for the Windows of the guest id {guest_id} ({})",
+                        place.display(),
+                        drivers_for(guest_id).join(", ")
+                    ),
+                    advice: format!("{install}, or correct the guest id at the source"),
                 });
             }
             Some(_) => {}
@@ -161,13 +182,32 @@ impl Tool {
     }
 }
 
-/// Whether a folder has a driver of this name, at a depth where trees of virtio-win have them.
-fn holds(folder: &Path, driver: &str) -> bool {
-    let mut left = ENTRIES_MAX;
-    search(folder, driver, DEPTH_MAX, &mut left)
+/// Folders of virtio-win with drivers for a Windows, by its guest id; none where any may do.
+fn drivers_for(guest_id: &str) -> &'static [&'static str] {
+    let id = guest_id.to_ascii_lowercase();
+    let found = DRIVERS_FOR.iter().find(|(start, _)| id.starts_with(start));
+    found.map(|(_, folders)| *folders).unwrap_or_default()
 }
 
-fn search(folder: &Path, driver: &str, depth: usize, left: &mut usize) -> bool {
+/// What a folder is called in [`DRIVERS_FOR`]: `Win2012R2` and `2k12R2` are one, and so are `Win7` and `w7`.
+fn folder_name(name: &OsStr) -> String {
+    let name = name.to_string_lossy().to_ascii_lowercase();
+    match (name.strip_prefix("win20"), name.strip_prefix("win")) {
+        (Some(year), _) => format!("2k{}", year.trim_start_matches('0')),
+        (None, Some("xp")) => "xp".into(),
+        (None, Some(number)) if number.starts_with(|c: char| c.is_ascii_digit()) => format!("w{number}"),
+        (None, _) => name,
+    }
+}
+
+/// Whether a folder has a driver of this name, at a depth where trees of virtio-win have them, and below a folder of one of these
+/// names, if there are any.
+fn holds(folder: &Path, driver: &str, below: &[&str]) -> bool {
+    let mut left = ENTRIES_MAX;
+    search(folder, (driver, below), DEPTH_MAX, &mut left)
+}
+
+fn search(folder: &Path, (driver, below): (&str, &[&str]), depth: usize, left: &mut usize) -> bool {
     let Ok(entries) = std::fs::read_dir(folder) else { return false };
     for entry in entries.flatten() {
         if *left == 0 {
@@ -177,10 +217,12 @@ fn search(folder: &Path, driver: &str, depth: usize, left: &mut usize) -> bool {
         let path = entry.path();
         let is_named = |it: &std::ffi::OsStr| it.to_string_lossy().eq_ignore_ascii_case(driver);
         let is_driver = path.extension().is_some_and(|it| it.eq_ignore_ascii_case("inf"));
-        if is_driver && path.file_stem().is_some_and(is_named) {
+        if below.is_empty() && is_driver && path.file_stem().is_some_and(is_named) {
             return true;
         }
-        if depth > 0 && path.is_dir() && search(&path, driver, depth - 1, left) {
+        let is_below = path.file_name().is_some_and(|name| below.contains(&folder_name(name).as_str()));
+        let below: &[&str] = if is_below { &[] } else { below };
+        if depth > 0 && path.is_dir() && search(&path, (driver, below), depth - 1, left) {
             return true;
         }
     }
@@ -196,6 +238,26 @@ pub(super) const NO_CONVERTER: &str = "virt-v2v-in-place is not installed (packa
 const SERVICES: [&str; 2] = ["rhsrvany.exe", "pvvxsvc.exe"];
 /// Source: virt-v2v(1), `VIRTIO_WIN`.
 const VIRTIO_WIN: [&str; 2] = ["/usr/share/virtio-win/virtio-win.iso", "/usr/share/virtio-win"];
+/// What virtio-win calls the Windows of a guest id, by how the id begins; the first that fits counts. An id may stand for what came
+/// after it, too: hosts that do not know that yet have no other.
+///
+/// Source: `VirtualMachineGuestOsIdentifier` of the vSphere API; virt-v2v, `virtio_iso_path_matches_guest_os`.
+const DRIVERS_FOR: [(&str, &[&str]); 14] = [
+    ("windows2022srvnext", &["2k25"]),
+    ("windows2019srvnext", &["2k22", "2k25"]),
+    ("windows2019srv", &["2k19", "2k22", "2k25"]),
+    ("windows9server", &["2k16", "2k19", "2k22", "2k25"]),
+    ("windows8server", &["2k12", "2k12r2"]),
+    ("windows7server", &["2k8r2"]),
+    ("windows12", &["w11"]),
+    ("windows11", &["w10", "w11"]),
+    ("windows9", &["w10", "w11"]),
+    ("windows8", &["w8", "w8.1", "w10"]),
+    ("windows7", &["w7"]),
+    ("winlonghorn", &["2k8"]),
+    ("winnet", &["2k3"]),
+    ("winvista", &["vista"]),
+];
 const VIRT_TOOLS: &str = "/usr/share/virt-tools";
 const BLOCK_DRIVER: &str = "--block-driver";
 const WRITE: &str = "--write";
@@ -243,7 +305,11 @@ mod tests {
         }
 
         fn lacks(&self, help: &str, bus: DiskBus) -> Option<String> {
-            self.tool(help).check(true, bus).err().map(|lack| lack.what)
+            self.lacks_for("", help, bus)
+        }
+
+        fn lacks_for(&self, guest_id: &str, help: &str, bus: DiskBus) -> Option<String> {
+            self.tool(help).check(GuestKind::Windows { guest_id }, bus).err().map(|lack| lack.what)
         }
     }
 
@@ -254,7 +320,11 @@ mod tests {
             let what = place.lacks("", DiskBus::Virtio);
             assert!(what.as_ref().is_some_and(|it| it.contains(word)), "{word}: {what:?}");
         };
-        assert_eq!(place.tool("").check(false, DiskBus::Virtio), Ok(()), "Linux needs nothing more");
+        assert_eq!(
+            place.tool("").check(GuestKind::Other, DiskBus::Virtio),
+            Ok(()),
+            "Linux needs nothing more"
+        );
         lacks("rhsrvany.exe");
         place.put("tools/rhsrvany.exe");
         lacks("virtio-win");
@@ -262,6 +332,29 @@ mod tests {
         lacks("no driver viostor");
         place.put("virtio-win/viostor/w10/amd64/VIOSTOR.INF");
         assert_eq!(place.lacks("", DiskBus::Virtio), None);
+    }
+
+    #[test]
+    fn drivers_for_another_windows_are_none() {
+        let place = Place::new();
+        place.put("tools/rhsrvany.exe");
+        place.put("virtio-win/viostor/w7/amd64/viostor.inf");
+        let lacks = |guest_id: &str| place.lacks_for(guest_id, "", DiskBus::Virtio);
+        let what = lacks("windows9_64Guest").unwrap();
+        assert!(what.ends_with("none for the Windows of the guest id windows9_64Guest (w10, w11)"), "{what}");
+        assert!(lacks("windows7Server64Guest").is_some() && lacks("windows2019srv_64Guest").is_some());
+        assert_eq!([lacks("windows7_64Guest"), lacks(""), lacks("winXPProGuest")], [None, None, None]);
+        // As the rpm has them.
+        place.put("virtio-win/drivers/by-os/amd64/2k19/viostor.inf");
+        place.put("virtio-win/drivers/amd64/Win2012R2/viostor.inf");
+        let ids = ["windows2019srv_64Guest", "windows9Server64Guest", "windows8Server64Guest"];
+        assert_eq!(ids.map(lacks), [None, None, None]);
+        assert!(lacks("windows2019srvNext_64Guest").is_some(), "older ones");
+        let name = |name: &str| folder_name(OsStr::new(name));
+        assert_eq!(
+            ["Win2008R2", "Win2012", "Win8.1", "WinXP", "w10"].map(name),
+            ["2k8r2", "2k12", "w8.1", "xp", "w10"]
+        );
     }
 
     #[test]
