@@ -213,12 +213,26 @@ impl PlanTarget {
 
     /// The machine of a VM, to be rehearsed here.
     pub fn machine(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
-        if vm.site.is_some() || vm.daemon.is_some() {
-            let what = format!("{} does not go to a folder of this machine", vm.target_name);
-            let error = ProviderError::new(Cause::Plan, what);
-            return Err(error.advise("only VMs of a target of type qemu without `via` can be rehearsed"));
+        match (self.why_not_rehearsed(vm), &vm.daemon) {
+            (Some(why), _) => {
+                Err(ProviderError::new(Cause::Plan, format!("{} cannot be rehearsed: {why}", vm.target_name)))
+            }
+            (None, Some(_)) => self.domains.rehearsed(vm),
+            (None, None) => self.here.spec(vm),
         }
-        self.here.spec(vm)
+    }
+
+    /// Why a VM cannot be rehearsed on this machine, whatever became of its copy.
+    pub fn why_not_rehearsed(&self, vm: &PlannedVm) -> Option<String> {
+        match &vm.site {
+            Some(site) => {
+                Some(format!("its disks are at {site}, and a rehearsal needs them on this machine"))
+            }
+            None if vm.daemon.is_none() && self.about.target.libvirt().is_some() => {
+                Some("no host takes it".into())
+            }
+            None => None,
+        }
     }
 
     /// Converts the guest of a machine, as a run would.

@@ -54,7 +54,11 @@ pub fn run(args: &RehearseArgs) -> Result<Exit, Failure> {
         if stop.is_set() {
             return Ok(Exit::Interrupted);
         }
-        match copy_of(&store, &name, row, planned, &target.0)? {
+        let state = match target.0.why_not_rehearsed(planned) {
+            Some(why) => CopyState::NotReady(why),
+            None => copy_of(&store, &name, row, planned, &target.0)?,
+        };
+        match state {
             CopyState::NotReady(why) => {
                 not_ready += 1;
                 place.tell(row, "rehearsal_left_out", json!({"why": why}), &format!("not rehearsed: {why}"));

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use drover_agent::Home;
 use drover_agent::host::{VARIABLES, variables_in};
+use drover_agent::machine::Machine;
 use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetPlace, TargetProvider};
 use drover_mover::{file_tag, journal_path};
@@ -216,9 +217,7 @@ impl Domains {
         if vm.site.is_some() {
             spec.cache = far::cache_of(vm);
         }
-        for (disk, planned) in spec.disks.iter_mut().zip(&vm.disks) {
-            disk.serial = DiskSpec::serial_of(&planned.disk.uuid, disk.bus);
-        }
+        set_serials(&mut spec, vm);
         for (nic, planned) in spec.nics.iter_mut().zip(&vm.nics) {
             (nic.attach, nic.is_up) = (attach(planned), planned.connected);
         }
@@ -228,6 +227,18 @@ impl Domains {
                 DiskCache::Writeback => Cache::Buffered,
             };
         }
+        Ok(spec)
+    }
+
+    /// The machine of a VM whose volumes are of this host, as QEMU without libvirt builds it, for a rehearsal.
+    pub fn rehearsed(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
+        vm.disks.iter().try_for_each(|disk| self.check_volume(disk, vm))?;
+        // It does start: no daemon chooses its firmware.
+        let machine = Machine { is_started: true, ..machine_of(vm, &self.about.target, &self.about.origin) };
+        let images = vm.disks.iter().map(|disk| disk.path.clone()).collect();
+        let home = Home { folder: vm.folder.clone(), images, machine: &machine };
+        let mut spec = spec_of(&home, None).map_err(qemu_error)?;
+        set_serials(&mut spec, vm);
         Ok(spec)
     }
 
@@ -313,6 +324,8 @@ impl Domains {
 
 impl TargetProvider for Domains {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        // A rehearsal that was cut off with its guard may still hold the images.
+        drover_qemu::forget_rehearsal(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
         self.check_there(vm)?;
         // Before a folder is made: one that is refused leaves none.
         self.look_ahead(vm)?;
@@ -519,6 +532,7 @@ impl TargetProvider for Domains {
     }
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        drover_qemu::forget_rehearsal(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
         here::remove(&start_lock(vm))?;
         if let Some(there) = self.site(vm)? {
             self.forget_conversion(vm)?;
@@ -539,6 +553,13 @@ impl TargetProvider for Domains {
         // What libvirt lists is its own affair; what could not be removed is not.
         let _ = self.refresh(vm);
         removed
+    }
+}
+
+/// Disks say what they are called at the source.
+fn set_serials(spec: &mut MachineSpec, vm: &PlannedVm) {
+    for (disk, planned) in spec.disks.iter_mut().zip(&vm.disks) {
+        disk.serial = DiskSpec::serial_of(&planned.disk.uuid, disk.bus);
     }
 }
 

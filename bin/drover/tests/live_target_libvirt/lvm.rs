@@ -181,3 +181,21 @@ fn a_guest_in_a_logical_volume_is_converted_once() {
     assert!(runs_of_first > 0 && runs() == runs_of_first, "{} runs of the converter", runs());
     assert_eq!(group.copied_anew("convert"), Vec::<String>::new());
 }
+
+#[test]
+fn a_copy_in_a_logical_volume_is_rehearsed() {
+    let Some(group) = Group::new(196, |folder| {
+        vec![with(vm("one", &[&disk_file(folder, "a", 5 * MIB)]), json!({"nics": []}))]
+    }) else {
+        return;
+    };
+    let landing = &group.0;
+    let plan = group.plan("rehearsed", &[("start: true", "start: false")]);
+    landing.arrives(&["migrate", &plan]);
+    let before = landing.xml("a", "one");
+    let done = landing.arrives(&["rehearse", &plan, "--for", "1"]);
+    assert!(done.err.contains("ran, and nothing was asked"), "{}", done.err);
+    group.holds("one-0.raw", &group.source("a"));
+    assert_eq!(landing.xml("a", "one"), before);
+    assert_eq!(landing.state("a", "one"), "shut off");
+}

@@ -7,6 +7,7 @@ mod eight;
 mod hosts;
 mod kills;
 mod lvm;
+mod rehearse;
 
 use common::landing::Landing;
 use common::{MIB, disk_file, vm, with};
