@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use drover_agent::machine::{
-    CONVERT, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Conversion, Guest, Lack, Machine,
+    CONVERT, CONVERT_FALLBACK, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, Conversion, Guest, Lack,
+    Machine,
 };
 use drover_agent::{FirstBootFiles, Home, Hypervisor, Refusal};
 use drover_disk::DiskErrorKind;
@@ -120,11 +121,13 @@ impl Hypervisor for Qemu {
         // Which Windows it is nobody knows yet.
         let windows = GuestKind::Windows { guest_id: "" };
         let can = |guest, bus| drover_qemu::check_conversion(guest, bus).is_ok();
+        let customizes = drover_qemu::can_customize().is_ok();
         let kinds = [
             (CONVERT, can(GuestKind::Other, DiskBus::Virtio)),
             (CONVERT_WINDOWS, can(windows, DiskBus::Virtio)),
             (CONVERT_WINDOWS_SCSI, can(windows, DiskBus::Scsi)),
-            (CONVERT_WRITE, drover_qemu::can_customize().is_ok()),
+            (CONVERT_WRITE, customizes),
+            (CONVERT_FALLBACK, customizes),
         ];
         kinds.into_iter().filter(|(_, can)| *can).map(|(word, _)| word).collect()
     }

@@ -9,9 +9,10 @@ use std::process::Stdio;
 
 use common::debian::{
     HAS_DRIVERS, VIRTIO, debian, disk_of, partition, put_converter, put_converter_tried, put_windows_tools,
+    puts_loader, uefi_debian,
 };
 use common::process::{PATIENCE, wait_until};
-use common::{MIB, Stage, disk_file, vm, with};
+use common::{MIB, Stage, disk_file, same_bytes, vm, with};
 use serde_json::{Value, json};
 
 /// The ids of what was found in a VM.
@@ -435,4 +436,62 @@ fn a_conversion_that_only_a_look_inside_asks_for_is_refused_where_it_cannot_be_d
     put_converter(&tools, HAS_DRIVERS);
     says(&["resume", "needs"], 0, &[]);
     assert_eq!(states(), done(true));
+}
+
+#[test]
+fn a_uefi_guest_without_a_fallback_loader_is_converted_so_that_its_firmware_starts_it() {
+    let mut esp = None;
+    let stage = Stage::new(197, |folder| {
+        let mut uefi = |name: &str| {
+            let (disk, with_loader) = uefi_debian(folder, name)?;
+            esp = Some(with_loader);
+            Some(with(vm(name, &[&disk]), json!({"nics": [], "firmware": "efi"})))
+        };
+        ["gets", "fails", "still", "bare"].iter().filter_map(|name| uefi(name)).collect()
+    });
+    let (Some(stage), Some(esp)) = (stage, esp) else { return };
+    let tools = stage.path("tools");
+    let skips = "case \"$5\" in */fails/*) echo unable; exit 1;; */still/*) echo This guest has virtio drivers installed.; exit;; esac";
+    let path = put_converter(&tools, &format!("{skips}\n{}", puts_loader(&esp)));
+    let run = |words: &[&str]| {
+        let output = stage.drover.command(words).env("PATH", &path).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let only = |name: &str, names: &[&str]| {
+        let left_out: Vec<String> = ["gets", "fails", "still", "bare"]
+            .iter()
+            .filter(|it| !names.contains(it))
+            .map(|it| format!("  - name: \"{it}\"\n"))
+            .collect();
+        let edits = left_out.iter().map(|line| (line.as_str(), ""));
+        stage.plan(name, &[("convert: never", "convert: auto")].into_iter().chain(edits).collect::<Vec<_>>())
+    };
+    let plan = only("loader", &["gets", "fails", "still"]);
+    let (code, told) = run(&["plan", "check", &plan, "--inspect"]);
+    assert!(code == Some(0) && told.contains("puts the loader there"), "{told}");
+    let (code, told) = run(&["migrate", &plan]);
+    assert_eq!(code, Some(0), "{told}");
+    let report = stage.report(&plan).to_string().replace(r"\\", r"\");
+    for words in [
+        r"; its firmware finds \EFI\BOOT\BOOTX64.EFI now",
+        r"not converted: it has no \EFI\BOOT\BOOTX64.EFI, so its firmware would start nothing, BUT conversion of fails",
+        r"; BUT there still is no \EFI\BOOT\BOOTX64.EFI",
+    ] {
+        assert!(report.contains(words), "'{words}' in {report}");
+    }
+    let image = std::fs::read(stage.image("gets", 0)).unwrap();
+    assert!(image[MIB as usize..][..8 * MIB as usize] == std::fs::read(&esp).unwrap());
+    assert!(same_bytes(&stage.image("fails", 0), &stage.path("fails")), "it is as it was copied");
+    // One that writes no files into guests.
+    put_converter(&tools, HAS_DRIVERS);
+    let plan = only("bare", &["bare"]);
+    let (code, told) = run(&["migrate", &plan]);
+    assert_eq!(code, Some(0), "{told}");
+    let report = stage.report(&plan).to_string();
+    let words = "so its firmware would start nothing, and this virt-v2v-in-place puts no files into guests";
+    assert!(
+        report.contains("has the driver of its disks, BUT it has no ") && report.contains(words),
+        "{report}"
+    );
 }

@@ -8,7 +8,8 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use common::debian::{
-    HAS_DRIVERS, debian, marked, put_converter, put_converter_tried, put_marking_converter,
+    HAS_DRIVERS, debian, marked, put_converter, put_converter_tried, put_marking_converter, puts_loader,
+    uefi_debian,
 };
 use common::process::{freeze, recorded_in, thaw, wait_until};
 use common::sites::{own_address, start_agent};
@@ -657,6 +658,32 @@ fn a_conversion_that_only_a_look_inside_asks_for_is_refused_where_the_other_site
     scene.put("");
     succeeds(&scene.far.stage.run(&look));
     assert!(scene.runs().is_empty(), "a check converts nothing");
+}
+
+#[test]
+fn a_uefi_guest_gets_its_fallback_loader_from_the_converter_of_the_other_site() {
+    let mut esp = None;
+    let far = Far::new(199, &["--allow-start"], |folder| {
+        let made = uefi_debian(folder, "one");
+        let vms =
+            made.iter().map(|(disk, _)| with(vm("one", &[disk]), json!({"nics": [], "firmware": "efi"})));
+        let vms = vms.collect();
+        esp = made.map(|(_, esp)| esp);
+        vms
+    });
+    let (Some(far), Some(esp)) = (far, esp) else { return };
+    let tools = far.stage.path("tools");
+    let mut scene = Converting { far, tools };
+    put_converter(&scene.tools, &puts_loader(&esp));
+    scene.serve();
+    let plan = scene.plan("loader", "convert: auto");
+    succeeds(&scene.far.stage.run(&["migrate", &plan]));
+    assert!(scene.image()[MIB as usize..][..8 * MIB as usize] == std::fs::read(&esp).unwrap());
+    let report = scene.far.stage.report(&plan).to_string();
+    assert!(
+        report.contains("converted; log in site-b:/") && report.contains("; its firmware finds "),
+        "{report}"
+    );
 }
 
 #[test]

@@ -208,6 +208,8 @@ pub const CONVERT_WINDOWS: &str = "convert-windows";
 pub const CONVERT_WINDOWS_SCSI: &str = "convert-windows-scsi";
 /// Its converter writes files into guests: names of interfaces are kept, and addresses given.
 pub const CONVERT_WRITE: &str = "convert-write";
+/// It puts the boot loader of a Linux where a firmware without boot entries starts it ([`Guest::fallback`]).
+pub const CONVERT_FALLBACK: &str = "convert-fallback";
 /// Files for a guest's first boot may follow the order to convert it.
 pub const CONVERT_FILES: &str = "convert-files";
 
@@ -229,6 +231,9 @@ pub struct Guest {
     /// Those that keep them if its network settings name them.
     #[serde(default)]
     pub names_maybe: Vec<(String, String)>,
+    /// Whether a Linux gets its boot loader as `\\EFI\\BOOT\\BOOTX64.EFI`. Only to an agent that takes [`CONVERT_FALLBACK`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fallback: bool,
     /// Fixed addresses of Windows.
     #[serde(default)]
     pub addresses: Vec<GuestAddress>,

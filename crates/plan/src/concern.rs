@@ -18,7 +18,7 @@ mod inside;
 mod network;
 mod warm;
 
-pub use inside::{concerns_inside, lacking_driver, renamed};
+pub use inside::{concerns_inside, has_known_loader, lacking_driver, renamed};
 pub use network::{Fate, Stays, fates, names_of_slots};
 
 /// How much a [`Concern`] matters.
@@ -700,7 +700,9 @@ mod tests {
             told.message.contains(r"(there is \EFI\debian\shimx64.efi, \EFI\Microsoft\Boot\bootmgfw.efi)"),
             "{told}"
         );
+        assert!(told.advice.starts_with("a conversion with virt-v2v 2.6"), "{told}");
         assert_eq!(found(None, false).len(), 1, "what is not known is told");
+        assert!(found(None, false)[0].advice.starts_with("before the move"), "and not converted for");
         assert_eq!((found(Some(Firmware::Uefi), true), found(Some(Firmware::Bios), false)), (vec![], vec![]));
     }
 

@@ -38,7 +38,7 @@ mod warm;
 pub use begun::{Begun, Others, as_begun};
 pub use concern::{
     CATALOGUE, Concern, ConcernContext, Fate, Stays, Weight, concerns, concerns_inside, fates,
-    lacking_driver, names_of_slots, renamed,
+    has_known_loader, lacking_driver, names_of_slots, renamed,
 };
 pub use draft::{DraftOptions, DraftSource, draft, unmatched};
 pub use draft_waves::{DraftMember, DraftWave, draft_waves};

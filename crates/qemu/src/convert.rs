@@ -28,7 +28,7 @@ use crate::image::{HOURS, PACKAGE};
 use crate::spec::{Accelerator, DiskBus, DiskSpec, ImageFormat, MachineSpec};
 use drover_child::Kind;
 use said::{KEEPS, Said};
-use tool::{NO_CONVERTER, Tool};
+use tool::{NO_CONVERTER, Tool, With};
 
 mod said;
 mod source;
@@ -344,21 +344,34 @@ impl Conversion<'_> {
         let in_emulation = found.accelerator == Accelerator::Tcg;
         self.make_overlays()?;
         let mut log = File::create(self.log()).map_err(|error| self.failure("run", error))?;
-        let names = self.tell_names(tool, &mut log).map_err(|error| self.failure("run", error))?;
-        let first = self.run_program(tool, until, (in_emulation, names), &log);
+        let with = self.tell_besides(tool, &mut log).map_err(|error| self.failure("run", error))?;
+        let first = self.run_program(tool, until, (in_emulation, with), &log);
         let is_settled = in_emulation || found.forced || std::env::var_os(SETTINGS).is_some();
         match first {
             Err(error) if !is_settled && is_of_kvm(&self.words()) => {
                 // It never began: its own machine looks into the overlays.
                 self.make_overlays()?;
                 writeln!(log, "drover: {AGAIN}").map_err(|error| self.failure("run", error))?;
-                self.run_program(tool, until, (true, names), &log).map_err(|second| match second.kind {
+                self.run_program(tool, until, (true, with), &log).map_err(|second| match second.kind {
                     QemuErrorKind::Timeout | QemuErrorKind::Stopped => second,
                     _ => error,
                 })
             }
             first => first,
         }
+    }
+
+    /// Writes into the log what the converter does besides; gives what it can do of it.
+    fn tell_besides(&self, tool: &Tool, log: &mut File) -> io::Result<With> {
+        let names = self.tell_names(tool, log)?;
+        let fallback = self.guest.fallback && tool.can_write();
+        if self.guest.fallback && !fallback {
+            writeln!(
+                log,
+                "drover: warning: its boot loader is not put where its firmware looks for one (virt-v2v 2.6 and later can do it)"
+            )?;
+        }
+        Ok(With { names, fallback })
     }
 
     /// Writes into the log which interfaces keep their names; gives whether they do.
@@ -386,10 +399,10 @@ impl Conversion<'_> {
         &self,
         tool: &Tool,
         until: &Until<'_>,
-        (in_emulation, with_names): (bool, bool),
+        (in_emulation, with): (bool, With),
         log: &File,
     ) -> Result<(), QemuError> {
-        let mut command = tool.conversion(&self.definition(), self.guest, self.boot_bus(), with_names);
+        let mut command = tool.conversion(&self.definition(), self.guest, self.boot_bus(), with);
         if in_emulation && std::env::var_os(SETTINGS).is_none() {
             command.env(SETTINGS, "force_tcg");
         }

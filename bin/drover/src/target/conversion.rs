@@ -13,8 +13,8 @@ use drover_engine::{Cause, Converted, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
 use drover_nbd_server::{Export, Listen, Server, ServerOptions};
 use drover_plan::{
-    At, Convert, Fate, FirstBoot, PlannedVm, Problem, StaticAddress, Stays, TargetBus, fates, lacking_driver,
-    names_of_slots, renamed,
+    At, Convert, Fate, FirstBoot, PlannedVm, Problem, StaticAddress, Stays, TargetBus, fates,
+    has_known_loader, lacking_driver, names_of_slots, renamed,
 };
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, GuestKind, Lack, MachineSpec, Need, NicName, Remote, SourceBus,
@@ -22,7 +22,7 @@ use drover_qemu::{
 };
 use drover_types::Bytes;
 use drover_types::guest::Inside;
-use drover_types::inventory::DiskBus as InventoryBus;
+use drover_types::inventory::{DiskBus as InventoryBus, Firmware};
 
 use crate::image::qemu_error;
 use crate::inspection::{inspect_disks, inspect_images};
@@ -265,8 +265,18 @@ pub(super) trait Place {
     /// What is inside its images; absent where nobody can tell.
     fn look_inside(&self) -> Option<Inside>;
 
+    /// What is inside them once they are converted; absent where nobody can tell.
+    fn look_again(&self) -> Option<Inside> {
+        self.look_inside()
+    }
+
     /// Why names of interfaces cannot be kept.
     fn can_customize(&self) -> Result<(), String>;
+
+    /// Why a boot loader cannot be put where the firmware looks for one.
+    fn can_put_loader(&self) -> Result<(), String> {
+        self.can_customize()
+    }
 
     /// Converts it, once.
     fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError>;
@@ -290,6 +300,13 @@ impl Place for OnThisMachine<'_> {
 
     fn look_inside(&self) -> Option<Inside> {
         inspect_images(self.vm.disks.iter().map(|disk| disk.path.as_path()), self.vm.format).ok()
+    }
+
+    fn look_again(&self) -> Option<Inside> {
+        // On overlays, as in a rehearsal, what is new is not in the images.
+        let are_images =
+            self.spec.disks.iter().zip(&self.vm.disks).all(|(disk, image)| disk.path == image.path);
+        if are_images { self.look_inside() } else { None }
     }
 
     fn can_customize(&self) -> Result<(), String> {
@@ -388,34 +405,34 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
     // What is in converted ones is no more what the source had.
     let inside = if is_windows(&vm.vm) || is_converted { None } else { place.look_inside() };
     let Judged { need, boots } = judged(vm, place.boot_bus(), is_converted, inside.as_ref());
-    let names = Names::of(vm, inside.as_ref());
-    // A guest that boots as it is may lose its network: then that is what it is converted for.
-    let lost: Vec<&str> = names.sure.iter().map(|it| it.name.as_str()).collect();
-    let is_for_names = vm.convert == Convert::Auto && !matches!(need, Need::Needed(_)) && !lost.is_empty();
-    let names_lost =
-        format!("its network settings are for {}, a name that its card may lose", lost.join(", "));
+    let mut guest = source_guest(vm, Names::of(vm, inside.as_ref()));
+    guest.fallback = inside.as_ref().is_some_and(|inside| gets_loader(vm, inside));
+    // A guest that needs no driver may still lose its network, or not be started: then that is what it is converted for.
+    let lost = lost(&guest);
+    let is_for_these = vm.convert == Convert::Auto && !matches!(need, Need::Needed(_)) && !lost.is_empty();
     let reason = match (need, vm.convert) {
-        (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) if is_for_names => {
-            if let Err(cannot) = place.can_customize() {
-                return Ok(Converted::Skipped(format!("{why}, BUT {names_lost}, and {cannot}")));
+        (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) if is_for_these => {
+            match cured(place, &mut guest, &lost) {
+                Ok(reason) => reason,
+                Err(cannot) => return Ok(Converted::Skipped(format!("{why}, BUT {cannot}"))),
             }
-            names_lost.clone()
         }
         (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) => return Ok(Converted::Skipped(why)),
         (Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why), _) => why,
     };
-    match place.convert(&source_guest(vm, names)) {
+    match place.convert(&guest) {
         // Its images are as they were copied, and it may well boot from them.
         Err(error)
-            if is_for_names
+            if is_for_these
                 && !matches!(error.cause, Cause::Connection | Cause::Cancelled)
                 && !place.is_converted()? =>
         {
-            Ok(Converted::Skipped(format!("{names_lost}, BUT {}", chain(&error))))
+            Ok(Converted::Skipped(format!("{reason}, BUT {}", chain(&error))))
         }
         Err(error) => Err(error),
         Ok(ConvertOutcome::Converted { log, warnings, kept }) => {
-            Ok(Converted::Done(told(&log, &warnings, &kept, &vm.first_boot)))
+            let loader = if guest.fallback { told_loader(place.look_again().as_ref()) } else { "" };
+            Ok(Converted::Done(told(&log, &warnings, &kept, &vm.first_boot) + loader))
         }
         Ok(ConvertOutcome::ConvertedBefore) => Ok(Converted::Skipped("an earlier run converted it".into())),
         Ok(ConvertOutcome::NotAvailable(why)) if vm.convert == Convert::Always || boots == Some(false) => {
@@ -423,6 +440,63 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
                 .advise("install it and run the same command again, or choose `convert: never`"))
         }
         Ok(ConvertOutcome::NotAvailable(why)) => Ok(Converted::Skipped(format!("{reason}, BUT {why}"))),
+    }
+}
+
+/// Whether a conversion has a loader to put where the firmware looks for one: boot entries, which lead elsewhere, stay behind.
+fn gets_loader(vm: &PlannedVm, inside: &Inside) -> bool {
+    let is_uefi = vm.vm.firmware == Some(Firmware::Uefi) && !is_windows(&vm.vm);
+    is_uefi && inside.efi.as_ref().is_some_and(|efi| !efi.has_fallback && has_known_loader(efi))
+}
+
+/// What a guest loses without conversion, and what of it there is to be told.
+struct Lost {
+    names: Option<String>,
+    loader: Option<&'static str>,
+}
+
+impl Lost {
+    fn is_empty(&self) -> bool {
+        self.names.is_none() && self.loader.is_none()
+    }
+}
+
+fn lost(guest: &SourceGuest) -> Lost {
+    let names: Vec<&str> = guest.names.iter().map(|it| it.name.as_str()).collect();
+    let names = (!names.is_empty())
+        .then(|| format!("its network settings are for {}, a name that its card may lose", names.join(", ")));
+    Lost { names, loader: guest.fallback.then_some(NO_LOADER) }
+}
+
+const NO_LOADER: &str = r"it has no \EFI\BOOT\BOOTX64.EFI, so its firmware would start nothing";
+
+/// What a guest is converted for, of what it would lose; asks for nothing else. What it loses, and why, where none of it can be helped.
+fn cured(place: &dyn Place, guest: &mut SourceGuest, lost: &Lost) -> Result<String, String> {
+    let (mut cured, mut cannot) = (Vec::new(), Vec::new());
+    let mut judge = |what: &str, can: Result<(), String>| match can {
+        Ok(()) => cured.push(what.to_string()),
+        Err(why) => cannot.push(format!("{what}, and {why}")),
+    };
+    if let Some(names) = &lost.names {
+        judge(names, place.can_customize());
+    }
+    if let Some(loader) = lost.loader {
+        let can = place.can_put_loader();
+        guest.fallback = can.is_ok();
+        judge(loader, can);
+    }
+    match cured.is_empty() {
+        true => Err(cannot.join("; ")),
+        false => Ok([cured, cannot].concat().join("; ")),
+    }
+}
+
+/// What became of a loader, as far as its partition was looked at again.
+fn told_loader(inside: Option<&Inside>) -> &'static str {
+    match inside.and_then(|inside| inside.efi.as_ref()).map(|efi| efi.has_fallback) {
+        Some(true) => r"; its firmware finds \EFI\BOOT\BOOTX64.EFI now",
+        Some(false) => r"; BUT there still is no \EFI\BOOT\BOOTX64.EFI, which its firmware would start",
+        None => "",
     }
 }
 
@@ -527,7 +601,8 @@ fn told(log: &Path, warnings: &[String], kept: &[String], first_boot: &FirstBoot
 fn source_guest(vm: &PlannedVm, names: Names) -> SourceGuest {
     let buses = vm.disks.iter().map(|disk| source_bus(disk.disk.bus)).collect();
     let Names { sure: names, maybe: names_maybe } = names;
-    SourceGuest { is_windows: is_windows(&vm.vm), buses, names, names_maybe, first_boot: first_boot(vm) }
+    let first_boot = first_boot(vm);
+    SourceGuest { is_windows: is_windows(&vm.vm), buses, names, names_maybe, fallback: false, first_boot }
 }
 
 fn source_bus(bus: InventoryBus) -> SourceBus {
@@ -557,6 +632,7 @@ pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Result<(Guest, Ve
         buses: vm.disks.iter().map(|disk| disk.disk.bus).collect(),
         names: named(&guest.names),
         names_maybe: named(&guest.names_maybe),
+        fallback: guest.fallback,
         addresses: vm.first_boot.addresses.iter().map(address).collect(),
         scripts,
         package: package.into_iter().next(),
@@ -604,6 +680,7 @@ pub fn of_peer(guest: &Guest, files: &FirstBootFiles) -> Result<SourceGuest, Str
         buses: guest.buses.iter().copied().map(source_bus).collect(),
         names: named(&guest.names)?,
         names_maybe: named(&guest.names_maybe)?,
+        fallback: guest.fallback,
         first_boot,
     })
 }

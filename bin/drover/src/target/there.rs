@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::host::HostHas;
-use drover_agent::machine::{CHECK, CONVERT_WRITE, Conversion, Image, Machine, Order, Told, What};
+use drover_agent::machine::{
+    CHECK, CONVERT_FALLBACK, CONVERT_WRITE, Conversion, Image, Machine, Order, Told, What,
+};
 use drover_agent::opening::{Announced, How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_copy::Replay;
@@ -459,12 +461,23 @@ impl Place for AtSite<'_> {
         }
     }
 
+    fn can_put_loader(&self) -> Result<(), String> {
+        let info = self.there.info().map_err(|refusal| refusal.to_string())?;
+        match info.has(CONVERT_FALLBACK) {
+            true => Ok(()),
+            false => {
+                Err(format!("the agent of {} has no converter that could put it there", self.there.name()))
+            }
+        }
+    }
+
     fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError> {
         let stop = &self.there.about.stop;
         // An agent of before may have taken the place of the one that was asked, and would leave out what it does not know.
         let info = self.there.info().map_err(|refusal| self.there.refused(refusal))?;
         conversion::check_first_boot_at(self.there.name(), &info, self.vm)?;
-        let (guest, files) = conversion::for_peer(guest, self.vm)?;
+        let (mut guest, files) = conversion::for_peer(guest, self.vm)?;
+        guest.fallback &= info.has(CONVERT_FALLBACK);
         let what = What::Convert { machine: self.machine.clone(), guest };
         let give = |order: &Order| self.there.site.order_while(order, &files, &|| stop.is_set());
         let told = match self.there.insist_by(self.vm, &what, &give) {

@@ -69,6 +69,53 @@ pub fn disk_of(folder: &Path, name: &str, tree: &Path) -> PathBuf {
     disk
 }
 
+/// A Debian that boots from virtio by UEFI, and whose EFI system partition has its loader in a folder of its own alone. Gives the disk, and
+/// a file with that partition as it is with a loader for firmware without boot entries; `None`, after a printed line, without mtools.
+pub fn uefi_debian(folder: &Path, name: &str) -> Option<(PathBuf, PathBuf)> {
+    debian(folder, name, &VIRTIO);
+    let (disk, esp, root) =
+        (folder.join(name), folder.join(format!("{name}.esp")), folder.join(format!("{name}.root")));
+    let tree = folder.join(format!("{name}.tree"));
+    std::fs::write(tree.join("etc/fstab"), "UUID=1-2 / ext4 defaults 0 1\n").unwrap();
+    std::fs::remove_file(&disk).unwrap();
+    let make = "command -v mkfs.vfat mcopy mmd >&2 || exit 77\nexport MTOOLS_SKIP_CHECK=1\n\
+                truncate -s 20M \"$3\"\nmke2fs -q -F -t ext4 -d \"$4\" \"$3\"\ntruncate -s 8M \"$1\"\nmkfs.vfat \"$1\" >&2\n\
+                { printf MZ; head -c 98 /dev/zero; } >\"$1.pe\"\nmmd -i \"$1\" ::/EFI ::/EFI/debian\n\
+                mcopy -i \"$1\" \"$1.pe\" ::/EFI/debian/shimx64.efi\ncp \"$1\" \"$2\"\n\
+                mmd -i \"$1\" ::/EFI/BOOT\nmcopy -i \"$1\" \"$1.pe\" ::/EFI/BOOT/BOOTX64.EFI";
+    let without = folder.join(format!("{name}.without"));
+    let made = Command::new("sh")
+        .args(["-ec", make, "sh"])
+        .args([&esp, &without, &root, &tree])
+        .env("PATH", format!("{}:/usr/sbin", std::env::var("PATH").unwrap()))
+        .output()
+        .unwrap();
+    if made.status.code() == Some(77) {
+        println!("skipped: no mkfs.vfat or mtools");
+        return None;
+    }
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    partition(&disk, DISK_BYTES, "label: gpt\nstart=1MiB size=8MiB type=U\nstart=9MiB size=20MiB type=L\n");
+    let mut bytes = std::fs::read(&disk).unwrap();
+    for (part, at) in [(&without, MIB as usize), (&root, 9 * MIB as usize)] {
+        let part = std::fs::read(part).unwrap();
+        bytes[at..][..part.len()].copy_from_slice(&part);
+    }
+    std::fs::write(&disk, bytes).unwrap();
+    Some((disk, esp))
+}
+
+/// What a stand-in of [`put_converter`] does that is to put this partition, as [`uefi_debian`] gives it, into its guest's disk.
+pub fn puts_loader(esp: &Path) -> String {
+    format!(
+        "[ \"$1\" != --help ] || {{ echo --write; exit; }}\n[ \"$3\" ] || exit 0\n\
+         case \"$1 $2\" in --run-command*BOOTX64.EFI*) ;; *) echo \"told $*\"; exit 1;; esac\n\
+         file=$(sed -n \"s/.*<source file='\\([^']*\\)'.*/\\1/p\" \"$5\")\n\
+         qemu-io -f qcow2 -c 'write -q -s {} 1M 8M' \"$file\" || exit 1\n{HAS_DRIVERS}",
+        esp.display()
+    )
+}
+
 /// A disk with one partition that begins as one of NTFS does.
 pub fn windows(folder: &Path, name: &str) -> PathBuf {
     let disk = folder.join(name);

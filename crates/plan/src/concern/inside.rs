@@ -1,7 +1,7 @@
 //! What there is to know about a VM once its disks were looked into.
 
 use drover_types::Bytes;
-use drover_types::guest::{Initramfs, Inside};
+use drover_types::guest::{EfiPartition, Initramfs, Inside};
 use drover_types::inventory::Firmware;
 
 use super::network::{Stays, fates};
@@ -14,7 +14,7 @@ pub fn concerns_inside(vm: &PlannedVm, inside: &Inside) -> Vec<Concern> {
     let mut found = Found { vm: &vm.vm, list: Vec::new() };
     found.initramfs(vm, inside);
     found.paths(vm, inside);
-    found.fallback(inside);
+    found.fallback(vm, inside);
     found.locked(vm, inside);
     found.names(vm, inside);
     found.space(vm, inside);
@@ -45,6 +45,14 @@ pub fn concerns_inside(vm: &PlannedVm, inside: &Inside) -> Vec<Concern> {
     found.list.sort_by_key(|concern| concern.severity);
     found.list
 }
+
+/// Whether there is a loader of Linux that a conversion can put where firmware looks for one.
+pub fn has_known_loader(efi: &EfiPartition) -> bool {
+    let name = |path: &String| path.rsplit('\\').next().unwrap_or_default().to_ascii_lowercase();
+    efi.loaders.iter().map(name).any(|name| LOADERS.contains(&name.as_str()))
+}
+
+const LOADERS: [&str; 3] = ["shimx64.efi", "grubx64.efi", "systemd-bootx64.efi"];
 
 /// The driver that an initramfs lacks for a bus.
 pub fn lacking_driver(initramfs: &Initramfs, bus: TargetBus) -> Option<&'static str> {
@@ -101,7 +109,7 @@ impl Found<'_> {
     }
 
     /// Boot entries lie in the firmware's variables, which stay behind.
-    fn fallback(&mut self, inside: &Inside) {
+    fn fallback(&mut self, vm: &PlannedVm, inside: &Inside) {
         let Some(efi) = inside.efi.as_ref().filter(|efi| !efi.has_fallback) else { return };
         if self.vm.firmware == Some(Firmware::Bios) {
             return;
@@ -111,6 +119,12 @@ impl Found<'_> {
             loaders => format!(" (there is {})", loaders.join(", ")),
         };
         let what = format!("has no \\EFI\\BOOT\\BOOTX64.EFI{others}, so its firmware would start nothing");
+        if vm.convert != Convert::Never && has_known_loader(efi) && self.vm.firmware == Some(Firmware::Uefi) {
+            let advice = "a conversion with virt-v2v 2.6 or later puts the loader there; or do it before the move \
+                          (`grub-install --target=x86_64-efi --removable`, or a copy of its folder)";
+            self.add("no-fallback-loader", None, what, advice);
+            return;
+        }
         let advice = "before the move, have the loader there, too (Debian, Ubuntu: `grub-install --target=x86_64-efi --removable`; \
                       RHEL, SLES: reinstall shim, or copy the files of its folder; Windows: `bcdboot C:\\Windows /s S: /f UEFI`); or \
                       choose it in the firmware's menu at the first boot";

@@ -38,6 +38,8 @@ pub struct SourceGuest {
     pub names: Vec<NicName>,
     /// Names that its cards may have: each is kept if its network settings name it.
     pub names_maybe: Vec<NicName>,
+    /// Whether a Linux gets its boot loader where a firmware without boot entries starts one.
+    pub fallback: bool,
     /// What is done when it boots for the first time.
     pub first_boot: FirstBoot,
 }
@@ -168,6 +170,30 @@ MACAddress=%s
 [Link]
 Name=%s
 ' "$mac" "$name" >"etc/systemd/network/10-drover-$name.link"
+done
+exit 0
+"#;
+
+/// What the converter runs in a Linux whose EFI system partition has no `\EFI\BOOT\BOOTX64.EFI`: the programs of the first folder
+/// with a known loader are copied there, and the loader under that name too. Nothing is overwritten, and a loader that lacks some of them is not begun with. It never fails.
+///
+/// `fbx64.efi` is left out: shim starts it from there in place of the boot loader, and it wants to write boot entries first.
+pub(super) const FALLBACK_SCRIPT: &str = r#"cd /
+for folder in boot/efi/EFI/*/ efi/EFI/*/ boot/EFI/*/; do
+    boot=${folder%/*/}/BOOT
+    case $folder in */[bB][oO][oO][tT]/) continue ;; esac
+    for loader in shimx64.efi grubx64.efi systemd-bootx64.efi; do
+        [ -s "$folder$loader" ] || continue
+        [ ! -e "$boot/BOOTX64.EFI" ] || exit 0
+        mkdir -p "$boot"
+        for file in "$folder"*.[eE][fF][iI]; do
+            name=${file##*/}
+            case $name in [fF][bB][xX]64.*) continue ;; esac
+            [ -e "$boot/$name" ] || cp "$file" "$boot/$name" || { rm -f "$boot/$name"; exit 0; }
+        done
+        cp "$folder$loader" "$boot/BOOTX64.new" && mv "$boot/BOOTX64.new" "$boot/BOOTX64.EFI" || rm -f "$boot/BOOTX64.new"
+        exit 0
+    done
 done
 exit 0
 "#;
@@ -368,6 +394,58 @@ mod tests {
         assert!(wrong(&[folder.path().into()], None).contains("is no file"));
         assert!(wrong(&[], Some(script)).contains("neither a .deb nor a .rpm"));
         assert!(wrong(&[], Some(put("a:b.rpm"))).contains("colon"));
+    }
+
+    #[test]
+    fn a_loader_is_copied_to_where_a_firmware_without_boot_entries_looks() {
+        let root = tempfile::tempdir().unwrap();
+        let run = |files: &[(&str, &str)]| -> Vec<String> {
+            let root = tempfile::tempdir_in(root.path()).unwrap();
+            for (path, text) in files {
+                let path = root.path().join(path);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, text).unwrap();
+            }
+            let script = FALLBACK_SCRIPT.replacen("cd /", &format!("cd {}", root.path().display()), 1);
+            for _ in 0..2 {
+                assert!(std::process::Command::new("sh").args(["-c", &script]).status().unwrap().success());
+            }
+            let mut found = Vec::new();
+            for esp in ["boot/efi", "efi", "boot"] {
+                let Ok(entries) = std::fs::read_dir(root.path().join(esp).join("EFI/BOOT")) else { continue };
+                for path in entries.map(|entry| entry.unwrap().path()) {
+                    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                    found.push(format!("{esp} {name}={}", std::fs::read_to_string(path).unwrap()));
+                }
+            }
+            found.sort();
+            found
+        };
+        let debian = [
+            ("boot/efi/EFI/debian/shimx64.efi", "shim"),
+            ("boot/efi/EFI/debian/grubx64.efi", "grub"),
+            ("boot/efi/EFI/debian/mmx64.efi", "mm"),
+            ("boot/efi/EFI/debian/fbx64.efi", "fb"),
+            ("boot/efi/EFI/debian/BOOTX64.CSV", "csv"),
+        ];
+        let whole = ["BOOTX64.EFI=shim", "grubx64.efi=grub", "mmx64.efi=mm", "shimx64.efi=shim"];
+        assert_eq!(run(&debian), whole.map(|it| format!("boot/efi {it}")));
+        let had = [
+            &debian[..],
+            &[("boot/efi/EFI/BOOT/BOOTX64.EFI", "own"), ("boot/efi/EFI/BOOT/grubx64.efi", "own")],
+        ];
+        let kept = ["BOOTX64.EFI=own", "grubx64.efi=own"];
+        assert_eq!(run(&had.concat()), kept.map(|it| format!("boot/efi {it}")), "nothing is overwritten");
+        let part = [&debian[..], &[("boot/efi/EFI/BOOT/grubx64.efi", "own")]];
+        let beside = ["BOOTX64.EFI=shim", "grubx64.efi=own", "mmx64.efi=mm", "shimx64.efi=shim"];
+        assert_eq!(run(&part.concat()), beside.map(|it| format!("boot/efi {it}")));
+        let systemd = [("efi/EFI/systemd/systemd-bootx64.efi", "sd"), ("efi/EFI/Linux/a.efi", "kernel")];
+        assert_eq!(run(&systemd), ["efi BOOTX64.EFI=sd", "efi systemd-bootx64.efi=sd"]);
+        assert_eq!(run(&[("boot/EFI/alma/grubx64.efi", "grub")]).len(), 2);
+        let others =
+            [("boot/efi/EFI/Microsoft/bootmgfw.efi", "win"), ("boot/efi/EFI/debian/shimx64.efi", "")];
+        assert_eq!(run(&others), Vec::<String>::new());
+        assert_eq!(run(&[]), Vec::<String>::new());
     }
 
     #[test]

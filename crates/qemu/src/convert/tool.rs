@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::SourceGuest;
-use super::source::names_script;
+use super::source::{FALLBACK_SCRIPT, names_script};
 use crate::child;
 use crate::spec::DiskBus;
 use drover_child::Kind;
@@ -31,6 +31,15 @@ pub enum GuestKind<'a> {
     },
     /// Anything else.
     Other,
+}
+
+/// What a converter is to do besides, as far as it can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct With {
+    /// Keep the names of network interfaces.
+    pub(super) names: bool,
+    /// Put the boot loader where a firmware without boot entries starts it.
+    pub(super) fallback: bool,
 }
 
 /// A converter, and where it looks for what it puts into Windows.
@@ -152,18 +161,21 @@ impl Tool {
         definition: &Path,
         guest: &SourceGuest,
         boot_bus: DiskBus,
-        with_names: bool,
+        with: With,
     ) -> Command {
         let mut command = self.command();
         if guest.is_windows && boot_bus == DiskBus::Scsi {
             // One storage driver starts at boot: viostor, unless told otherwise.
             command.args([BLOCK_DRIVER, "virtio-scsi"]);
         }
-        for name in guest.names.iter().filter(|_| with_names) {
+        for name in guest.names.iter().filter(|_| with.names) {
             command.arg(WRITE).arg(name.written());
         }
-        if with_names && !guest.names_maybe.is_empty() {
-            command.arg("--run-command").arg(names_script(&guest.names_maybe));
+        if with.names && !guest.names_maybe.is_empty() {
+            command.arg(RUN).arg(names_script(&guest.names_maybe));
+        }
+        if with.fallback {
+            command.arg(RUN).arg(FALLBACK_SCRIPT);
         }
         command.args(guest.first_boot.words());
         command.args(["-i", "libvirtxml"]).arg(definition);
@@ -261,6 +273,8 @@ const DRIVERS_FOR: [(&str, &[&str]); 14] = [
 const VIRT_TOOLS: &str = "/usr/share/virt-tools";
 const BLOCK_DRIVER: &str = "--block-driver";
 const WRITE: &str = "--write";
+/// Came with the former. Source: virt-customize(1).
+const RUN: &str = "--run-command";
 const BACKEND: &str = "LIBGUESTFS_BACKEND";
 /// Variables of libguestfs and supermin that another appliance comes of. Source: guestfs(3), supermin(1).
 const MAKE_IT: [&str; 8] = [
@@ -377,7 +391,8 @@ mod tests {
         );
         assert_eq!(place.lacks("-i --block-driver <driver>", DiskBus::Scsi), None);
         let words = |guest: &SourceGuest, bus| -> Vec<String> {
-            let command = place.tool("").conversion(Path::new("/x.xml"), guest, bus, true);
+            let with = With { names: true, fallback: guest.fallback };
+            let command = place.tool("").conversion(Path::new("/x.xml"), guest, bus, with);
             command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
         };
         let windows = SourceGuest { is_windows: true, ..SourceGuest::default() };
@@ -385,5 +400,7 @@ mod tests {
         for (guest, bus) in [(&windows, DiskBus::Virtio), (&SourceGuest::default(), DiskBus::Scsi)] {
             assert_eq!(words(guest, bus), ["-i", "libvirtxml", "/x.xml"]);
         }
+        let lost = SourceGuest { fallback: true, ..SourceGuest::default() };
+        assert_eq!(words(&lost, DiskBus::Virtio)[..2], ["--run-command", FALLBACK_SCRIPT]);
     }
 }
