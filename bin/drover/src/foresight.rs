@@ -297,9 +297,9 @@ impl Begun {
     fn progress(&self, rows: &[VmRow], disks: &[ProgressRow]) -> Vec<Progress> {
         let began_ms = i64::try_from(self.question.start_ms).unwrap_or(i64::MAX);
         let rows: HashMap<&str, &VmRow> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
-        let done: HashMap<(&str, &str), u64> =
-            disks.iter().map(|it| ((it.vm.as_str(), it.disk.as_str()), it.settled_bytes())).collect();
-        let of = |(id, labels): (&String, &Vec<String>)| {
+        let known: HashMap<(&str, &str), &ProgressRow> =
+            disks.iter().map(|it| ((it.vm.as_str(), it.disk.as_str()), it)).collect();
+        let of = |((id, labels), vm): ((&String, &Vec<String>), &FleetVm)| {
             let Some(row) = rows.get(id.as_str()) else { return Progress::Waits };
             if row.state.has_arrived() || row.ended_ms.is_some_and(|ended_ms| ended_ms >= began_ms) {
                 return Progress::Ended;
@@ -311,13 +311,16 @@ impl Begun {
                 Some("verify") => Progress::Verifies,
                 Some("convert" | "define" | "start" | "clean up") => Progress::Copied,
                 Some(_) => {
-                    let done =
-                        |label: &String| done.get(&(row.name.as_str(), label.as_str())).copied().unwrap_or(0);
-                    Progress::Copies(labels.iter().map(done).collect())
+                    let done = |(at, label): (usize, &String)| {
+                        let data = vm.disks.get(at).map_or(0, |disk| disk.data_bytes);
+                        let known = known.get(&(row.name.as_str(), label.as_str()));
+                        known.map_or(0, |disk| data - disk.left_of(data))
+                    };
+                    Progress::Copies(labels.iter().enumerate().map(done).collect())
                 }
             }
         };
-        self.ids.iter().zip(&self.disks).map(of).collect()
+        self.ids.iter().zip(&self.disks).zip(&self.question.vms).map(of).collect()
     }
 }
 

@@ -90,7 +90,7 @@ impl Admissions {
         let host_disks = spec.size.host_disks.filter(|_| moves).map(|disks| (job.host.clone(), disks));
         let plan =
             (moves && spec.size.plan_limits != PlanLimits::default()).then(|| spec.plan_ref.uid.clone());
-        let tenant = plan.as_ref().map_or(ALL, |plan| self.join(plan, spec.size.plan_limits));
+        let tenant = plan.as_ref().map_or(ALL, |plan| self.join(plan, spec.size.plan_limits, goes_on));
         if let Some((host, disks)) = &host_disks {
             *self.host_disks.entry(host.clone()).or_default().entry(*disks).or_default() += 1;
             self.limit_host(host);
@@ -105,15 +105,19 @@ impl Admissions {
         }
     }
 
-    /// One more Migration of a Plan that limits itself, as it says now.
-    fn join(&mut self, plan: &str, limits: PlanLimits) -> Tenant {
+    /// One more Migration of a Plan that limits itself. One that was begun has what the Plan said then, which is believed only where
+    /// nothing newer is known.
+    fn join(&mut self, plan: &str, limits: PlanLimits, is_old: bool) -> Tenant {
+        let is_known = self.plans.contains_key(plan);
         let (tenant, migrations) = self.plans.entry(plan.to_string()).or_insert_with(|| {
             self.next_tenant += 1;
             (Tenant(self.next_tenant), 0)
         });
         *migrations += 1;
         let limits = TenantLimits { vms_per_host: limits.vms_per_host, disks: limits.disks };
-        self.moves.scheduler.set_tenant(*tenant, limits);
+        if !(is_old && is_known) {
+            self.moves.scheduler.set_tenant(*tenant, limits);
+        }
         *tenant
     }
 

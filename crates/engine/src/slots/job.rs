@@ -6,7 +6,7 @@ use drover_plan::{Limits, PlannedVm, Verify, VmGroup};
 use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, TenantLimits};
 
 use crate::phase::Phase;
-use crate::store::{VmRow, VmState};
+use crate::store::{ProgressRow, VmRow, VmState};
 
 /// The budgets of a plan that runs alone.
 pub(crate) fn budgets_of(limits: &Limits) -> Budgets {
@@ -34,8 +34,8 @@ fn goes_on(vm: &PlannedVm, left: &VmRow) -> bool {
     left.switched_off || may_run_there || vm.warm.is_none() && left.snapshot.is_some()
 }
 
-/// Bytes that earlier runs copied of disks, by the names of their VMs at the target and their labels.
-pub(super) type Copied<'a> = BTreeMap<(&'a str, &'a str), u64>;
+/// How far earlier runs are with disks, by the names of their VMs at the target and their labels.
+pub(super) type Copied<'a> = BTreeMap<(&'a str, &'a str), &'a ProgressRow>;
 
 /// A planned VM as a job, with what an earlier run left of it.
 pub(super) fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>, copied: &Copied<'_>) -> Job {
@@ -64,8 +64,9 @@ pub(super) fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>, copied: &
 
 /// Bytes of a disk that are still to be read.
 fn left_bytes(vm: &PlannedVm, disk: &drover_plan::PlannedDisk, copied: &Copied<'_>) -> u64 {
+    let data = vm.vm.data_bytes_of(&disk.disk);
     let copied = copied.get(&(vm.target_name.as_str(), disk.disk.label.as_str()));
-    vm.vm.data_bytes_of(&disk.disk).saturating_sub(copied.copied().unwrap_or(0))
+    copied.map_or(data, |row| row.left_of(data))
 }
 
 fn group_of(group: &VmGroup) -> Group {
@@ -86,6 +87,7 @@ mod tests {
     use drover_types::inventory::{Inventory, PowerState, Vm, VmDisk};
 
     use super::*;
+    use crate::event::DiskActivity;
 
     const GIB: u64 = 1 << 30;
 
@@ -136,10 +138,28 @@ mod tests {
         ]);
         assert_eq!(order(&vms, &Copied::new()), ["thick", "two", "thin"]);
         // An earlier run copied most of one.
-        let copied = [(("thick", "Hard disk 1"), 40 * GIB), (("two", "Hard disk 2"), GIB)].into();
+        let row = |size: u64, done: u64, left: Option<u64>| ProgressRow {
+            vm: String::new(),
+            disk: String::new(),
+            activity: DiskActivity::Copy,
+            is_live: false,
+            at_ms: 0,
+            size_bytes: size * GIB,
+            done_bytes: done * GIB,
+            read_bytes: 0,
+            left_bytes: left.map(|gib| gib * GIB),
+            rate_bytes_per_s: None,
+        };
+        let (thick, two) = (row(50, 40, None), row(60, 31, Some(29)));
+        let copied: Copied<'_> = [(("thick", "Hard disk 1"), &thick), (("two", "Hard disk 2"), &two)].into();
         assert_eq!(order(&vms, &copied), ["two", "thick", "thin"]);
         let job = job_of(&vms[2], "vc", None, &copied);
         let bytes: Vec<u64> = job.disks.iter().map(|disk| disk.bytes).collect();
         assert_eq!(bytes, [30 * GIB, 29 * GIB]);
+        // Holes, of which a thin disk is full, are no data that was copied.
+        let sparse = planned(&[("sparse", 2048 * GIB, 100 * GIB, 1)]);
+        let far = row(2048, 1988, Some(60));
+        let copied: Copied<'_> = [(("sparse", "Hard disk 1"), &far)].into();
+        assert_eq!(job_of(&sparse[0], "vc", None, &copied).disks[0].bytes, 60 * GIB);
     }
 }

@@ -186,6 +186,7 @@ impl Scheduler {
         host.serves = true;
         for (datastore, _) in &entry.spread {
             host.failing.remove(datastore);
+            self.datastores[*datastore].failed_by.clear();
             self.datastores[*datastore].breaker.succeeded(id);
         }
     }
@@ -271,6 +272,9 @@ impl Scheduler {
     pub fn host_failed(&mut self, id: JobId, datastore: Option<&str>, now_ms: u64) -> bool {
         assert!(self.is_running(id), "job {} failed because of its host but does not run", id.0);
         let datastore = datastore.and_then(|name| self.datastore_of.get(name).copied());
+        if let Some(datastore) = datastore {
+            self.datastores[datastore].failed_by.insert(self.jobs[&id].host);
+        }
         let own = datastore.filter(|datastore| self.is_its_own_failure(id, *datastore));
         let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
         entry.retries += 1;
@@ -297,7 +301,8 @@ impl Scheduler {
     }
 
     /// Whether it is of a datastore, and not of a host, that a job of that host could not be read: VMs of the host that have nothing
-    /// there were read, are being read, or are still to be, and no other of its datastores fails since the last one was.
+    /// there were read, are being read, or are still to be, and no other of its datastores fails since the last one was. Where several
+    /// hosts read it, two have to fail: one alone may have lost its way to it.
     fn is_its_own_failure(&self, id: JobId, datastore: usize) -> bool {
         let number = self.jobs[&id].host;
         let host = &self.hosts[number];
@@ -309,7 +314,9 @@ impl Scheduler {
                 && !entry.datastores.contains(&datastore)
         };
         let others_fail = host.failing.iter().any(|it| *it != datastore);
-        (host.serves || !others_fail) && self.jobs.values().any(is_elsewhere)
+        let has_others = || self.jobs.values().any(|it| it.host != number && it.datastores.contains(&datastore));
+        let is_of_all = self.datastores[datastore].failed_by.len() > 1 || !has_others();
+        is_of_all && (host.serves || !others_fail) && self.jobs.values().any(is_elsewhere)
     }
 
     /// A running job that failed because of its host gives back what it holds. Gives when it is tried again, in milliseconds.

@@ -120,6 +120,8 @@ struct Datastore {
     disks: u32,
     left_bytes: u64,
     breaker: Breaker,
+    /// Hosts that could not read it, since it was last read.
+    failed_by: BTreeSet<usize>,
 }
 
 /// Waiting jobs of a host whose disks lie in one datastore, the most of them; of one tenant, if that has limits of its own.
@@ -234,6 +236,7 @@ impl Scheduler {
             disks: 0,
             left_bytes: 0,
             breaker,
+            failed_by: BTreeSet::new(),
         });
         self.datastore_of.insert(name.to_string(), self.datastores.len() - 1);
         self.datastores.len() - 1
@@ -332,7 +335,8 @@ impl Scheduler {
         if !is_long || self.budgets.order == Order::Arrival {
             return u32::MAX;
         }
-        let rate = host.limits.rate.unwrap_or(self.budgets.rates.host);
+        // A host that was measured while something else was the limit is not narrower for it.
+        let rate = host.limits.rate.unwrap_or(0).max(self.budgets.rates.host);
         let fill = u32::try_from(rate.div_ceil(self.budgets.rates.disk.max(1))).unwrap_or(u32::MAX);
         fill.saturating_add(MORE_STREAMS)
     }

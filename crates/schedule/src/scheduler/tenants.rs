@@ -1,10 +1,10 @@
 //! Limits of single tenants, within the budgets that all share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Host, Scheduler};
+use super::Scheduler;
 use crate::job::Tenant;
 
 /// What one tenant may take of the budgets at most; absent: what there is.
@@ -78,8 +78,10 @@ impl Scheduler {
 
     /// Lets a host be tried again that was given up: somebody orders it anew.
     pub fn try_again(&mut self, host: &str) {
-        if let Some(Host { breaker, .. }) = self.host_of.get(host).map(|host| &mut self.hosts[*host]) {
-            breaker.try_again();
+        let known = self.host_of.get(host).map(|host| &mut self.hosts[*host]);
+        if let Some(host) = known.filter(|host| host.breaker.is_given_up()) {
+            host.breaker.try_again();
+            (host.failing, host.serves) = (BTreeSet::new(), false);
         }
     }
 
