@@ -53,9 +53,9 @@ pub struct Inspected {
 }
 
 impl Inspected {
-    /// Whether it is about this VM.
-    pub fn is_of(&self, vm: &PlannedVm) -> bool {
-        self.id == vm.vm.id
+    /// Whether it tells which drivers this VM starts with.
+    pub fn tells_of(&self, vm: &PlannedVm) -> bool {
+        self.id == vm.vm.id && self.inside.initramfs.is_some()
     }
 
     /// A line for people, and one for each of its network settings.

@@ -11,7 +11,7 @@ mod libvirt;
 mod ours;
 mod there;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -169,9 +169,13 @@ impl PlanTarget {
         }
     }
 
-    /// A warning about VMs that may need conversion, which only a look into them tells, where nothing converts them.
-    pub fn unsure<'a>(&self, vms: impl Iterator<Item = &'a PlannedVm>) -> Option<Problem> {
-        let mut found: Option<(Lack, Vec<&str>)> = None;
+    /// Warnings about VMs that may need conversion, which guest ids do not tell, where nothing converts them.
+    pub fn unsure<'a>(
+        &self,
+        vms: impl Iterator<Item = &'a PlannedVm>,
+        were_looked_into: bool,
+    ) -> Vec<Problem> {
+        let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for vm in vms {
             let lack = match self.converts_at(vm) {
                 ConvertsAt::Here if conversion::may_be_due(vm, self.here.boot_bus(vm)) => {
@@ -183,17 +187,22 @@ impl PlanTarget {
                 ConvertsAt::Here | ConvertsAt::Nowhere => None,
             };
             if let Some(lack) = lack {
-                found.get_or_insert((lack, Vec::new())).1.push(&vm.vm.name);
+                found.entry(lack.what).or_default().push(&vm.vm.name);
             }
         }
-        let (lack, names) = found?;
-        let text = format!(
-            "{} may not boot without conversion ({}), which guest ids do not tell, and {}",
-            count(names.len(), "VM"),
-            some_of(&names),
-            lack.what
-        );
-        Some(Problem::warning("convert", text).advise("`drover plan check --inspect` looks into them"))
+        let advice = match were_looked_into {
+            true => "their initramfs could not be read: look yourself whether it has virtio's drivers",
+            false => "`drover plan check --inspect` looks into them",
+        };
+        let problem = |(lack, names): (String, Vec<&str>)| {
+            let text = format!(
+                "{} may not boot without conversion ({}), which guest ids do not tell, and {lack}",
+                count(names.len(), "VM"),
+                some_of(&names),
+            );
+            Problem::warning("convert", text).advise(advice)
+        };
+        found.into_iter().map(problem).collect()
     }
 
     /// Where a VM's guest is converted.

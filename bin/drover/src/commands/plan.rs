@@ -264,12 +264,12 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     }
     let begun = begun_here(&file.plan.name, args.state.as_deref());
     let is_known = |vm: &&PlannedVm| {
-        inspected.iter().any(|it| it.is_of(vm)) || begun.iter().any(|it| it.planned.vm.id == vm.vm.id)
+        inspected.iter().any(|it| it.tells_of(vm)) || begun.iter().any(|it| it.planned.vm.id == vm.vm.id)
     };
     // A target that cannot be reached is not asked once more.
     if !checked.problems().any(Problem::is_error) {
         let unknown = checked.resolution.vms.iter().filter(|vm| !is_known(vm));
-        let unsure = checked.target.unsure(unknown);
+        let unsure = checked.target.unsure(unknown, args.inspect);
         checked.at_target.extend(unsure);
     }
     // As a run ends that finds the same: the plan itself, then rights, hosts, and what stands in the way at the target.

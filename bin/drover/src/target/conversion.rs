@@ -528,7 +528,12 @@ fn judged(vm: &PlannedVm, bus: DiskBus, is_converted: bool, inside: Option<&Insi
     let (Some(initramfs), Some(disk)) = (&inside.initramfs, vm.disks.first()) else { return by_id };
     let path = &initramfs.path;
     if let Some(driver) = lacking_driver(initramfs, disk.bus) {
-        let need = Need::Needed(format!("its {path} has no driver {driver}"));
+        // virt-v2v puts in drivers of virtio only.
+        let other = match driver {
+            "ahci" => ", which no conversion adds: choose `disk_bus: virtio`",
+            _ => "",
+        };
+        let need = Need::Needed(format!("its {path} has no driver {driver}{other}"));
         return Judged { need, boots: Some(false) };
     }
     let renamed = renamed(vm, inside);

@@ -80,7 +80,7 @@ fn a_domain_that_is_off_is_rehearsed_without_its_daemon() {
     wait_until("its overlays are removed", PATIENCE, || !overlays.exists());
     assert!(found() == before, "volumes and domains are as they were");
 
-    // What a guard left that was killed, too, goes when the plan is given up.
+    // What a guard left that was killed, too, goes when the plan is rehearsed again.
     std::fs::create_dir_all(&overlays).unwrap();
     std::fs::write(overlays.join("disk0.qcow2"), "left").unwrap();
     std::fs::write(&plan, edited.replace(BOOT, "1s")).unwrap();

@@ -209,8 +209,7 @@ impl Schedule {
         state.scheduler.set_waves(tenant, waves);
         to_call.iter().for_each(|wave| state.scheduler.call_before(tenant, wave));
         let left: BTreeMap<&str, &VmRow> = left.iter().map(|row| (row.id.as_str(), row)).collect();
-        let copied: Copied<'_> =
-            copied.iter().map(|it| ((it.vm.as_str(), it.disk.as_str()), it)).collect();
+        let copied: Copied<'_> = copied.iter().map(|it| ((it.vm.as_str(), it.disk.as_str()), it)).collect();
         let job = |vm: &&PlannedVm| {
             let job = job_of(vm, site, left.get(vm.vm.id.as_str()).copied(), &copied);
             // What two plans call by the same word has nothing to do with each other.

@@ -49,7 +49,8 @@ pub struct ProgressRow {
 impl ProgressRow {
     /// Bytes that are still to be read of a disk with so much data. Holes need no work, and are no data.
     pub fn left_of(&self, data_bytes: u64) -> u64 {
-        self.left_bytes.map_or_else(|| data_bytes.saturating_sub(self.done_bytes), |left| left.min(data_bytes))
+        self.left_bytes
+            .map_or_else(|| data_bytes.saturating_sub(self.done_bytes), |left| left.min(data_bytes))
     }
 }
 

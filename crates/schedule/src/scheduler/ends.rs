@@ -314,7 +314,8 @@ impl Scheduler {
                 && !entry.datastores.contains(&datastore)
         };
         let others_fail = host.failing.iter().any(|it| *it != datastore);
-        let has_others = || self.jobs.values().any(|it| it.host != number && it.datastores.contains(&datastore));
+        let has_others =
+            || self.jobs.values().any(|it| it.host != number && it.datastores.contains(&datastore));
         let is_of_all = self.datastores[datastore].failed_by.len() > 1 || !has_others();
         is_of_all && (host.serves || !others_fail) && self.jobs.values().any(is_elsewhere)
     }
