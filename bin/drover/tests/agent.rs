@@ -384,6 +384,7 @@ fn a_new_disk_that_another_run_is_writing_is_refused_as_such() {
     first.wait().unwrap();
     assert_eq!(second.code, Some(7), "{}", second.err);
     assert!(second.err.contains("another run is writing this disk"), "{}", second.err);
+    assert!(second.err.contains("; waiting for up to 15 s"), "{}", second.err);
     assert_eq!(std::fs::metadata(sites.in_pool("disk.raw")).unwrap().len(), 320 * MIB, "nothing was emptied");
 }
 

@@ -35,6 +35,7 @@ pub fn tag_of(site: &str, there: &str) -> String {
 fn options(tune: &TuneArgs) -> AgentOptions {
     AgentOptions {
         give_up_after: Duration::from_secs(tune.retry_for).max(GIVE_UP_AFTER_MIN),
+        waits: |what| crate::out::say(what),
         ..AgentOptions::default()
     }
 }

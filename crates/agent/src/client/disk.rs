@@ -32,9 +32,11 @@ const DIAL_PAUSE_MAX: Duration = Duration::from_secs(5);
 const SENSELESS_MAX: u32 = 3;
 /// How long an opening waits for an earlier run to be let go.
 const BUSY_WAIT: Duration = Duration::from_secs(15);
+/// For so long it says nothing of that.
+const BUSY_UNTOLD: Duration = Duration::from_secs(1);
 
 /// How to use a disk of another site.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct AgentOptions {
     /// Bytes of writes that were taken and are not answered.
     pub pending_bytes_max: u64,
@@ -46,6 +48,8 @@ pub struct AgentOptions {
     pub pack: bool,
     /// Whether the agent is asked which blocks it has already.
     pub offer: bool,
+    /// Is told, once, that an opening waits for another run, and what the agent says of that.
+    pub waits: fn(&str),
 }
 
 impl Default for AgentOptions {
@@ -57,6 +61,7 @@ impl Default for AgentOptions {
             give_up_after: Duration::from_secs(15 * 60),
             pack: true,
             offer: true,
+            waits: |_| {},
         }
     }
 }
@@ -137,7 +142,7 @@ impl AgentDisk {
         let mut door = Door { disk: disk.to_string(), writer, takes: unpacks };
         let name = format!("agent://{}/{disk}", site.name());
         let failed = |refusal: Refusal| refusal.on(DiskOp::Open, ByteSpan::new(0, 0), &name);
-        let way = first_way(site, &mut door).map_err(failed)?;
+        let way = first_way(site, &mut door, options.waits).map_err(failed)?;
         door.was_opened();
         let codecs = if options.pack { codecs_of(&way.opened.takes) } else { Vec::new() };
         let inner = Arc::new(Inner {
@@ -208,11 +213,16 @@ fn takes(opened: &Opened, what: &str) -> bool {
 }
 
 /// Opens it, and waits a moment for an earlier run that has just ended and is not let go yet.
-fn first_way(site: &Site, door: &mut Door) -> Result<Way, Refusal> {
-    let until = Instant::now() + BUSY_WAIT;
+fn first_way(site: &Site, door: &mut Door, waits: fn(&str)) -> Result<Way, Refusal> {
+    let (begun, mut is_told) = (Instant::now(), false);
     loop {
         match door.open(site) {
-            Err(refusal) if refusal.kind == DiskErrorKind::Transient && Instant::now() < until => {
+            Err(refusal) if refusal.kind == DiskErrorKind::Transient && begun.elapsed() < BUSY_WAIT => {
+                // One that has just ended is let go at once.
+                if !is_told && begun.elapsed() > BUSY_UNTOLD {
+                    waits(&format!("{}; waiting for up to {} s", refusal.why, BUSY_WAIT.as_secs()));
+                    is_told = true;
+                }
                 std::thread::sleep(DIAL_PAUSE_MIN);
             }
             result => return result,
