@@ -23,7 +23,8 @@ pub fn waves_text(waves: &[WaveReport]) -> String {
         ("AT WORK", Right),
         ("FAILED", Right),
         ("WINDOW", Left),
-    ]);
+    ])
+    .fitted();
     for it in waves {
         table.row([
             clip(&it.wave.name, NAME_COLUMNS).into_owned(),

@@ -251,7 +251,8 @@ fn plans(daemon: &Remote, as_json: bool) -> Result<Exit, Failure> {
         ("BEGAN", Left),
         ("ENDED", Left),
         ("VMS DONE", Right),
-    ]);
+    ])
+    .fitted();
     for plan in page.items {
         let time = |ms: Option<i64>| ms.map_or("--".to_string(), local_time);
         let done = format!("{} of {}", plan.vms.done + plan.vms.not_cleaned_up, plan.vms.all);

@@ -132,7 +132,8 @@ fn table(told: &Snapshot) -> Table {
         ("AGAIN", Right),
         ("BY", Left),
         ("WAITS FOR", Left),
-    ]);
+    ])
+    .fitted();
     told.connections.iter().for_each(|it| table.row(row(it, told.link.as_ref())));
     table
 }
