@@ -1,5 +1,6 @@
 //! One plan for VMs of all kinds.
 
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::common::debian::{
 use crate::common::domain_xml::{differences, parts};
 use crate::common::landing::{Landing, hear};
 use crate::common::process::PATIENCE;
-use crate::common::{moves, vm, with};
+use crate::common::{MIB, moves, vm, with};
 
 /// Guests that landed, which of the lab's guests each is, and its host.
 const PROVE: [(&str, &str, &str); 5] = [
@@ -24,17 +25,29 @@ const PROVE: [(&str, &str, &str); 5] = [
     ("two", "web01", "a"),
 ];
 
+/// The guest with a signed loader (`make lab`), if it is built; else, after a printed line, one with a loader that nobody signed.
+fn safe_guest(guests: &Guests) -> (Guests, &'static str) {
+    match Guests::load(&lab_folder().join("guests-secure")) {
+        Ok(secure) => (secure, "safe01"),
+        Err(_) => {
+            println!("note: the guest for Secure Boot is not built, so none boots with it (`make lab`)");
+            (Guests::load(&guests.folder).unwrap(), "web02")
+        }
+    }
+}
+
 /// The eight VMs: BIOS, UEFI, Secure Boot, several disks, warm with either firmware, two that are converted, one of them as Windows has its
 /// disk, and one with two NICs.
-fn eight(folder: &Path, guests: &Guests) -> Vec<Value> {
-    let of_guest = |name: &str, of: &str, more: Value| {
+fn eight(folder: &Path, guests: &Guests, safe: &(Guests, &str)) -> Vec<Value> {
+    let of = |guests: &Guests, name: &str, of: &str, more: Value| {
         let guest = guests.get(of).unwrap();
         let files: Vec<PathBuf> = guest.disks.iter().map(|disk| guests.folder.join(&disk.file)).collect();
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
-        let firmware = if guest.firmware == "uefi" { "efi" } else { "bios" };
+        let firmware = if guest.firmware == "bios" { "bios" } else { "efi" };
         let told = json!({"firmware": firmware, "cpus": guest.cpus, "memory_mib": guest.memory_mib});
         with(with(vm(name, &files), told), more)
     };
+    let of_guest = |name: &str, it: &str, more: Value| of(guests, name, it, more);
     let nic = |network: &str, mac: u8| json!({"network": network, "mac": format!("00:50:56:aa:02:{mac:02x}"), "model": "vmxnet3"});
     let mut db01 = of_guest("db01", "db01", json!({"power": "on", "nics": [nic("Storage Net", 3)]}));
     db01["disks"][2]["datastore"] = json!("ds2");
@@ -43,7 +56,7 @@ fn eight(folder: &Path, guests: &Guests) -> Vec<Value> {
         of_guest("web01", "web01", json!({"nics": [nic("VM Network", 1)]})),
         of_guest("web02", "web02", json!({"nics": [nic("VM Network", 2)]})),
         db01,
-        of_guest("safe", "web02", json!({"secure_boot": true, "nics": []})),
+        of(&safe.0, "safe", safe.1, json!({"secure_boot": true, "nics": []})),
         of_guest("warm02", "web02", json!({"power": "on", "nics": [nic("VM Network", 4)]})),
         with(vm("vmware", &[&debian(folder, "vmware", &[])]), json!({"nics": []})),
         with(vm("win", &[&windows_disk(folder, "win")]), windows),
@@ -57,7 +70,8 @@ fn vms_land_on_two_daemons_as_was_asked_and_prove_themselves() {
         println!("skipped: the test guests are not built (`make lab`)");
         return;
     };
-    let Some(landing) = Landing::new(131, |folder| eight(folder, &guests)) else { return };
+    let safe = safe_guest(&guests);
+    let Some(landing) = Landing::new(131, |folder| eight(folder, &guests, &safe)) else { return };
     let virsh = |host: &str, words: &[&str]| landing.hosts.virsh(host, words).unwrap();
     let fast = landing.folder.path().join("shared/fast");
     std::fs::create_dir(&fast).unwrap();
@@ -211,13 +225,17 @@ fn vms_land_on_two_daemons_as_was_asked_and_prove_themselves() {
     for name in ["web02", "warm02", "win", "safe"] {
         let _ = landing.hosts.virsh("b", &["destroy", name]);
     }
+    let mut prove = PROVE.map(|(name, of, host)| (name, guests.get(of).unwrap(), host)).to_vec();
+    let safe_guest = safe.0.get(safe.1).unwrap();
+    if safe_guest.firmware == "secure" {
+        prove.push(("safe", safe_guest, "b"));
+    }
     // Two at a time, as this machine may have but two cores.
     std::thread::scope(|scope| {
         for host in ["a", "b"] {
-            let (landing, guests) = (&landing, &guests);
+            let (landing, prove) = (&landing, &prove);
             scope.spawn(move || {
-                for (name, of, _) in PROVE.iter().filter(|(.., its)| *its == host) {
-                    let guest = guests.get(of).unwrap();
+                for (name, guest, _) in prove.iter().filter(|(.., its)| *its == host) {
                     let tty = landing.hosts.start_heard(host, name).unwrap();
                     let is_bridged = |to: &&String| to.contains(" to bridge ") || to.contains(" to network ");
                     let taps = parts(&landing.xml(host, name)).iter().filter(is_bridged).count();
@@ -228,7 +246,13 @@ fn vms_land_on_two_daemons_as_was_asked_and_prove_themselves() {
             });
         }
     });
-    // The same disk starts without Secure Boot; with it and Microsoft's keys the firmware refuses a loader that nobody signed.
+    // With Microsoft's keys the firmware refuses a loader that nobody signed: that of another guest, in the place of the signed one.
+    let _ = landing.hosts.virsh("b", &["destroy", "safe"]);
+    let unsigned = &guests.get("web02").unwrap().disks[0].file;
+    let mut boot = vec![0; 32 * MIB as usize];
+    std::fs::File::open(guests.folder.join(unsigned)).unwrap().read_exact_at(&mut boot, MIB).unwrap();
+    let volume = std::fs::File::options().write(true).open(landing.image("b", "safe-0.raw")).unwrap();
+    volume.write_all_at(&boot, MIB).unwrap();
     let tty = landing.hosts.start_heard("b", "safe").unwrap();
     let said = hear(tty, |said| said.contains("Access Denied"));
     assert!(said.contains("Access Denied") && !said.contains("DROVER-GUEST"), "{said}");
