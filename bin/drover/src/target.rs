@@ -21,7 +21,7 @@ use drover_engine::{
 };
 use drover_mover::StopSignal;
 use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
-use drover_qemu::{Lack, MachineSpec};
+use drover_qemu::MachineSpec;
 use drover_types::guest::Inside;
 use drover_types::inventory::About;
 use drover_view::count;
