@@ -342,6 +342,7 @@ fn foreseen(question: &Question, ids: Vec<String>) -> Foreseen {
 mod tests {
     use drover_agent::trust::{Fingerprint, Folder, Peer, Peers};
     use drover_engine::DiskActivity;
+    use drover_forecast::FleetDisk;
     use drover_plan::nfc::NfcShare;
     use drover_types::{DayLimit, inventory};
 
@@ -456,8 +457,12 @@ mod tests {
             rate_bytes_per_s: None,
         };
         let ids: Vec<String> = rows.iter().map(|row| row.id.clone()).chain(["unknown".into()]).collect();
+        let of_vm = FleetVm {
+            disks: vec![FleetDisk { data_bytes: 100, ..FleetDisk::default() }; 3],
+            ..FleetVm::default()
+        };
         let question = Question {
-            vms: Vec::new(),
+            vms: vec![of_vm; ids.len()],
             plans: Vec::new(),
             waves: BTreeMap::new(),
             rates: Rates::default(),

@@ -380,12 +380,24 @@ fn a_new_disk_that_another_run_is_writing_is_refused_as_such() {
     let other = disk_file(sites.folder.path(), "other", MIB);
     let second = sites.copy(&other, &["--no-journal"]);
     assert!(first.try_wait().unwrap().is_none(), "the first ended before the second came");
-    first.kill().unwrap();
-    first.wait().unwrap();
     assert_eq!(second.code, Some(7), "{}", second.err);
     assert!(second.err.contains("another run is writing this disk"), "{}", second.err);
-    assert!(second.err.contains("; waiting for up to 15 s"), "{}", second.err);
     assert_eq!(std::fs::metadata(sites.in_pool("disk.raw")).unwrap().len(), 320 * MIB, "nothing was emptied");
+    // One that may write over it waits, says so, and goes on when the first has ended.
+    let heard = sites.path("heard");
+    let args = ["copy", "--force", other.to_str().unwrap(), "agent://site-b/vms/disk.raw"];
+    let mut command = sites.here.command(&args);
+    let mut third =
+        command.stdout(Stdio::null()).stderr(std::fs::File::create(&heard).unwrap()).spawn().unwrap();
+    let told = || std::fs::read_to_string(&heard).unwrap();
+    wait_until("it says that it waits", PATIENCE, || {
+        told().contains("another run is writing this disk; waiting for up to 15 s")
+    });
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(third.wait().unwrap().success(), "{}", told());
+    let image = std::fs::read(sites.in_pool("disk.raw")).unwrap();
+    assert!(image[..MIB as usize] == std::fs::read(&other).unwrap(), "its bytes are there");
 }
 
 /// 64 KiB blocks of data in which a target has what its source has.
