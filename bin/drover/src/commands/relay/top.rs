@@ -132,8 +132,7 @@ fn table(told: &Snapshot) -> Table {
         ("AGAIN", Right),
         ("BY", Left),
         ("WAITS FOR", Left),
-    ])
-    .fitted();
+    ]);
     told.connections.iter().for_each(|it| table.row(row(it, told.link.as_ref())));
     table
 }
