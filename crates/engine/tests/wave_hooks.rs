@@ -245,7 +245,8 @@ fn a_wave_that_is_over_while_it_is_prepared_is_undone_when_that_has_ended() {
 
 #[test]
 fn what_is_called_after_a_wave_waits_until_what_is_left_of_its_vms_is_undone() {
-    let mut world = world("");
+    // One after the other: the second does not arrive before the first is stopped.
+    let mut world = world("limits: {vms_per_host: 1}");
     world.text = world.text.replace("{name: a, ", "{name: a, until: 1970-01-01T01:00:00Z, ");
     world.plan = drover_plan::Plan::parse(&world.text).unwrap();
     stops_at(&world, "a1", Phase::Copy);
