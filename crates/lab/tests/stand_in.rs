@@ -161,7 +161,7 @@ fn read(disk: &dyn Disk, lengths: &[u64]) -> Vec<u8> {
 #[test]
 fn disks_are_read_equal_with_as_many_requests_in_flight_as_there_are_buffers() {
     let Some(lab) = Lab::new(160) else { return };
-    lab.sim.post("/nfc/set", json!({"latency_ms": 2})).unwrap();
+    lab.sim.post("/nfc/set", json!({"latency_ms": 10})).unwrap();
     let cases: [(&str, &[&str], (u64, u64)); 4] = [
         ("usual", &[], (1, 4)),
         ("large", &[], (16, 8)),
