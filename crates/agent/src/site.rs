@@ -207,8 +207,11 @@ impl Site {
 
     /// Sends what an order says that follows it. What is read no more was answered before.
     fn follow(opened: &Way, files: &[Vec<u8>]) {
-        let pieces = files.iter().flat_map(|file| file.chunks(DATA_BYTES_MAX as usize));
-        let _ = pieces.map(|piece| opened.sender.send(&[], piece)).find(Result::is_err);
+        // Numbered, since they may arrive in any order.
+        let pieces = files.iter().flat_map(|file| file.chunks(DATA_BYTES_MAX as usize)).zip(0u64..);
+        let _ = pieces
+            .map(|(piece, number)| opened.sender.send(&number.to_le_bytes(), piece))
+            .find(Result::is_err);
     }
 
     fn give(&self, order: &MachineOrder) -> Result<Way, Refusal> {

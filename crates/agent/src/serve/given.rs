@@ -1,5 +1,6 @@
 //! Files that follow an order: they lie in a folder of their machine as long as it is carried out.
 
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -9,7 +10,7 @@ use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
-use drover_link::{LinkError, Message, Receiver};
+use drover_link::{Message, Receiver};
 use drover_types::file_name;
 
 use super::machines::FirstBootFiles;
@@ -20,6 +21,62 @@ use crate::machine::{FILES_BYTES_MAX, FILES_MAX, Guest, GuestFile};
 /// A peer that sends nothing of its files for so long is given up: other orders about its machine wait.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(200);
+
+/// What comes on a channel for an order: the order itself, and then numbered pieces of its files. A link brings each message whole and
+/// once, in any order.
+pub(super) struct Pieces<'a> {
+    receiver: &'a Receiver,
+    next: u64,
+    early: BTreeMap<u64, Vec<u8>>,
+    early_bytes: u64,
+}
+
+impl<'a> Pieces<'a> {
+    pub(super) fn new(receiver: &'a Receiver) -> Pieces<'a> {
+        Pieces { receiver, next: 0, early: BTreeMap::new(), early_bytes: 0 }
+    }
+
+    /// The order, which alone has no number; nothing if the channel ends before it.
+    pub(super) fn order(&mut self) -> Option<Vec<u8>> {
+        loop {
+            let message = self.receiver.receive().ok().flatten()?;
+            if message.head.is_empty() {
+                return Some(message.body);
+            }
+            self.keep(message).ok()?;
+        }
+    }
+
+    /// The next piece; nothing if the channel ended before it.
+    fn next(&mut self) -> Result<Option<Vec<u8>>, Refusal> {
+        loop {
+            if let Some(piece) = self.early.remove(&self.next) {
+                self.next += 1;
+                self.early_bytes -= piece.len() as u64;
+                return Ok(Some(piece));
+            }
+            match self.receiver.receive()? {
+                Some(message) => self.keep(message)?,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn keep(&mut self, message: Message) -> Result<(), Refusal> {
+        let wrong = |what: &str| refused(DiskErrorKind::Corrupt, format!("a piece of a file {what}"));
+        let number: [u8; 8] = message.head.try_into().map_err(|_| wrong("has no number"))?;
+        let (number, bytes) = (u64::from_le_bytes(number), message.body.len() as u64);
+        if number < self.next || self.early.contains_key(&number) {
+            return Err(wrong("came twice"));
+        }
+        if self.early_bytes + bytes > FILES_BYTES_MAX {
+            return Err(wrong("is missing, and all others came"));
+        }
+        self.early_bytes += bytes;
+        self.early.insert(number, message.body);
+        Ok(())
+    }
+}
 
 /// The files of a guest.
 pub(super) struct Given {
@@ -32,7 +89,7 @@ impl Given {
     /// A peer that sends nothing for long is given up.
     pub(super) fn take(
         guest: &Guest,
-        receiver: &Receiver,
+        from: &mut Pieces<'_>,
         give_up: &(dyn Fn() + Sync),
         folder: PathBuf,
     ) -> Result<Given, Refusal> {
@@ -44,16 +101,16 @@ impl Given {
         check(guest)?;
         given.make(&given.folder)?;
         let pieces = AtomicU64::new(0);
-        let receive = || {
+        let mut receive = || {
             pieces.fetch_add(1, Relaxed);
-            receiver.receive()
+            from.next()
         };
         watched(SILENCE_MAX, &pieces, give_up, || {
             for script in &guest.scripts {
-                let path = given.take_one(script, &receive)?;
+                let path = given.take_one(script, &mut receive)?;
                 given.files.scripts.push(path);
             }
-            let package = guest.package.as_ref().map(|package| given.take_one(package, &receive));
+            let package = guest.package.as_ref().map(|package| given.take_one(package, &mut receive));
             given.files.package = package.transpose()?;
             Ok(given)
         })
@@ -67,7 +124,7 @@ impl Given {
     fn take_one(
         &self,
         file: &GuestFile,
-        receive: &dyn Fn() -> Result<Option<Message>, LinkError>,
+        receive: &mut dyn FnMut() -> Result<Option<Vec<u8>>, Refusal>,
     ) -> Result<PathBuf, Refusal> {
         let folder = self.folder.join(self.files.scripts.len().to_string());
         self.make(&folder)?;
@@ -76,7 +133,7 @@ impl Given {
         let mut written = File::create_new(&path).map_err(write)?;
         let mut left = file.bytes;
         while left > 0 {
-            let piece = receive()?.map(|message| message.body).unwrap_or_default();
+            let piece = receive()?.unwrap_or_default();
             let wrong = || refused(DiskErrorKind::Corrupt, format!("{} is not as long as told", file.name));
             left = match piece.len() as u64 {
                 0 => return Err(wrong()),

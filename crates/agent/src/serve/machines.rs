@@ -6,11 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
-use drover_link::Receiver;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::disk::PeersRun;
-use super::given::{self, Given};
+use super::given::{self, Given, Pieces};
 use super::orders::{Orders, START_WITHIN};
 use super::refused;
 use crate::error::Refusal;
@@ -167,7 +166,7 @@ impl Machines {
         peer: &str,
         order: &Order,
         run: &PeersRun,
-        receiver: &Receiver,
+        pieces: &mut Pieces<'_>,
     ) -> Result<Told, Refusal> {
         if order.owner.len() > OWNER_BYTES_MAX || order.owner.contains(char::is_control) {
             return Err(refused(
@@ -202,7 +201,7 @@ impl Machines {
             _ => last.take(order.number)?,
         }
         let own = own(room);
-        let done = own.carry_out(&order.what, run, receiver)?;
+        let done = own.carry_out(&order.what, run, pieces)?;
         if order.what == What::Ready {
             last.make_ready();
         }
@@ -268,7 +267,7 @@ impl Own<'_> {
         Ok(Told { lacks: self.look_ahead(machine, is_unwanted)?.lacks, ..told })
     }
 
-    fn carry_out(&self, what: &What, run: &PeersRun, receiver: &Receiver) -> Result<Told, Refusal> {
+    fn carry_out(&self, what: &What, run: &PeersRun, pieces: &mut Pieces<'_>) -> Result<Told, Refusal> {
         let is_unwanted = &|| run.sender.is_given_up();
         let hypervisor = &self.machines.hypervisor;
         let nothing = || Ok(Told::default());
@@ -295,7 +294,7 @@ impl Own<'_> {
                 self.check_ours()?;
                 self.check_off()?;
                 let home = self.home(machine)?;
-                let given = Given::take(guest, receiver, &|| run.sender.reset(), self.given_folder())?;
+                let given = Given::take(guest, pieces, &|| run.sender.reset(), self.given_folder())?;
                 let conversion = hypervisor.convert(&home, guest, &given.files, is_unwanted)?;
                 Ok(Told { conversion: Some(conversion), ..Told::default() })
             }

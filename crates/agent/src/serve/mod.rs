@@ -46,6 +46,7 @@ use crate::site::{decode, encode};
 pub use blocks::{Found, KnownBlocks};
 use claims::{Claims, ORDERED, Run, Taken};
 use disk::PeersRun;
+use given::Pieces;
 use left::Left;
 pub use machines::{FirstBootFiles, Home, Hypervisor, Machines};
 pub use orders::START_WITHIN;
@@ -257,14 +258,15 @@ impl Agent {
     /// One order, one answer.
     fn carry_out(&self, session: &Session, channel: Channel) {
         let (sender, receiver) = channel.split();
-        let (Some(machines), Ok(Some(message))) = (&self.machines, receiver.receive()) else {
+        let mut pieces = Pieces::new(&receiver);
+        let (Some(machines), Some(order)) = (&self.machines, pieces.order()) else {
             return sender.reset();
         };
-        let order = decode::<Order>(&message.body);
+        let order = decode::<Order>(&order);
         let told = order.and_then(|order| {
             let _taken = self.take_written(&order.what)?;
             let run = PeersRun { session: session.clone(), sender: sender.clone() };
-            machines.carry_out(&key_of(session), &order, &run, &receiver)
+            machines.carry_out(&key_of(session), &order, &run, &mut pieces)
         });
         // A peer that is gone asks again.
         let _ =

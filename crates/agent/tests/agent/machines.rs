@@ -500,7 +500,9 @@ fn with_files(scene: &Scene, lengths: [u64; 2]) -> Order {
 fn files_for_the_first_boot_come_with_the_order_and_go_with_it() {
     let scene = Scene::new(true);
     scene.defined();
-    let (script, package) = (vec![1; 5], vec![2; (2 << 20) + 7]);
+    // Several pieces, of which none is like another: they arrive in any order.
+    let package: Vec<u8> = (0..(6u32 << 20) + 7).map(|at| (at / 9973) as u8).collect();
+    let script = vec![1; 5];
     let files = [script.clone(), package.clone()];
     let order =
         |lengths, files: &[Vec<u8>]| scene.site.order_while(&with_files(&scene, lengths), files, &|| false);
@@ -524,7 +526,12 @@ fn files_for_the_first_boot_come_with_the_order_and_go_with_it() {
         let order = with_files(&scene, [lengths[0], lengths[1] + 1]);
         let (site, files) = (&scene.site, &files);
         let waits = scope.spawn(move || site.order_while(&order, files, &is_unwanted));
-        wait_until("files arrive", || scene.path("web01/.drover-first-boot/1/agent.deb").exists());
+        wait_until("files arrive", || {
+            waits.is_finished() || scene.path("web01/.drover-first-boot/1/agent.deb").exists()
+        });
+        if waits.is_finished() {
+            panic!("it waits for no more bytes: {:?}", waits.join().unwrap());
+        }
         given_up.store(true, std::sync::atomic::Ordering::SeqCst);
         assert_eq!(waits.join().unwrap().unwrap_err().kind, DiskErrorKind::Transient);
     });
