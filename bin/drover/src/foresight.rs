@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use drover_engine::{
     Clock, Foreseen, ForeseenNow, ForeseenVm, Foresight, ProgressRow, Store, StoreError, SystemClock,
-    VmReport, VmRow, VmState,
+    VmReport, VmRow, VmState, host_limits,
 };
 use drover_forecast::{
     Copied, FleetVm, Forecast, Line, Progress, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX,
@@ -126,10 +126,10 @@ pub fn limit_hosts(
     name: impl Fn(&PlannedVm) -> String,
 ) {
     for vm in vms {
-        let Some(nfc) = vm.nfc else { continue };
-        let limits = hosts.entry(name(vm)).or_default();
-        let disks = limits.disks.into_iter().chain([nfc.disks_at_once.max(1)]).min();
-        *limits = HostLimits { disks, ..*limits };
+        if vm.nfc.is_some() {
+            let limits = hosts.entry(name(vm)).or_default();
+            *limits = host_limits(*limits, vm);
+        }
     }
 }
 

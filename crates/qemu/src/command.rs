@@ -175,8 +175,8 @@ impl Arguments {
     }
 
     fn nic(&mut self, index: usize, nic: &NicSpec) -> Result<(), QemuError> {
-        let backend = match &nic.attach {
-            _ if !nic.is_up => format!("hubport,id=net{index},hubid={index}"),
+        let attach = if nic.is_up { &nic.attach } else { &NicAttach::None };
+        let backend = match attach {
             NicAttach::Network { .. } | NicAttach::Ovs { .. } | NicAttach::Direct(_) => {
                 let what = format!("NIC {} is attached to what only libvirt attaches it to", nic.mac);
                 return Err(QemuError::new(QemuErrorKind::Invalid, what));

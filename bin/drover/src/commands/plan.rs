@@ -203,6 +203,7 @@ pub struct Checked {
     /// What stands in the way at the target.
     pub at_target: Vec<Problem>,
     target: PlanTarget,
+    begun: Vec<Begun>,
     nfc: Vec<HostNfc>,
     /// About the machine and the site, for people.
     told: String,
@@ -237,7 +238,7 @@ pub fn check_online(
     let at_target = target.problems(&resolution.vms);
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
     let told = site + &told_hosts(&resolution, crate::log::is_verbose()) + &way + &nfc_sums(&nfc, &inventory);
-    Ok(Checked { resolution, rights, at_hosts, at_target, target, nfc, told })
+    Ok(Checked { resolution, rights, at_hosts, at_target, target, begun, nfc, told })
 }
 
 /// `drover plan check`.
@@ -262,10 +263,8 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         at_target.extend(found.at_target);
         inspected = found.inspected;
     }
-    let begun = begun_here(&file.plan.name, args.state.as_deref());
-    let is_known = |vm: &&PlannedVm| {
-        inspected.iter().any(|it| it.tells_of(vm)) || begun.iter().any(|it| it.planned.vm.id == vm.vm.id)
-    };
+    let is_begun = |vm: &PlannedVm| checked.begun.iter().any(|it| it.planned.vm.id == vm.vm.id);
+    let is_known = |vm: &&PlannedVm| inspected.iter().any(|it| it.tells_of(vm)) || is_begun(vm);
     // A target that cannot be reached is not asked once more.
     if !checked.problems().any(Problem::is_error) {
         let unknown = checked.resolution.vms.iter().filter(|vm| !is_known(vm));

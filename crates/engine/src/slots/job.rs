@@ -74,7 +74,7 @@ fn group_of(group: &VmGroup) -> Group {
 }
 
 /// The limits of a host, with what one more of its VMs says about its NFC server: the least counts.
-pub(super) fn host_limits(now: HostLimits, vm: &PlannedVm) -> HostLimits {
+pub fn host_limits(now: HostLimits, vm: &PlannedVm) -> HostLimits {
     let at_once = vm.nfc.map(|nfc| nfc.disks_at_once.max(1));
     HostLimits { disks: now.disks.into_iter().chain(at_once).min(), ..now }
 }

@@ -24,7 +24,8 @@ use drover_types::Wave;
 
 use self::claims::{Claim, Claims};
 pub(crate) use self::job::budgets_of;
-use self::job::{Copied, host_limits, job_of, key_of, own_limits};
+pub use self::job::host_limits;
+use self::job::{Copied, job_of, key_of, own_limits};
 use self::learned::Learned;
 pub(crate) use self::rooms::{Answer, Asks, Room, Rooms};
 use self::with_room::Asking;
