@@ -2,7 +2,7 @@
 //! plans of different sizes on the same hosts; a host with a cap; a run that is killed, and one whose target is full.
 //!
 //! `DROVER_FLEET_VMS` (5000), `DROVER_FLEET_HOSTS` (40), `DROVER_FLEET_PLANS` (40), `DROVER_BENCH_ROUNDS` (3),
-//! `DROVER_BENCH_CASES` (of whole, served, processes, fair, capped, killed, full; all).
+//! `DROVER_BENCH_CASES` (of whole, served, processes, fair, capped, slots, killed, full; all).
 
 mod breaks;
 mod daemon;
@@ -37,12 +37,13 @@ pub fn run(folder: &Path, rounds: usize, wanted: &str) -> Result<()> {
     let folder = folder.join("fleet");
     let shape = Shape::of(variable("DROVER_FLEET_VMS", 5000)?, variable("DROVER_FLEET_HOSTS", 40)?);
     let setting = Setting { folder: &folder, shape, plans: variable("DROVER_FLEET_PLANS", 40)?, rounds };
-    let cases: [(&str, Case); 7] = [
+    let cases: [(&str, Case); 8] = [
         ("whole", many::whole),
         ("served", many::served),
         ("processes", many::processes),
         ("fair", shares::fair),
         ("capped", shares::capped),
+        ("slots", breaks::slots),
         ("killed", breaks::killed),
         ("full", breaks::full),
     ];

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::measure::cpu_s;
 
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What some processes took together.
 #[derive(Clone, Copy, Default)]
