@@ -53,7 +53,7 @@ pub use report::{
     vm_details,
 };
 pub use runner::{RunOutcome, Runner, is_run_elsewhere};
-pub use slots::{InUse, Schedule, host_limits};
+pub use slots::{InUse, Schedule, budgets_of, host_limits};
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
     CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenEnds, ForeseenNow, ForeseenVm, HookRow,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use drover_schedule::simulate::{Capacities, Fleet, Outcome, Vm, WarmMove, simulate};
-use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, Random, Tenant, Window};
+use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, Random, Tenant, TenantLimits, Window};
 use drover_types::{DayLimit, Opening, Wave, WaveWindow};
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use crate::quantile::Spread;
 use crate::rates::{Quantity, Rates, Unit};
 
 /// What is asked.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Question {
     /// The VMs, in the order of their plans.
     pub vms: Vec<FleetVm>,
@@ -25,6 +25,8 @@ pub struct Question {
     pub rates: Rates,
     /// Budgets of the schedule.
     pub budgets: Budgets,
+    /// What single plans may take of them, by their numbers.
+    pub limits: BTreeMap<usize, TenantLimits>,
     /// What is different at some of the hosts, such as the disks at once that their NFC servers take.
     pub hosts: BTreeMap<String, HostLimits>,
     /// What some of the plans may send over the line, beside the rate of `rates`.
@@ -44,6 +46,7 @@ impl Question {
             waves: BTreeMap::new(),
             rates: self.rates.clone(),
             budgets: self.budgets.clone(),
+            limits: self.limits.clone(),
             hosts: self.hosts.clone(),
             lines: self.lines.clone(),
             ..*self
@@ -80,6 +83,8 @@ pub struct Forecast {
     pub plans: Vec<String>,
     /// Until the last VM has arrived.
     pub makespan_s: Spread,
+    /// Until the last VM of each plan has arrived, in the order of `plans`; absent if one of them never does.
+    pub plan_ends_s: Vec<Option<Spread>>,
     /// Each VM, in the order of the question.
     pub vms: Vec<VmForecast>,
     /// By wave, in the order in which they were named.
@@ -207,6 +212,7 @@ fn drawn(question: &Question, start_ms: u64, draws: usize) -> Forecast {
         draws,
         plans: question.plans.clone(),
         makespan_s: Spread::of(makespans).unwrap_or_default(),
+        plan_ends_s: plan_ends(question, &told),
         waves: waves(question, &told),
         never: never(question, &outcome),
         hosts: bytes_by_host(question, &outcome),
@@ -303,6 +309,7 @@ fn fleet_of(question: &Question, draw: &mut Draw<'_>) -> Fleet {
         vms,
         waves: question.waves.iter().map(|(plan, it)| (Tenant(*plan as u64), it.clone())).collect(),
         capacities,
+        limits: question.limits.iter().map(|(plan, it)| (Tenant(*plan as u64), *it)).collect(),
         budgets: question.budgets.clone(),
         hosts: question.hosts.clone(),
         start_ms: question.start_ms,
@@ -387,6 +394,20 @@ fn of_vm(vm: &FleetVm, at: usize, told: &[Vec<Told>]) -> VmForecast {
         cutover_s,
         end_s: spread(|it| it.end),
     }
+}
+
+fn plan_ends(question: &Question, told: &[Vec<Told>]) -> Vec<Option<Spread>> {
+    let mut members = vec![Vec::new(); question.plans.len()];
+    for (at, vm) in question.vms.iter().enumerate() {
+        members.get_mut(vm.plan).into_iter().for_each(|vms: &mut Vec<usize>| vms.push(at));
+    }
+    let of_plan = |vms: Vec<usize>| {
+        if vms.is_empty() {
+            return Some(Spread::default());
+        }
+        Spread::of(told.iter().map(|draw| span_of(question, &vms, draw).1))
+    };
+    members.into_iter().map(of_plan).collect()
 }
 
 fn waves(question: &Question, told: &[Vec<Told>]) -> Vec<WaveForecast> {
@@ -481,13 +502,9 @@ pub(crate) mod tests {
         Question {
             vms: (0..vms).map(vm).collect(),
             plans: vec!["p".into()],
-            waves: BTreeMap::new(),
-            rates: Rates::default(),
-            budgets: Budgets::default(),
-            hosts: BTreeMap::new(),
-            lines: Vec::new(),
             start_ms: 1_800_000_000_000,
             seed: 7,
+            ..Question::default()
         }
     }
 

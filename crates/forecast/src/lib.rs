@@ -5,6 +5,7 @@
 //! - [`assess`] sums up an inventory: sizes, places, and what stands in the way.
 //! - [`foresee`] runs the schedule on a virtual clock, with [`Rates`] drawn from their spread.
 //! - [`left_of`] changes the question of a run to what is left of it, so that its forecast is corrected while it goes on.
+//! - [`together`] makes one question of plans that share a schedule.
 //! - [`advise`] tells what would make it faster, and by how much.
 //! - [`propose`] cuts a fleet into waves that fit a window.
 //! - [`reference`] holds the same model against published figures.
@@ -21,6 +22,7 @@ mod limits;
 mod quantile;
 mod rates;
 pub mod reference;
+mod together;
 mod waves;
 mod windows;
 
@@ -33,5 +35,6 @@ pub use left::{Progress, left_of};
 pub use limits::{Gain, Limiting};
 pub use quantile::{Spread, quantile};
 pub use rates::{Origin, Quantity, Rates, Unit, churn_of};
+pub use together::together;
 pub use waves::{ProposedWave, WAVES_MAX, WaveRule, propose};
 pub use windows::{WINDOW_DAYS_MAX, daily_windows};

@@ -36,6 +36,9 @@ pub fn forecast_json(it: &Forecast) -> Value {
 fn write_forecast(text: &mut String, it: &Forecast) -> fmt::Result {
     writeln!(text, "{}, {} to be read in all", count(it.vms.len(), "VM"), Bytes(it.bytes))?;
     write_sums(text, it)?;
+    if it.plans.len() > 1 {
+        write!(text, "\nPlans: after what time each ends\n{}", plan_table(it))?;
+    }
     if !it.waves.is_empty() {
         write!(text, "\nWaves: how likely it is that each fits its window\n{}", wave_table(it))?;
     }
@@ -162,6 +165,22 @@ fn vm_table(it: &Forecast) -> Table {
     table
 }
 
+fn plan_table(it: &Forecast) -> Table {
+    let columns = [("P10", Align::Right), ("ENDS AFTER", Align::Right), ("P90", Align::Right)];
+    let mut table = Table::new(&[[("PLAN", Align::Left)].as_slice(), &columns].concat()).indented(2);
+    for (plan, end) in it.plans.iter().zip(&it.plan_ends_s) {
+        let name = [clip(plan, NAME_COLUMNS).into_owned()];
+        table.row(name.into_iter().chain(end_cells(*end)));
+    }
+    table
+}
+
+/// P10, P50 and P90 of an end.
+fn end_cells(end: Option<Spread>) -> [String; 3] {
+    let at = |of: fn(Spread) -> f64| end.map_or(UNKNOWN.into(), |it| time(of(it)));
+    [at(|it| it.p10), at(|it| it.p50), at(|it| it.p90)]
+}
+
 fn wave_table(it: &Forecast) -> Table {
     let columns = ["VMS", "BEGINS", "P10", "ENDS", "P90", "FITS"].map(|name| (name, Align::Right));
     let mut table = Table::new(&[[("WAVE", Align::Left)].as_slice(), &columns].concat()).indented(2);
@@ -182,13 +201,13 @@ pub(crate) fn wave_name(it: &Forecast, wave: &WaveForecast) -> String {
 
 /// VMs, when it begins, P10, P50 and P90 of its end, and with which chance it fits its window.
 pub(crate) fn wave_cells(wave: &WaveForecast) -> [String; 6] {
-    let at = |spread: Option<Spread>, of: fn(Spread) -> f64| spread.map_or(UNKNOWN.into(), |it| time(of(it)));
+    let [p10, p50, p90] = end_cells(wave.end_s);
     [
         wave.vms.to_string(),
-        at(wave.begin_s, |it| it.p50),
-        at(wave.end_s, |it| it.p10),
-        at(wave.end_s, |it| it.p50),
-        at(wave.end_s, |it| it.p90),
+        likely(wave.begin_s),
+        p10,
+        p50,
+        p90,
         wave.fits.map_or(UNKNOWN.into(), |chance| format!("{:.0} %", chance * 100.0)),
     ]
 }
@@ -261,7 +280,7 @@ pub(crate) fn reference_cells(row: &Row) -> [String; 5] {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use drover_forecast::{FleetDisk, FleetVm, Question, Rates, foresee, reference};
+    use drover_forecast::{FleetDisk, FleetVm, Question, foresee, reference};
 
     use super::*;
 
@@ -278,13 +297,9 @@ pub(crate) mod tests {
         foresee(&Question {
             vms: (0..50).map(vm).collect(),
             plans: vec!["p".into()],
-            waves: Default::default(),
-            rates: Rates::default(),
-            budgets: Default::default(),
-            hosts: Default::default(),
-            lines: Vec::new(),
             start_ms: 1_772_373_910_250,
             seed: 1,
+            ..Question::default()
         })
     }
 

@@ -45,7 +45,7 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         let written = foresight::written(&provider, &resolution.vms, what_if);
         vms.extend(foresight::fleet(&resolution.vms, number, &inventory, &written));
         foresight::limit_hosts(&mut limits, &resolution.vms, |vm| foresight::host_of(vm, &inventory));
-        let of_plan = foresight::budgets(&file.plan.limits);
+        let of_plan = drover_engine::budgets_of(&file.plan.limits);
         budgets = Some(budgets.map_or_else(|| of_plan.clone(), |budgets| both(budgets, &of_plan)));
         names.push(file.plan.name.clone());
         waves.insert(number, file.plan.waves());

@@ -40,7 +40,7 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     let fleet = foresight::fleet(&vms, 0, &inventory, &written);
     let what_if = WhatIfArgs { window: Vec::new(), ..args.what_if.clone() };
     let names = vec![file.plan.name.clone()];
-    let budgets = foresight::budgets(&file.plan.limits);
+    let budgets = drover_engine::budgets_of(&file.plan.limits);
     let lines = foresight::lines_of(&[&file.plan], args.what_if.state.as_deref());
     let mut question = foresight::question(fleet, names, BTreeMap::new(), budgets, lines, &what_if)?;
     if what_if.hosts.is_none() {

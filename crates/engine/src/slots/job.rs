@@ -3,22 +3,14 @@
 use std::collections::BTreeMap;
 
 use drover_plan::{Limits, PlannedVm, Verify, VmGroup};
-use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, TenantLimits};
+use drover_schedule::{Budgets, Disk, Group, HostLimits, Job};
 
 use crate::phase::Phase;
 use crate::store::{ProgressRow, VmRow, VmState};
 
 /// The budgets of a plan that runs alone.
-pub(crate) fn budgets_of(limits: &Limits) -> Budgets {
+pub fn budgets_of(limits: &Limits) -> Budgets {
     Budgets { vms_per_host: limits.vms_per_host, disks: limits.disks, ..Budgets::default() }
-}
-
-/// What of a plan's limits is less than what all plans share.
-pub(super) fn own_limits(limits: &Limits, shared: &Budgets) -> TenantLimits {
-    TenantLimits {
-        vms_per_host: Some(limits.vms_per_host).filter(|vms| *vms < shared.vms_per_host),
-        disks: Some(limits.disks).filter(|disks| *disks < shared.disks),
-    }
 }
 
 /// What a host or a datastore is called in a schedule that several sources share: two of them may each have an `esx1`.

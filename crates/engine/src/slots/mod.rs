@@ -18,14 +18,14 @@ use std::time::Duration;
 use drover_mover::{Progress, StopSignal};
 use drover_plan::{Limits, PlannedVm};
 use drover_schedule::{
-    Budgets, Ended, HostLimits, Job, JobId, Quarantined, Resource, Scheduler, Tenant, Usage, Wait, WaveUsage,
+    Budgets, Ended, HostLimits, Job, JobId, Quarantined, Resource, Scheduler, Tenant, TenantLimits, Usage,
+    Wait, WaveUsage,
 };
 use drover_types::Wave;
 
 use self::claims::{Claim, Claims};
-pub(crate) use self::job::budgets_of;
-pub use self::job::host_limits;
-use self::job::{Copied, job_of, key_of, own_limits};
+use self::job::{Copied, job_of, key_of};
+pub use self::job::{budgets_of, host_limits};
 use self::learned::Learned;
 pub(crate) use self::rooms::{Answer, Asks, Room, Rooms};
 use self::with_room::Asking;
@@ -205,7 +205,7 @@ impl Schedule {
             }
         }
         state.learn(site, vms);
-        let own = own_limits(limits, state.scheduler.budgets());
+        let own = TenantLimits::within(&budgets_of(limits), state.scheduler.budgets());
         state.scheduler.set_tenant(tenant, own);
         state.scheduler.set_waves(tenant, waves);
         to_call.iter().for_each(|wave| state.scheduler.call_before(tenant, wave));

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::Scheduler;
+use crate::budgets::Budgets;
 use crate::job::Tenant;
 
 /// What one tenant may take of the budgets at most; absent: what there is.
@@ -14,6 +15,16 @@ pub struct TenantLimits {
     pub vms_per_host: Option<u32>,
     /// Disks at once in all.
     pub disks: Option<u32>,
+}
+
+impl TenantLimits {
+    /// What of one's own budgets is less than what all share.
+    pub fn within(own: &Budgets, shared: &Budgets) -> TenantLimits {
+        TenantLimits {
+            vms_per_host: Some(own.vms_per_host).filter(|vms| *vms < shared.vms_per_host),
+            disks: Some(own.disks).filter(|disks| *disks < shared.disks),
+        }
+    }
 }
 
 /// A tenant with limits of its own, and what it holds.

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::budgets::{Budgets, HostLimits};
 use crate::job::{Job, Tenant};
+use crate::scheduler::TenantLimits;
 
 pub use self::bound::lower_bound_ms;
 pub use self::outcome::{Limited, Moved, Outcome, ResourceUse};
@@ -30,6 +31,8 @@ pub struct Fleet {
     pub vms: Vec<Vm>,
     /// The waves of each plan that has some.
     pub waves: BTreeMap<Tenant, Vec<Wave>>,
+    /// The limits of each plan that has some of its own.
+    pub limits: BTreeMap<Tenant, TenantLimits>,
     /// What their bytes go through.
     pub capacities: Capacities,
     /// Budgets of the scheduler.

@@ -76,6 +76,7 @@ impl<'a> Run<'a> {
     pub(super) fn new(fleet: &'a Fleet) -> Run<'a> {
         let mut scheduler = Scheduler::new(fleet.budgets.clone());
         fleet.hosts.iter().for_each(|(host, limits)| scheduler.set_host(host, *limits));
+        fleet.limits.iter().for_each(|(tenant, limits)| scheduler.set_tenant(*tenant, *limits));
         fleet.waves.iter().for_each(|(tenant, waves)| scheduler.set_waves(*tenant, waves));
         let ids = submit(&mut scheduler, fleet);
         let index = ids.iter().copied().zip(0..).collect();

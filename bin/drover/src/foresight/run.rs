@@ -1,0 +1,379 @@
+//! The forecast of a run, made beside it and corrected while it goes on. The runs of a process, as those of a daemon, share hosts and
+//! budgets: they are foreseen together, once for all of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use drover_engine::{
+    Clock, Foreseen, ForeseenNow, ForeseenVm, Foresight, ProgressRow, Store, StoreError, SystemClock, VmRow,
+    VmState, budgets_of,
+};
+use drover_forecast::{
+    FleetVm, Forecast, Progress, Question, Rates, Spread, VmForecast, foresee_roughly, left_of, together,
+};
+use drover_plan::{Plan, PlannedVm};
+use drover_schedule::Budgets;
+
+use super::{limit_hosts, lines_of, seen};
+
+/// The forecast of a run is corrected that often.
+const CORRECT_EACH: Duration = Duration::from_secs(60);
+/// What was foreseen for all runs, and what was measured, serves each of them for so long.
+const KEPT: Duration = Duration::from_secs(20);
+
+/// Foresees a run that begins, beside it: what is foreseen is kept with the run, and compared with what comes. `names` are those of
+/// hosts, and `shared` the budgets of a schedule that it shares with other plans.
+pub fn begin(
+    store: &Store,
+    plan: &Plan,
+    vms: &[PlannedVm],
+    names: &BTreeMap<String, String>,
+    shared: Option<&Budgets>,
+) -> Foresight {
+    let run = Arc::new(Begun::new(store, plan, vms, names, shared));
+    let mut runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
+    runs.retain(|run| run.strong_count() > 0);
+    runs.push(Arc::downgrade(&run));
+    drop(runs);
+    let first = {
+        let run = Arc::clone(&run);
+        move || run.since_it_began(&ends_of(&run).unwrap_or_else(|_| run.assumed()))
+    };
+    let correct = move || {
+        let ends = ends_of(&run).ok()?;
+        Some(ForeseenNow { at_ms: ends.at_ms, end_ms: ends.end_ms })
+    };
+    Foresight::correcting(first, CORRECT_EACH, correct)
+}
+
+/// Runs of this process that are not over.
+static RUNS: Mutex<Vec<Weak<Begun>>> = Mutex::new(Vec::new());
+/// What was foreseen last for all runs of a state folder.
+static LATEST: Mutex<BTreeMap<PathBuf, Latest>> = Mutex::new(BTreeMap::new());
+
+/// What was foreseen for some runs at a moment.
+struct Latest {
+    at: Instant,
+    of: Vec<(Weak<Begun>, Arc<Ends>)>,
+}
+
+/// When a run is foreseen to end, and its VMs that have not arrived, by their ids; in milliseconds since 1970.
+struct Ends {
+    /// When that was foreseen.
+    at_ms: i64,
+    end_ms: [i64; 3],
+    vms: BTreeMap<String, VmEnds>,
+}
+
+struct VmEnds {
+    end_ms: [i64; 3],
+    downtime_ms: Option<[u64; 3]>,
+}
+
+/// When a run is foreseen to end, with all others that go on. Whoever asks while that is worked out waits for it.
+fn ends_of(run: &Arc<Begun>) -> Result<Arc<Ends>, StoreError> {
+    let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_run = |it: &&(Weak<Begun>, Arc<Ends>)| it.0.as_ptr() == Arc::as_ptr(run);
+    let kept = latest.get(&run.folder).filter(|it| it.at.elapsed() < KEPT);
+    if let Some((_, ends)) = kept.and_then(|it| it.of.iter().find(is_run)) {
+        return Ok(Arc::clone(ends));
+    }
+    let known = RUNS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let others = known.iter().filter_map(Weak::upgrade);
+    let others = others.filter(|it| it.folder == run.folder && !Arc::ptr_eq(it, run));
+    let runs: Vec<Arc<Begun>> = std::iter::once(Arc::clone(run)).chain(others).collect();
+    let store = Store::open_to_read(&run.folder)?;
+    let rates = seen(&store)?.rates();
+    let progress = runs.iter().map(|it| it.progress_now(&store)).collect::<Result<Vec<_>, _>>()?;
+    let ends: Vec<Arc<Ends>> = foresee_all(&runs, progress, rates).into_iter().map(Arc::new).collect();
+    let own = Arc::clone(&ends[0]);
+    let of = runs.iter().map(Arc::downgrade).zip(ends).collect();
+    latest.insert(run.folder.clone(), Latest { at: Instant::now(), of });
+    Ok(own)
+}
+
+/// What is left of runs that share a schedule, as one fleet.
+fn foresee_all(runs: &[Arc<Begun>], progress: Vec<Vec<Progress>>, rates: Rates) -> Vec<Ends> {
+    let at_ms = SystemClock.now_ms();
+    let left = |(run, progress): (&Arc<Begun>, &Vec<Progress>)| {
+        left_of(&run.question, progress, at_ms.max(0) as u64)
+    };
+    let questions: Vec<Question> = runs.iter().zip(&progress).map(left).collect();
+    let counts: Vec<usize> = questions.iter().map(|it| it.vms.len()).collect();
+    let shared = runs.first().map(|run| run.shared.clone()).unwrap_or_default();
+    let forecast = foresee_roughly(&Question { rates, ..together(questions, &shared) });
+    let Forecast { plan_ends_s, vms, makespan_s, .. } = forecast;
+    let mut vms = vms.into_iter();
+    let of_run = |(at, run): (usize, &Arc<Begun>)| {
+        let left = run.ids.iter().zip(&progress[at]).filter(|(_, progress)| **progress != Progress::Ended);
+        let of_vm = |((id, _), it): ((&String, &Progress), VmForecast)| {
+            let end_ms = moments(at_ms, it.end_s?);
+            Some((id.clone(), VmEnds { end_ms, downtime_ms: it.downtime_s.map(millis) }))
+        };
+        Ends {
+            at_ms,
+            end_ms: moments(at_ms, plan_ends_s[at].unwrap_or(makespan_s)),
+            vms: left.zip(vms.by_ref().take(counts[at])).filter_map(of_vm).collect(),
+        }
+    };
+    runs.iter().enumerate().map(of_run).collect()
+}
+
+fn moments(at_ms: i64, seconds: Spread) -> [i64; 3] {
+    millis(seconds).map(|ms| at_ms.saturating_add(i64::try_from(ms).unwrap_or(i64::MAX)))
+}
+
+fn millis(Spread { p10, p50, p90 }: Spread) -> [u64; 3] {
+    [p10, p50, p90].map(|seconds| (seconds * 1000.0) as u64)
+}
+
+/// A run that goes on.
+struct Begun {
+    folder: PathBuf,
+    plan: String,
+    /// Its VMs by their ids, and the labels of their disks, in the order of the question.
+    ids: Vec<String>,
+    disks: Vec<Vec<String>>,
+    /// All of it, within its own limits.
+    question: Question,
+    /// Budgets of the schedule that it shares with other runs.
+    shared: Budgets,
+    /// How far its VMs were when it began, until its first forecast takes that: what arrives meanwhile is foreseen, too.
+    began: Mutex<Option<Vec<Progress>>>,
+}
+
+impl Begun {
+    fn new(
+        store: &Store,
+        plan: &Plan,
+        vms: &[PlannedVm],
+        names: &BTreeMap<String, String>,
+        shared: Option<&Budgets>,
+    ) -> Begun {
+        let host = |vm: &PlannedVm| names.get(&vm.vm.host_id).unwrap_or(&vm.vm.host_id).clone();
+        let mut hosts = BTreeMap::new();
+        limit_hosts(&mut hosts, vms, host);
+        let budgets = budgets_of(&plan.limits);
+        let shared = shared.unwrap_or(&budgets).clone();
+        let question = Question {
+            vms: vms.iter().map(|vm| FleetVm::planned(vm, 0, &host(vm))).collect(),
+            plans: vec![plan.name.clone()],
+            waves: [(0, plan.waves())].into(),
+            budgets,
+            hosts,
+            lines: lines_of(&[plan], Some(store.folder())),
+            start_ms: SystemClock.now_ms().max(0) as u64,
+            seed: 1,
+            ..Question::default()
+        };
+        let labels = |vm: &PlannedVm| vm.disks.iter().map(|disk| disk.disk.label.clone()).collect();
+        let run = Begun {
+            folder: store.folder().to_path_buf(),
+            plan: plan.name.clone(),
+            ids: vms.iter().map(|vm| vm.vm.id.clone()).collect(),
+            disks: vms.iter().map(labels).collect(),
+            question,
+            shared,
+            began: Mutex::new(None),
+        };
+        // Before the run changes it: of a run that is resumed, only what is left is foreseen. A store that cannot be read shows itself
+        // elsewhere.
+        let progress = run.progress_in(store).unwrap_or_else(|_| vec![Progress::Waits; run.ids.len()]);
+        *run.began.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
+        run
+    }
+
+    /// What is foreseen without what other runs measured.
+    fn assumed(self: &Arc<Begun>) -> Arc<Ends> {
+        let began = self.began.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let progress = began.unwrap_or_else(|| vec![Progress::Waits; self.ids.len()]);
+        let mut ends = foresee_all(&[Arc::clone(self)], vec![progress], Rates::default());
+        Arc::new(ends.remove(0))
+    }
+
+    /// The same as times after its begin.
+    fn since_it_began(&self, ends: &Ends) -> Foreseen {
+        let began_ms = i64::try_from(self.question.start_ms).unwrap_or(i64::MAX);
+        let since = |ms: i64| u64::try_from(ms.saturating_sub(began_ms)).unwrap_or(0);
+        let of_vm = |(id, it): (&String, &VmEnds)| {
+            (id.clone(), ForeseenVm { end_ms: it.end_ms.map(since), downtime_ms: it.downtime_ms })
+        };
+        Foreseen { makespan_ms: ends.end_ms.map(since), vms: ends.vms.iter().map(of_vm).collect() }
+    }
+
+    /// How far it is, or was when it began if it is asked for the first time.
+    fn progress_now(&self, store: &Store) -> Result<Vec<Progress>, StoreError> {
+        match self.began.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(began) => Ok(began),
+            None => self.progress_in(store),
+        }
+    }
+
+    fn progress_in(&self, store: &Store) -> Result<Vec<Progress>, StoreError> {
+        Ok(self.progress(&store.vms_in_short(&self.plan)?, &store.progress(&self.plan)?))
+    }
+
+    /// How far each VM is. What failed before the run began is tried again by it.
+    fn progress(&self, rows: &[VmRow], disks: &[ProgressRow]) -> Vec<Progress> {
+        let began_ms = i64::try_from(self.question.start_ms).unwrap_or(i64::MAX);
+        let rows: HashMap<&str, &VmRow> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
+        let known: HashMap<(&str, &str), &ProgressRow> =
+            disks.iter().map(|it| ((it.vm.as_str(), it.disk.as_str()), it)).collect();
+        let of = |((id, labels), vm): ((&String, &Vec<String>), &FleetVm)| {
+            let Some(row) = rows.get(id.as_str()) else { return Progress::Waits };
+            if row.state.has_arrived() || row.ended_ms.is_some_and(|ended_ms| ended_ms >= began_ms) {
+                return Progress::Ended;
+            }
+            // One that was stopped goes on where it was.
+            let goes_on = matches!(row.state, VmState::Running | VmState::Stopped);
+            match row.phase.as_deref().filter(|_| goes_on) {
+                None => Progress::Waits,
+                Some("verify") => Progress::Verifies,
+                Some("convert" | "define" | "start" | "clean up") => Progress::Copied,
+                Some(_) => {
+                    let done = |(at, label): (usize, &String)| {
+                        let data = vm.disks.get(at).map_or(0, |disk| disk.data_bytes);
+                        let known = known.get(&(row.name.as_str(), label.as_str()));
+                        known.map_or(0, |disk| data - disk.left_of(data))
+                    };
+                    Progress::Copies(labels.iter().enumerate().map(done).collect())
+                }
+            }
+        };
+        self.ids.iter().zip(&self.disks).zip(&self.question.vms).map(of).collect()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use drover_engine::DiskActivity;
+    use drover_forecast::FleetDisk;
+
+    use super::*;
+
+    fn begun(plan: &str, folder: PathBuf, question: Question) -> Begun {
+        Begun {
+            folder,
+            plan: plan.into(),
+            ids: question.vms.iter().map(|vm| vm.name.clone()).collect(),
+            disks: vec![vec!["a".to_string()]; question.vms.len()],
+            question,
+            shared: Budgets::default(),
+            began: Mutex::new(None),
+        }
+    }
+
+    #[test]
+    fn runs_of_one_process_are_foreseen_together_and_each_has_its_own_end() {
+        let state = tempfile::tempdir().unwrap();
+        Store::open(state.path()).unwrap();
+        let question = |plan: &str, vms: usize| {
+            let vm = |at: usize| FleetVm {
+                name: format!("{plan}{at}"),
+                host: "esx1".into(),
+                disks: vec![FleetDisk { data_bytes: 20 << 30, ..FleetDisk::default() }],
+                ..FleetVm::default()
+            };
+            let vms = (0..vms).map(vm).collect();
+            Question { vms, plans: vec![plan.into()], seed: 1, ..Question::default() }
+        };
+        let begin = |plan: &str, vms| {
+            let run = Arc::new(begun(plan, state.path().into(), question(plan, vms)));
+            RUNS.lock().unwrap().push(Arc::downgrade(&run));
+            run
+        };
+        let likely = |ends: &Ends| ends.end_ms[1] - ends.at_ms;
+        let one = begin("one", 10);
+        let alone = ends_of(&one).unwrap();
+        assert_eq!(alone.vms.len(), 10);
+        // The first is kept for a while, but another begins.
+        let two = begin("two", 20);
+        let second = ends_of(&two).unwrap();
+        assert_eq!(second.vms.len(), 20);
+        let first = ends_of(&one).unwrap();
+        assert_eq!(first.at_ms, second.at_ms, "worked out once for both");
+        assert!(likely(&first) > likely(&alone) * 3 / 2, "{} after {}", likely(&first), likely(&alone));
+        assert!(likely(&second) > likely(&first), "{} after {}", likely(&second), likely(&first));
+        // One that is over takes nothing from the others.
+        drop(two);
+        LATEST.lock().unwrap().clear();
+        let last = ends_of(&one).unwrap();
+        assert!(likely(&last) < likely(&first), "{} after {}", likely(&last), likely(&first));
+        let foreseen = one.since_it_began(&last);
+        assert_eq!((foreseen.vms.len(), foreseen.makespan_ms.is_sorted()), (10, true));
+    }
+
+    #[test]
+    fn how_far_a_run_is_follows_from_what_it_keeps() {
+        let row = |id: &str, state, phase: Option<&str>, ended_ms| VmRow {
+            id: id.into(),
+            name: format!("{id} there"),
+            trace_id: String::new(),
+            site: None,
+            target_host: None,
+            state,
+            phase: phase.map(str::to_string),
+            planned: String::new(),
+            snapshot: None,
+            switched_off: false,
+            touched: false,
+            started: None,
+            error: None,
+            cause: None,
+            advice: None,
+            started_ms: None,
+            ended_ms,
+        };
+        let rows = [
+            row("copies", VmState::Running, Some("copy"), None),
+            row("reads back", VmState::Running, Some("verify"), None),
+            row("starts", VmState::Running, Some("start"), None),
+            row("arrived", VmState::Done, Some("clean up"), Some(1_500)),
+            row("tried again", VmState::Failed, Some("copy"), Some(500)),
+            row("waits", VmState::Queued, None, None),
+            row("arrived before", VmState::Done, Some("clean up"), Some(500)),
+            row("stopped", VmState::Stopped, Some("copy"), Some(500)),
+        ];
+        let disk = |label: &str, done_bytes, left_bytes| ProgressRow {
+            vm: "copies there".into(),
+            disk: label.into(),
+            activity: DiskActivity::Copy,
+            is_live: true,
+            at_ms: 0,
+            size_bytes: 100,
+            done_bytes,
+            read_bytes: 0,
+            left_bytes,
+            rate_bytes_per_s: None,
+        };
+        let ids: Vec<String> = rows.iter().map(|row| row.id.clone()).chain(["unknown".into()]).collect();
+        let of_vm = FleetVm {
+            disks: vec![FleetDisk { data_bytes: 100, ..FleetDisk::default() }; 3],
+            ..FleetVm::default()
+        };
+        let question = Question { vms: vec![of_vm; ids.len()], start_ms: 1_000, ..Question::default() };
+        let disks = vec![vec!["a".to_string(), "b".to_string(), "c".to_string()]; ids.len()];
+        let run = Begun { ids, disks, ..begun("p", PathBuf::new(), question) };
+        let stopped = ProgressRow { vm: "stopped there".into(), ..disk("b", 30, None) };
+        let progress = run.progress(&rows, &[disk("a", 70, None), disk("b", 10, Some(40)), stopped]);
+        let copies = Progress::Copies(vec![70, 60, 0]);
+        let (waits, ended) = (Progress::Waits, Progress::Ended);
+        assert_eq!(
+            progress,
+            [
+                copies,
+                Progress::Verifies,
+                Progress::Copied,
+                ended.clone(),
+                waits.clone(),
+                waits.clone(),
+                ended,
+                Progress::Copies(vec![0, 30, 0]),
+                waits
+            ]
+        );
+    }
+}
