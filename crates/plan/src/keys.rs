@@ -90,7 +90,9 @@ pub(crate) struct Table {
 const PASSWORD: &[&str] = &["password_file", "password_env"];
 const PASSWORD_ONCE: Rule = Rule::NotBoth("password_file", "password_env");
 const TRUST_ONCE: Rule = Rule::NotBoth("ca_file", "thumbprint");
-const SELECTS: Rule = Rule::Needs(&["name", "glob", "folder", "tag", "id", "host"]);
+/// Keys of a selection that choose.
+pub const SELECTORS: &[&str] = &["name", "glob", "folder", "tag", "id", "host", "cluster", "datastore"];
+const SELECTS: Rule = Rule::Needs(SELECTORS);
 
 const fn key(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
     Key { name, kind, required: false, default, doc }
@@ -267,6 +269,8 @@ pub(crate) static SELECTOR: Table = Table {
         key("tag", Kind::Text, "", "Tag as category:name; may be a pattern."),
         key("id", Kind::Text, "", "The provider's id (vm-42)."),
         key("host", Kind::Text, "", "Name of the source host."),
+        key("cluster", Kind::Text, "", "Name of the cluster of the source host."),
+        key("datastore", Kind::Text, "", "Name of a datastore in which one of its disks lies."),
     ],
     rules: &[SELECTS],
 };
@@ -279,6 +283,8 @@ pub(crate) static SELECTION: Table = Table {
         key("tag", Kind::Text, "", "Tag as category:name; may be a pattern."),
         key("id", Kind::Text, "", "The provider's id (vm-42)."),
         key("host", Kind::Text, "", "Name of the source host."),
+        key("cluster", Kind::Text, "", "Name of the cluster of the source host."),
+        key("datastore", Kind::Text, "", "Name of a datastore in which one of its disks lies."),
         key(
             "target_name",
             Kind::Text,

@@ -45,7 +45,7 @@ pub use draft_waves::{DraftMember, DraftWave, draft_waves};
 pub use flat::{FlatSetting, settings};
 pub use glob::matches as name_matches;
 pub use json::keys_json;
-pub use keys::schema;
+pub use keys::{SELECTORS, schema};
 pub use model::*;
 pub use moves::{MOVES_MAX, Moves, OneMove, Setting};
 pub use near::near_names as near;

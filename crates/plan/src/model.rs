@@ -365,10 +365,21 @@ pub struct Selector {
     pub id: Option<String>,
     /// Name of the source host.
     pub host: Option<String>,
+    /// Name of the cluster of the source host.
+    pub cluster: Option<String>,
+    /// Name of a datastore in which one of its disks lies.
+    pub datastore: Option<String>,
     /// Place in the file.
     pub at: At,
     /// Path in the plan (`vms[2]`, `exclude[0]`).
     pub path: String,
+}
+
+impl Selector {
+    /// What it asks for that is not in a VM's name.
+    pub(crate) fn beside_name(&self) -> [&Option<String>; 6] {
+        [&self.folder, &self.tag, &self.id, &self.host, &self.cluster, &self.datastore]
+    }
 }
 
 /// What is different for the VMs of one selection.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use drover_types::{Bytes, units};
 
-use crate::keys::{self, Kind, Table};
+use crate::keys::{self, Kind, SELECTORS, Table};
 use crate::model::*;
 use crate::node::{Entry, Node, Value};
 use crate::problem::{At, Problem, sort};
@@ -316,15 +316,16 @@ impl Reader {
             tag: self.text(fields, "tag"),
             id: self.text(fields, "id"),
             host: self.text(fields, "host"),
+            cluster: self.text(fields, "cluster"),
+            datastore: self.text(fields, "datastore"),
             at: fields.at,
             path: fields.path.clone(),
         };
-        let keys =
-            [&selector.name, &selector.glob, &selector.folder, &selector.tag, &selector.id, &selector.host];
-        if keys.iter().all(|key| key.is_none()) {
+        let asks = [&selector.name, &selector.glob].into_iter().chain(selector.beside_name());
+        if asks.into_iter().all(Option::is_none) {
             let problem = Problem::error(fields.path.clone(), "it does not say which VMs").at(fields.at);
-            self.problems
-                .push(problem.advise("give name, glob, folder, tag, id or host; `glob: \"*\"` takes all"));
+            let keys = SELECTORS.join(", ");
+            self.problems.push(problem.advise(format!("give one of {keys}; `glob: \"*\"` takes all")));
         }
         selector
     }

@@ -61,6 +61,9 @@ pub struct Host {
     pub id: String,
     /// The name users know it by.
     pub name: String,
+    /// Name of its cluster; absent if it stands alone, or that is not told.
+    #[serde(default)]
+    pub cluster: Option<String>,
     /// Power policy, where the provider tells it.
     pub power_policy: Option<PowerPolicy>,
     /// Physical NICs.

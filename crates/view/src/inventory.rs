@@ -362,6 +362,7 @@ mod tests {
         let host = Host {
             id: "host-1".into(),
             name: "esx1".into(),
+            cluster: Some("old".into()),
             power_policy: Some(PowerPolicy::Balanced),
             physical_nics: vec![PhysicalNic { device: "vmnic0".into(), link_mbps: Some(10_000) }],
             addresses: vec![HostAddress {

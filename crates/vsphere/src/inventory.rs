@@ -113,7 +113,11 @@ impl Inner {
         let vm = |object: Object| (!is_template(&object)).then(|| vm_of(&object, &around));
         let vms = self.retrieve_each(op, &[("VirtualMachine", &paths)], &members, vm)?;
         let templates = vms.iter().filter(|vm| vm.is_none()).count();
-        Ok(Inventory { vms: vms.into_iter().flatten().collect(), templates, ..surroundings_of(&places) })
+        Ok(Inventory {
+            vms: vms.into_iter().flatten().collect(),
+            templates,
+            ..surroundings_of(&places, &around)
+        })
     }
 
     /// The VMs of a view, which may tell none if it is empty.
@@ -176,11 +180,11 @@ fn around_spec(vm: &str) -> String {
 }
 
 /// An inventory without VMs.
-fn surroundings_of(objects: &[Object]) -> Inventory {
+fn surroundings_of(objects: &[Object], around: &Surroundings) -> Inventory {
     let mut inventory = Inventory::default();
     for object in objects {
         match object.moref.kind.as_str() {
-            "HostSystem" => inventory.hosts.push(host_of(object)),
+            "HostSystem" => inventory.hosts.push(host_of(object, around)),
             "Datastore" => inventory.datastores.push(datastore_of(object)),
             "Network" | "OpaqueNetwork" | "DistributedVirtualPortgroup" => inventory
                 .networks
@@ -200,10 +204,11 @@ fn datastore_of(object: &Object) -> Datastore {
     }
 }
 
-fn host_of(object: &Object) -> Host {
+fn host_of(object: &Object, around: &Surroundings) -> Host {
     Host {
         id: object.moref.id.clone(),
         name: decode_name(&object.string("name")),
+        cluster: around.cluster(&object.moref.id),
         power_policy: object.get("config.powerSystemInfo").and_then(power_policy),
         physical_nics: object.get("config.network.pnic").map(physical_nics).unwrap_or_default(),
         addresses: addresses(object),
@@ -280,7 +285,7 @@ mod tests {
             <selectedVnic>k-0</selectedVnic></VirtualNicManagerNetConfig><VirtualNicManagerNetConfig>\
             <nicType>management</nicType><selectedVnic>management.key-vim.host.VirtualNic-vmk0</selectedVnic>\
             </VirtualNicManagerNetConfig></val></propSet></o>";
-        let host = host_of(&object_of(xml::parse(text).unwrap()));
+        let host = host_of(&object_of(xml::parse(text).unwrap()), &Surroundings::default());
         assert_eq!((host.power_policy, host.thumbprint), (Some(PowerPolicy::HighPerformance), None));
         assert_eq!(host.physical_nics[0].link_mbps, Some(25000));
         assert_eq!(host.physical_nics[1].link_mbps, None);

@@ -88,6 +88,12 @@ impl Surroundings {
         (!names.is_empty()).then(|| names.join("/"))
     }
 
+    /// Name of the cluster that a host is in.
+    pub fn cluster(&self, host: &str) -> Option<String> {
+        let above = self.parents.get(&self.parents.get(host)?.parent)?;
+        (above.kind == "ClusterComputeResource").then(|| decode_name(&above.name))
+    }
+
     /// Path of folders below the data centre's own folder of VMs.
     fn folder(&self, start: &str) -> String {
         let mut names: Vec<String> = (self.way_up(start).take_while(|place| place.kind != "Datacenter"))
@@ -247,10 +253,21 @@ mod tests {
             ("Folder", "group-v1", "vm", "dc-1"),
             ("Folder", "group-v2", "a%2fb", "group-v1"),
             ("Folder", "loop", "loop", "loop"),
+            ("ClusterComputeResource", "domain-c1", "old%2f1", "group-h1"),
+            ("ComputeResource", "domain-s1", "esx2", "group-h1"),
+            ("HostSystem", "host-1", "esx1", "domain-c1"),
+            ("HostSystem", "host-2", "esx2", "domain-s1"),
         ] {
             around.learn(&object(kind, id, &[("name", name), ("parent", parent)]));
         }
         around
+    }
+
+    #[test]
+    fn a_host_is_in_a_cluster_or_stands_alone() {
+        let of = |host: &str| tree().cluster(host);
+        assert_eq!(of("host-1").as_deref(), Some("old/1"));
+        assert_eq!((of("host-2"), of("host-3")), (None, None));
     }
 
     #[test]

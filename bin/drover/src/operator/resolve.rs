@@ -11,7 +11,7 @@ use drover_operator::model::{
     Conversion, DiskSize, MigrationSpec, Pinned, Place, PlanLimits, ProviderSpec, Size, SourceId, VmId,
     plan_text,
 };
-use drover_plan::{Convert, Cutover, PlannedVm, Problem, Target, chosen_by};
+use drover_plan::{Convert, Cutover, PlannedVm, Problem, SELECTORS, Target, chosen_by};
 use drover_types::inventory::Inventory;
 use serde_json::{Value, json};
 
@@ -28,8 +28,6 @@ const PROBLEMS_MAX: usize = 10;
 /// To merge the snapshot of a copy under way would end that copy.
 const WHOSE_SNAPSHOT: &str = "a snapshot called drover-... is that of a copy, here or from another cluster: do not remove it while that \
                               copy is under way, but leave the VM out";
-/// Keys of a selection that choose.
-const SELECTORS: [&str; 6] = ["name", "glob", "folder", "tag", "id", "host"];
 /// Files of a Secret that are used.
 const FILES: [&str; 2] = ["password", "ca.crt"];
 

@@ -243,14 +243,12 @@ impl<'a> Giving<'a> {
 
 /// Whether a selector asks for nothing but a name.
 fn is_plain(selector: &Selector) -> bool {
-    let Selector { glob, folder, tag, id, host, .. } = selector;
-    [glob, folder, tag, id, host].iter().all(|key| key.is_none())
+    selector.glob.is_none() && selector.beside_name().into_iter().all(Option::is_none)
 }
 
 /// Whether a selector selects every VM of this name.
 fn surely(selector: &Selector, name: &str) -> bool {
-    let Selector { folder, tag, id, host, .. } = selector;
-    [folder, tag, id, host].iter().all(|key| key.is_none())
+    selector.beside_name().into_iter().all(Option::is_none)
         && selector.name.as_ref().is_none_or(|it| it == name)
         && selector.glob.as_ref().is_none_or(|glob| matches(glob, name))
 }

@@ -129,7 +129,7 @@ impl<'a> Resolver<'a> {
     }
 
     pub(super) fn selects(&self, selector: &Selector, vm: &Vm) -> bool {
-        let host = || self.inventory.host(&vm.host_id).map_or("", |host| host.name.as_str());
+        let host = self.inventory.host(&vm.host_id);
         let below = |folder: &String| {
             vm.folder == *folder
                 || vm.folder.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
@@ -139,7 +139,15 @@ impl<'a> Resolver<'a> {
             && selector.folder.as_ref().is_none_or(below)
             && selector.tag.as_ref().is_none_or(|tag| vm.tags.iter().any(|it| matches(tag, it)))
             && selector.id.as_ref().is_none_or(|id| *id == vm.id)
-            && selector.host.as_ref().is_none_or(|name| name == host())
+            && selector.host.as_ref().is_none_or(|name| host.is_some_and(|it| it.name == *name))
+            && selector
+                .cluster
+                .as_ref()
+                .is_none_or(|name| host.is_some_and(|it| it.cluster.as_ref() == Some(name)))
+            && selector
+                .datastore
+                .as_ref()
+                .is_none_or(|name| vm.disks.iter().any(|disk| disk.datastore == *name))
     }
 
     fn nothing_found(&mut self, selector: &Selector) {
@@ -147,7 +155,7 @@ impl<'a> Resolver<'a> {
         let (message, advice) = match &selector.name {
             Some(name) if names().any(|it| it == name) => (
                 format!("no VM called '{name}' is where this selection looks"),
-                "check folder, tag and host".to_string(),
+                "check what else it asks for".to_string(),
             ),
             Some(name) => {
                 let near = nearest(name, names());
@@ -158,7 +166,7 @@ impl<'a> Resolver<'a> {
             }
             None => (
                 "it selects no VM".to_string(),
-                "see `drover inventory` for names, folders and tags".to_string(),
+                "see `drover inventory` for names, folders and tags; `--json` has hosts, clusters and datastores".to_string(),
             ),
         };
         self.error(&selector.path.clone(), selector.at, message, advice);

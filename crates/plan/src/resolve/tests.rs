@@ -81,7 +81,7 @@ fn names(plan: &Plan) -> Vec<String> {
 }
 
 #[test]
-fn vms_are_selected_by_name_glob_folder_tag_id_and_host() {
+fn vms_are_selected_by_name_place_tag_and_id() {
     assert_eq!(names(&plan("[{name: web01}]", "")), ["vm-1"]);
     assert_eq!(names(&plan("[{glob: 'web*'}]", "")), ["vm-1", "vm-2"]);
     assert_eq!(names(&plan("[{folder: prod}]", "")), ["vm-1", "vm-2"]);
@@ -90,6 +90,24 @@ fn vms_are_selected_by_name_glob_folder_tag_id_and_host() {
     assert_eq!(names(&plan("[{id: vm-4}]", "")), ["vm-4"]);
     assert_eq!(names(&plan("[{glob: 'web*'}]", "exclude: [{name: web01}]")), ["vm-2"]);
     assert_eq!(names(&plan("[{host: esx1, glob: 'web*'}]", "")), ["vm-1", "vm-2"]);
+    let mut inventory = inventory();
+    inventory.hosts.push(Host { id: "host-2".into(), name: "esx2".into(), ..Host::default() });
+    inventory.hosts[0].cluster = Some("old".into());
+    inventory.vms[1].host_id = "host-2".into();
+    inventory.vms[2].disks[0].datastore = "ds2".into();
+    let second = VmDisk { datastore: "ds2".into(), ..inventory.vms[3].disks[0].clone() };
+    inventory.vms[3].disks.push(second);
+    let names = |vms: &str, more: &str| {
+        let resolution = resolve(&plan(vms, more), &inventory);
+        let mut names: Vec<String> = resolution.vms.into_iter().map(|vm| vm.vm.id).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("[{cluster: old}]", ""), ["vm-1", "vm-3", "vm-4"]);
+    assert_eq!(names("[{datastore: ds2}]", ""), ["vm-3", "vm-4"], "any of its disks");
+    assert_eq!(names("[{cluster: old, datastore: ds1}]", "exclude: [{datastore: ds2}]"), ["vm-1"]);
+    let told = errors(&plan("[{cluster: new}]", ""), &inventory);
+    assert!(told.contains("error: vms[0]: it selects no VM"), "{told}");
 }
 
 #[test]
