@@ -265,6 +265,9 @@ pub struct PlanNewArgs {
     /// Names or patterns of the VMs to take; all if none is given
     #[arg(long = "vm", value_name = "NAME")]
     pub vms: Vec<String>,
+    /// Table of the VMs to take, with a column name or id, and others for keys such as wave, mode or target_name
+    #[arg(long, value_name = "CSV", conflicts_with = "vms")]
+    pub table: Option<PathBuf>,
     /// Plan's name [default: that of the file, else of the VMs]
     #[arg(long)]
     pub name: Option<String>,

@@ -285,6 +285,31 @@ fn inventory_status_and_report_speak_json_and_text() {
         "{}",
         refused.err
     );
+    let table = stage.path("waves.csv");
+    let from_table = |rows: &str, plan: &str| {
+        std::fs::write(&table, rows).unwrap();
+        let (table, plan) = (table.to_str().unwrap(), stage.path(plan));
+        let trust = &stage.sim.thumbprint;
+        let args =
+            ["plan", "new", &source, "--thumbprint", trust, "--table", table, "-o", plan.to_str().unwrap()];
+        (stage.run(&args), plan)
+    };
+    let (refused, plan) = from_table("VM;Wave\nonne;pilot\n", "refused.yaml");
+    assert_eq!((refused.code, plan.exists()), (Some(3), false), "{}", refused.err);
+    assert!(
+        refused
+            .err
+            .contains("waves.csv:2:1: error: name: there is no VM called 'onne' (did you mean 'one'?)"),
+        "{}",
+        refused.err
+    );
+    let (written, plan) = from_table("VM;Wave;Host\none;Wave 1;x\n", "fleet.yaml");
+    assert_eq!(written.code, Some(0), "{}", written.err);
+    assert!(written.err.contains("are left out: Host"), "{}", written.err);
+    let text = std::fs::read_to_string(&plan).unwrap();
+    assert!(text.contains("- {name: \"wave-1\"}") && text.contains("wave: \"wave-1\""), "{text}");
+    let checked = stage.run(&["plan", "check", plan.to_str().unwrap()]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
 }
 
 #[test]

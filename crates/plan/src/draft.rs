@@ -7,6 +7,7 @@ use drover_types::drives_terminal;
 use drover_types::inventory::{Inventory, PowerState, Vm};
 
 use crate::concern::{ConcernContext, Weight, concerns};
+use crate::draft_table::DraftTable;
 use crate::glob::matches;
 use crate::model::{ManifestUse, OvaSource};
 use crate::near::near_names;
@@ -59,12 +60,38 @@ pub fn draft(inventory: &Inventory, patterns: &[String], options: &DraftOptions)
     let wanted = |vm: &&Vm| patterns.is_empty() || patterns.iter().any(|pattern| matches(pattern, &vm.name));
     let mut vms: Vec<&Vm> = inventory.vms.iter().filter(wanted).collect();
     vms.sort_by(|a, b| (&a.folder, &a.name, &a.id).cmp(&(&b.folder, &b.name, &b.id)));
-    let mut text = head(options);
-    text.push_str(&networks(&vms));
-    text.push_str("\nvms:\n");
-    for vm in &vms {
-        text.push_str(&entry(vm, inventory));
+    plan_of(inventory, &vms.iter().map(|vm| (*vm, &[][..])).collect::<Vec<_>>(), "", options)
+}
+
+/// Writes a plan that takes the VMs of a table, in its order; its waves go one after the other.
+pub fn draft_rows(inventory: &Inventory, table: &DraftTable<'_>, options: &DraftOptions) -> String {
+    let chosen: Vec<Chosen<'_>> = table.rows.iter().map(|row| (row.vm, row.keys.as_slice())).collect();
+    let mut waves = String::new();
+    if !table.waves.is_empty() {
+        waves.push_str(
+            "\nwaves:                    # one after the other; `from` and `until` give each a window\n",
+        );
     }
+    let mut before: Option<&String> = None;
+    // As YAML they are already.
+    for wave in &table.waves {
+        let after = before.map(|before| format!(", after: [{before}]")).unwrap_or_default();
+        // Writing to a String cannot fail.
+        let _ = writeln!(waves, "  - {{name: {wave}{after}}}");
+        before = Some(wave);
+    }
+    plan_of(inventory, &chosen, &waves, options)
+}
+
+/// A VM, and keys of its selection as YAML.
+type Chosen<'a> = (&'a Vm, &'a [(&'static str, String)]);
+
+fn plan_of(inventory: &Inventory, chosen: &[Chosen<'_>], waves: &str, options: &DraftOptions) -> String {
+    let mut text = head(options);
+    text.push_str(&networks(&chosen.iter().map(|(vm, _)| *vm).collect::<Vec<_>>()));
+    text.push_str(waves);
+    text.push_str("\nvms:\n");
+    chosen.iter().for_each(|it| text.push_str(&entry(*it, inventory)));
     text
 }
 
@@ -153,7 +180,7 @@ fn networks(vms: &[&Vm]) -> String {
     text
 }
 
-fn entry(vm: &Vm, inventory: &Inventory) -> String {
+fn entry((vm, keys): Chosen<'_>, inventory: &Inventory) -> String {
     let found = concerns(vm, inventory, &ConcernContext::default());
     let blocking: Vec<String> =
         found.iter().filter(|it| it.severity == Weight::Blocks).map(ToString::to_string).collect();
@@ -168,7 +195,11 @@ fn entry(vm: &Vm, inventory: &Inventory) -> String {
     if !is_unique {
         let _ = writeln!(text, "  {mark}  id: {}", quote(&vm.id));
     }
-    if found.iter().any(|it| it.id == "fixed-addresses") {
+    for (key, value) in keys {
+        let _ = writeln!(text, "  {mark}  {key}: {value}");
+    }
+    let says_addresses = keys.iter().any(|(key, _)| *key == "keep_addresses");
+    if !says_addresses && found.iter().any(|it| it.id == "fixed-addresses") {
         let _ = writeln!(text, "  {mark}  keep_addresses: true   # as VMware Tools tell them");
     }
     text

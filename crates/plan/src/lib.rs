@@ -11,13 +11,14 @@
 //! - [`as_begun`] keeps a run at the VMs and disks it began with.
 //! - [`nfc`] tells what reading through VDDK takes of each host, and how much of it there is.
 //! - [`Moves::parse`] reads a file of live moves.
-//! - [`draft`] writes a first plan from an inventory, [`draft_waves`] waves for one.
+//! - [`draft`] writes a first plan from an inventory, [`draft_rows`] one from a table of VMs, [`draft_waves`] waves for one.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod begun;
 mod concern;
 mod draft;
+mod draft_table;
 mod draft_waves;
 mod flat;
 mod glob;
@@ -40,7 +41,8 @@ pub use concern::{
     CATALOGUE, Concern, ConcernContext, Fate, Stays, Weight, concerns, concerns_inside, fates,
     has_known_loader, lacking_driver, names_of_slots, renamed,
 };
-pub use draft::{DraftOptions, DraftSource, draft, unmatched};
+pub use draft::{DraftOptions, DraftSource, draft, draft_rows, unmatched};
+pub use draft_table::{DraftTable, draft_table};
 pub use draft_waves::{DraftMember, DraftWave, draft_waves};
 pub use flat::{FlatSetting, settings};
 pub use glob::matches as name_matches;

@@ -40,6 +40,7 @@ pub const PLAN_NEW: &str = "\
 Examples:
   drover plan new vcenter.example.org --thumbprint AA:BB:... --vm 'web*' -o web.yaml
   drover plan new vcenter.example.org --password-file secret --vm web01 --vm db01 -o two.yaml
+  drover plan new vcenter.example.org --password-file secret --table waves.csv -o fleet.yaml
 
 Next: edit the file, then drover plan check web.yaml";
 

@@ -21,6 +21,7 @@ use crate::commands::inventory::{Counters, ask};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::far;
+use crate::files::read_text;
 use crate::hooks::hook_problems;
 use crate::inspection::{Inspected, inspect_plan};
 use crate::lacks::too_large;
@@ -464,8 +465,36 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure
         },
     };
     let options = DraftOptions { name: draft_name(args), source, folder: args.folder.clone(), start: false };
-    Ok(drover_plan::draft(inventory, &args.vms, &options))
+    let Some(path) = &args.table else { return Ok(drover_plan::draft(inventory, &args.vms, &options)) };
+    let text = read_text(path, TABLE_BYTES_MAX).map_err(|error| {
+        let what = format!("table {}: {error}", path.display());
+        Failure::new(Exit::Usage, what).advise("save it as CSV in UTF-8")
+    })?;
+    let table = drover_plan::draft_table(&text, inventory).map_err(|problems| {
+        crate::out::problems(path, &problems);
+        Failure::new(Exit::Plan, format!("{} does not say which VMs to take", path.display()))
+    })?;
+    if !table.unused.is_empty() {
+        crate::out::say(format_args!(
+            "columns that are no keys of `vms` are left out: {}",
+            clean(&table.unused.join(", "))
+        ));
+    }
+    let text = drover_plan::draft_rows(inventory, &table, &options);
+    // What a cell holds may be no value of its key.
+    if let Err(problems) = drover_plan::Plan::parse(&text) {
+        let told = args.output.as_deref().unwrap_or(Path::new("plan"));
+        crate::out::problems(told, &problems);
+        crate::out::say(format_args!(
+            "warning: cells of {} have what their keys do not take; lines are those of the plan",
+            path.display()
+        ));
+    }
+    Ok(text)
 }
+
+/// A table of VMs may not be larger.
+const TABLE_BYTES_MAX: u64 = 64 << 20;
 
 /// Two plans of one name would be one plan: it is that of the file, else of the VMs or of where they come from.
 fn draft_name(args: &PlanNewArgs) -> String {
@@ -473,6 +502,7 @@ fn draft_name(args: &PlanNewArgs) -> String {
     let candidates = [
         args.output.as_deref().and_then(stem),
         Some(args.vms.join("-")),
+        args.table.as_deref().and_then(stem),
         Some(args.provider.provider.clone()),
     ];
     let fits = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
