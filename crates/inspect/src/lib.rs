@@ -1,30 +1,36 @@
 //! Looks into a guest's disks without starting it and without mounting them: partition tables, signatures, logical volumes, and of
-//! Linux on ext4, XFS and btrfs what decides whether it boots elsewhere. All that is read was written by somebody else, so every size has a bound.
+//! Linux on ext4, XFS and btrfs and of Windows on NTFS what decides whether it boots elsewhere. All that is read was written by somebody
+//! else, so every size has a bound.
 //!
 //! ```text
 //! disk ─ table ─> partitions ─ signature ─> ext4, xfs, btrfs ─ tree ─ linux ─> os-release, fstab, network files, boot loader
 //!                      ^                │       └ initramfs ─> drivers
+//!                      │                ├─> ntfs ─ hive ─ windows ─> version, drivers, services, addresses
 //!                      └─ volumes ─ lvm <┴> fat ─> loaders of the EFI system partition
 //! ```
 //!
-//! Not looked into, and told so: volumes of LVM that are not linear, software RAID, encrypted partitions, and the inside of
-//! NTFS.
+//! Not looked into, and told so: volumes of LVM that are not linear, software RAID, encrypted partitions, and dynamic disks of Windows.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod btrfs;
 mod ext4;
 mod fat;
+#[doc(hidden)]
+pub mod fuzzing;
+mod hive;
 mod initramfs;
 mod linux;
 mod lvm;
 mod network;
+mod ntfs;
 mod read;
 mod signature;
 mod table;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod windows;
 mod xfs;
 
 use std::collections::HashMap;
@@ -36,10 +42,12 @@ pub use initramfs::Drivers;
 pub use read::ReadAt;
 
 use lvm::Physical;
+use ntfs::Ntfs;
 use read::Part;
 use signature::Signature;
 use table::Table;
 use tree::Tree;
+use windows::Volume;
 
 /// Looks into the disks of one guest, in boot order. What cannot be read is told among the findings.
 pub fn inspect(disks: &[Arc<dyn ReadAt>]) -> Inside {
@@ -49,6 +57,7 @@ pub fn inspect(disks: &[Arc<dyn ReadAt>]) -> Inside {
     }
     look.at_volumes();
     linux::look(&look.trees, &mut look.inside);
+    windows::look(&look.ntfs, &mut look.inside);
     look.inside
 }
 
@@ -57,6 +66,7 @@ pub fn inspect(disks: &[Arc<dyn ReadAt>]) -> Inside {
 struct Look {
     inside: Inside,
     trees: Vec<Tree>,
+    ntfs: Vec<Volume>,
     physical: Physical,
     /// Where physical volumes lie, by their UUIDs.
     places: HashMap<String, Place>,
@@ -112,7 +122,13 @@ impl Look {
             },
             Ok(Some(Signature::Ntfs)) => {
                 self.inside.ntfs = true;
-                return;
+                match Ntfs::load(part) {
+                    Ok(ntfs) => {
+                        let Place { disk, partition, name } = place.clone();
+                        return self.ntfs.push(Volume { ntfs, disk, partition, name });
+                    }
+                    Err(why) => format!("NTFS cannot be read: {why}"),
+                }
             }
             Ok(Some(Signature::Locked(kind))) => {
                 let Place { disk, partition, .. } = *place;

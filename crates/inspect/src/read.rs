@@ -34,7 +34,12 @@ fn beyond() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "it lies past the end of the disk")
 }
 
-/// Four bytes as partition tables and LVM have them.
+/// Two bytes as partition tables and NTFS have them.
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap_or_default())
+}
+
+/// Four bytes.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default())
 }

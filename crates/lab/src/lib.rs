@@ -16,6 +16,7 @@ mod script;
 mod sim;
 pub mod v2v;
 mod vddk;
+pub mod windows;
 
 pub use cluster::Cluster;
 pub use drover_pulse::{Verdict, Voice};

@@ -17,9 +17,11 @@ use crate::warm::Warm;
 mod inside;
 mod network;
 mod warm;
+mod windows;
 
 pub use inside::{concerns_inside, has_known_loader, lacking_driver, renamed};
 pub use network::{Fate, Stays, fates, names_of_slots};
+pub use windows::lacking_windows_driver;
 
 /// How much a [`Concern`] matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -137,6 +139,13 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
         Weight::Warning,
         "a file system of the guest has too little room for a conversion",
     ),
+    ("guest-id-differs", Weight::Warning, "the disks hold another system than the guest id names"),
+    ("ntfs-dirty", Weight::Warning, "Windows wants a file system checked"),
+    ("hibernated", Weight::Warning, "Windows is hibernated, or was shut down for a fast start"),
+    ("windows-without-driver", Weight::Warning, "Windows lacks the driver of the disks' bus"),
+    ("domain-controller", Weight::Warning, "Windows is a domain controller"),
+    ("cluster-node", Weight::Warning, "Windows is a node of a failover cluster"),
+    ("restart-pending", Weight::Warning, "Windows waits for a restart to end an update"),
     ("vmware-tools-inside", Weight::Info, "the guest has tools of VMware"),
     ("vendor-services-inside", Weight::Info, "the guest starts services that are of use on VMware alone"),
     ("not-seen-inside", Weight::Info, "a part of the guest's disks was not looked into"),
@@ -492,7 +501,9 @@ impl Found<'_> {
 mod tests {
     use super::*;
     use crate::PlannedVm;
-    use drover_types::guest::{ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface};
+    use drover_types::guest::{
+        ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface, Windows as GuestWindows,
+    };
     use drover_types::inventory::{FixedAddresses, PhysicalNic, Snapshot};
 
     fn plain() -> (Vm, Inventory) {
@@ -568,6 +579,9 @@ mod tests {
             assert!(is_told(&found), "{id}");
             id.to_string()
         };
+        let of_windows = |id: &str, change: &dyn Fn(&mut GuestWindows)| {
+            inside(id, &|found| change(found.windows.get_or_insert_default()))
+        };
         let told = [
             change("no-disks", &|vm, _| vm.disks.clear()),
             change("independent-disk", &|vm, _| vm.disks[0].mode = DiskMode::IndependentPersistent),
@@ -627,6 +641,13 @@ mod tests {
             inside("little-space-inside", &|found| {
                 found.free.push(FreeSpace { place: "/".into(), bytes: 1 << 20 })
             }),
+            inside("guest-id-differs", &|found| found.windows = Some(GuestWindows::default())),
+            inside("ntfs-dirty", &|found| found.dirty.push("disk 0, partition 2".into())),
+            of_windows("hibernated", &|found| found.is_hibernated = true),
+            of_windows("windows-without-driver", &|found| found.drivers = Some(Vec::new())),
+            of_windows("domain-controller", &|found| found.is_domain_controller = true),
+            of_windows("cluster-node", &|found| found.is_cluster_node = true),
+            of_windows("restart-pending", &|found| found.waits_for_restart = true),
             inside("vmware-tools-inside", &|found| found.vmware_tools = Some("open-vm-tools".into())),
             inside("vendor-services-inside", &|found| found.vendor_services.push("vmtoolsd".into())),
             inside("not-seen-inside", &|found| found.unseen.push("disk 0: LVM".into())),

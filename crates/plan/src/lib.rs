@@ -39,7 +39,7 @@ mod warm;
 pub use begun::{Begun, Others, as_begun};
 pub use concern::{
     CATALOGUE, Concern, ConcernContext, Fate, Stays, Weight, concerns, concerns_inside, fates,
-    has_known_loader, lacking_driver, names_of_slots, renamed,
+    has_known_loader, lacking_driver, lacking_windows_driver, names_of_slots, renamed,
 };
 pub use draft::{DraftOptions, DraftSource, draft, draft_rows, unmatched};
 pub use draft_table::{DraftTable, draft_table};

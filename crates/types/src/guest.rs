@@ -7,8 +7,14 @@ use serde::{Deserialize, Serialize};
 pub struct Inside {
     /// The system, such as `Debian GNU/Linux 12 (bookworm)`; absent if it was not found.
     pub system: Option<String>,
-    /// Whether an NTFS file system was found, which is how Windows is recognised.
+    /// Whether an NTFS file system was found, which is how Windows is recognised where its registry was not read.
     pub ntfs: bool,
+    /// What its registry tells of a Windows; absent if none was found, or it could not be read.
+    #[serde(default)]
+    pub windows: Option<Windows>,
+    /// NTFS file systems that Windows wants checked before they are used (`disk 0, partition 2`).
+    #[serde(default)]
+    pub dirty: Vec<String>,
     /// The boot loader, such as `GRUB`; absent if it was not found.
     pub boot_loader: Option<String>,
     /// What its EFI system partition holds; absent if it has none, or it could not be read.
@@ -44,6 +50,64 @@ impl Inside {
     pub fn saw_root(&self) -> bool {
         self.free.iter().any(|it| it.place == "/")
     }
+
+    /// The Windows that it boots, as far as that is known: none beside a Linux.
+    pub fn only_windows(&self) -> Option<&Windows> {
+        self.windows.as_ref().filter(|_| !self.saw_root())
+    }
+}
+
+/// What the registry of a Windows tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Windows {
+    /// Number of its disk, from 0.
+    pub disk: usize,
+    /// Number of its partition, from 1; 0 for the whole disk.
+    pub partition: usize,
+    /// The number of its build, such as 17763.
+    pub build: Option<u32>,
+    /// Whether it is a server.
+    pub is_server: bool,
+    /// What it runs on: `AMD64`, `x86`.
+    pub machine: Option<String>,
+    /// Drivers of virtio that it knows; absent where its services were not read.
+    pub drivers: Option<Vec<WindowsDriver>>,
+    /// Whether its memory waits on the disk to be loaded again: it is hibernated, or was shut down for a fast start.
+    pub is_hibernated: bool,
+    /// Whether it is a domain controller.
+    pub is_domain_controller: bool,
+    /// Whether it is a node of a failover cluster.
+    pub is_cluster_node: bool,
+    /// Whether an update waits for a restart.
+    pub waits_for_restart: bool,
+    /// Fixed addresses of IPv4.
+    pub fixed: Vec<WindowsAddresses>,
+}
+
+/// A driver of Windows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowsDriver {
+    /// `viostor`, `vioscsi` or `netkvm`.
+    pub name: String,
+    /// Whether it starts before the disk that Windows is on is read by it.
+    pub starts_at_boot: bool,
+    /// Whether its file is there.
+    pub has_file: bool,
+}
+
+/// Fixed addresses of a network card of Windows, which may be one that is there no more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowsAddresses {
+    /// What Windows calls it (`Ethernet0`), or its GUID.
+    pub name: String,
+    /// MAC address of the card, lower case with colons; absent where the registry does not tell it.
+    pub mac: Option<String>,
+    /// Addresses (`192.0.2.7/24`).
+    pub addresses: Vec<String>,
+    /// The gateway.
+    pub gateway: Option<String>,
+    /// Name servers.
+    pub dns: Vec<String>,
 }
 
 /// What boots from an EFI system partition.
@@ -111,7 +175,7 @@ pub struct Interface {
 /// Free space of a file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreeSpace {
-    /// Where it is mounted: `/` or `/boot`.
+    /// Where it is mounted: `/`, `/boot`, or `C:` for the file system that Windows is on, whatever its letter.
     pub place: String,
     /// Bytes.
     pub bytes: u64,

@@ -54,6 +54,23 @@ pub(crate) fn btrfs(tree: &Path, options: &str) -> Option<Arc<File>> {
     ran(mkfs, options, &image)
 }
 
+/// What mkntfs makes with these options and ntfscp puts into its root; `None`, after a printed line, without them.
+pub(crate) fn ntfs(options: &str, files: &[(&str, &[u8])]) -> Option<Arc<File>> {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, from) = (folder.path().join("image"), folder.path().join("file"));
+    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let mut mkfs = tool("mkntfs");
+    mkfs.args(["-F", "-Q", "-q"]).args(options.split_whitespace()).arg(&image);
+    let mut made = ran(mkfs, options, &image)?;
+    for (name, content) in files {
+        std::fs::write(&from, content).unwrap();
+        let mut copy = tool("ntfscp");
+        copy.args(["-q", "-f"]).arg(&image).arg(&from).arg(name);
+        made = ran(copy, options, &image)?;
+    }
+    Some(made)
+}
+
 /// A tool that is root's.
 fn tool(name: &str) -> Command {
     let mut tool = Command::new(name);

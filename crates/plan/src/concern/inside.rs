@@ -12,6 +12,7 @@ use crate::resolution::{PlannedVm, TargetBus};
 /// What was found inside a planned VM and matters for its move, the worst first.
 pub fn concerns_inside(vm: &PlannedVm, inside: &Inside) -> Vec<Concern> {
     let mut found = Found { vm: &vm.vm, list: Vec::new() };
+    found.windows(vm, inside);
     found.initramfs(vm, inside);
     found.paths(vm, inside);
     found.fallback(vm, inside);
@@ -30,7 +31,14 @@ pub fn concerns_inside(vm: &PlannedVm, inside: &Inside) -> Vec<Concern> {
     if !inside.vendor_services.is_empty() {
         let what =
             format!("starts services that are of use on VMware alone: {}", inside.vendor_services.join(", "));
-        let advice = "a conversion removes those of VMware's tools; after the move, disable the others (`systemctl disable --now`)";
+        let advice = match inside.only_windows() {
+            None => {
+                "a conversion removes those of VMware's tools; after the move, disable the others (`systemctl disable --now`)"
+            }
+            Some(_) => {
+                "a conversion removes VMware Tools; after the move, disable the others (`sc.exe config NAME start= disabled`)"
+            }
+        };
         found.add("vendor-services-inside", None, what, advice);
     }
     if !inside.unseen.is_empty() {
@@ -158,6 +166,9 @@ impl Found<'_> {
     }
 
     fn names(&mut self, vm: &PlannedVm, inside: &Inside) {
+        if inside.only_windows().is_some() {
+            return;
+        }
         for fate in fates(vm, inside) {
             let advice = match &fate.stays {
                 Stays::ByItself | Stays::Unset => continue,

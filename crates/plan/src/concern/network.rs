@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use drover_types::guest::{Inside, Interface};
+use drover_types::guest::{Inside, Interface, WindowsAddresses};
 use serde::Serialize;
 
+use super::windows::{is_given, may_be_there};
 use crate::resolution::{PlannedNic, PlannedVm};
 
 /// What becomes of the settings for one card, or of a card without settings.
@@ -68,6 +69,9 @@ pub fn fates(vm: &PlannedVm, inside: &Inside) -> Vec<Fate> {
     if vm.nics.is_empty() {
         return Vec::new();
     }
+    if let Some(windows) = inside.only_windows() {
+        return windows.fixed.iter().map(|it| of_windows(vm, it)).collect();
+    }
     let mut found: Vec<Fate> = inside.interfaces.iter().map(|it| fate(vm, inside, it)).collect();
     let takes_any = found.iter().any(|it| it.stays == Stays::ByItself && it.mac.is_none());
     if inside.saw_root() && !takes_any {
@@ -84,6 +88,17 @@ pub fn fates(vm: &PlannedVm, inside: &Inside) -> Vec<Fate> {
         found.extend(more);
     }
     found
+}
+
+/// Windows binds addresses to a card, and takes the target's for another.
+fn of_windows(vm: &PlannedVm, it: &WindowsAddresses) -> Fate {
+    let (stays, why) = match it.mac.as_ref().filter(|_| !may_be_there(vm, it)) {
+        Some(mac) => (Stays::No, format!("no card of the plan has the MAC address {mac}")),
+        None if is_given(vm, it) => (Stays::ByItself, "the conversion gives it to the card".into()),
+        None => (Stays::No, "Windows binds it to the card that it had".into()),
+    };
+    let (interface, addresses) = (Some(it.name.clone()), it.addresses.clone());
+    Fate { interface, addresses, file: None, mac: it.mac.clone(), stays, why }
 }
 
 fn fate(vm: &PlannedVm, inside: &Inside, it: &Interface) -> Fate {
