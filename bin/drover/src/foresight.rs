@@ -5,7 +5,8 @@ use std::path::Path;
 
 use drover_engine::{Clock, Store, StoreError, SystemClock, VmReport, host_limits};
 use drover_forecast::{
-    Copied, FleetVm, Line, Quantity, Question, Rates, Seen, WINDOW_DAYS_MAX, daily_windows, spread_over,
+    Copies, FleetVm, Line, Measured, Quantity, Question, Rates, Seen, WINDOW_DAYS_MAX, daily_windows,
+    spread_over,
 };
 use drover_plan::{Plan, PlannedVm};
 use drover_schedule::{Budgets, HostLimits};
@@ -24,7 +25,8 @@ pub use self::run::begin;
 
 /// The latest plans are looked at: what was measured long ago says little.
 const PLANS_MAX: usize = 20;
-/// Passes that are closer say more of delays than of churn.
+/// The latest passes of a VM that tell of its churn.
+const PASSES_MAX: usize = 20;
 const HOUR_S: f64 = 3600.0;
 
 /// What earlier runs in a state folder tell of rates; what is assumed where there are none.
@@ -40,51 +42,48 @@ pub fn rates_here(args: &WhatIfArgs) -> Result<Rates, Failure> {
 pub fn seen(store: &Store) -> Result<Seen, StoreError> {
     let mut seen = Seen::default();
     for plan in store.plans()?.into_iter().take(PLANS_MAX) {
-        let mut copies = Copies::new();
+        let mut copies = Copies::default();
         drover_engine::arrived_vms(store, &plan.name, |vm| {
-            see_copy(&mut copies, vm);
-            see_vm(&mut seen, vm);
+            let measured = measured(vm);
+            seen.see(&measured);
+            if let Some(host) = &vm.source_host {
+                copies.see(host, &measured);
+            }
         })?;
-        seen.copied.extend(copies.into_values().filter_map(|mut copies| Copied::of(&mut copies)));
+        seen.copied.extend(copies.hosts());
     }
     Ok(seen)
 }
 
-/// When VMs were copied from each host, how many disks each has and what was read of them.
-type Copies = BTreeMap<String, Vec<(f64, f64, usize, u64)>>;
-
-fn see_copy(hosts: &mut Copies, vm: &VmReport) {
-    // A warm VM is copied in passes, which say little of a whole disk.
-    if vm.warm.is_some() {
-        return;
-    }
-    let copies = vm.phases.iter().filter(|phase| phase.phase == "copy");
-    let mut times = copies.filter_map(|phase| Some((phase.started_ms as f64, phase.ended_ms? as f64)));
-    // One that was copied in several goes is known by its last alone, as what it read is.
-    let Some(((begin, end), host)) = times.next_back().zip(vm.source_host.clone()) else { return };
-    let read = vm.sum(|disk| disk.read_bytes);
-    hosts.entry(host).or_default().push((begin / 1000.0, end / 1000.0, vm.disks.len(), read));
-}
-
-fn see_vm(seen: &mut Seen, vm: &VmReport) {
-    let seconds = |names: &[&str]| {
+/// What the move of a VM showed.
+pub fn measured(vm: &VmReport) -> Measured {
+    let millis = |names: &[&str]| {
         let of = vm.phases.iter().filter(|phase| names.contains(&phase.phase.as_str()));
-        let times = of.filter_map(|phase| Some((phase.ended_ms? - phase.started_ms).max(0) as f64 / 1000.0));
-        times.sum::<f64>()
+        let times = of.filter_map(|phase| u64::try_from(phase.ended_ms? - phase.started_ms).ok());
+        times.sum::<u64>()
     };
-    seen.before_s.push(seconds(&["check", "snapshot"]));
-    seen.shutdown_s.push(seconds(&["power off"]));
-    seen.after_s.push(seconds(&["convert", "define", "start", "clean up"]));
-    let (data, verify_s) = (vm.sum(|disk| disk.data_bytes) as f64, seconds(&["verify"]));
-    if verify_s > 0.0 {
-        seen.verify.push(data / verify_s);
-    }
+    let copies = vm.phases.iter().filter(|phase| phase.phase == "copy" && vm.warm.is_none());
+    let mut times = copies.filter_map(|phase| Some((phase.started_ms, phase.ended_ms?)));
+    // One that was copied in several goes is known by its last alone, as what it read is.
+    let (copy_began_ms, copy_ended_ms) = times.next_back().unwrap_or_default();
     let passes = vm.warm.iter().flat_map(|warm| warm.passes.windows(2));
-    for pair in passes.filter(|_| data > 0.0) {
-        if let (Some(before), Some(now)) = (pair[0].frozen_ms, pair[1].frozen_ms) {
-            let hours = (now - before).max(1) as f64 / 1000.0 / HOUR_S;
-            seen.churn.push(pair[1].areas_bytes as f64 / data / hours);
-        }
+    let changed = passes.filter_map(|pair| {
+        let hours = (pair[1].frozen_ms? - pair[0].frozen_ms?).max(1) as f64 / 1000.0 / HOUR_S;
+        Some((pair[1].areas_bytes as f64 / hours) as u64)
+    });
+    let mut changed_bytes_per_hour: Vec<u64> = changed.collect();
+    changed_bytes_per_hour.drain(..changed_bytes_per_hour.len().saturating_sub(PASSES_MAX));
+    Measured {
+        copy_began_ms,
+        copy_ended_ms,
+        disks: u32::try_from(vm.disks.len()).unwrap_or(u32::MAX),
+        read_bytes: vm.sum(|disk| disk.read_bytes),
+        data_bytes: vm.sum(|disk| disk.data_bytes),
+        before_ms: millis(&["check", "snapshot"]),
+        shutdown_ms: millis(&["power off"]),
+        verify_ms: millis(&["verify"]),
+        after_ms: millis(&["convert", "define", "start", "clean up"]),
+        changed_bytes_per_hour,
     }
 }
 

@@ -1,6 +1,58 @@
 //! What earlier runs tell of rates and times.
 
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
 use crate::rates::{Quantity, Rates};
+
+/// What the move of one VM showed. Kept with the VM, so that whoever forecasts later learns from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Measured {
+    /// When its copy began and ended, in milliseconds since 1970; 0 where it moved warm, in passes that say little of a whole disk.
+    pub copy_began_ms: i64,
+    /// See above.
+    pub copy_ended_ms: i64,
+    /// Its disks.
+    pub disks: u32,
+    /// Bytes that were read of them.
+    pub read_bytes: u64,
+    /// Bytes of data that they have.
+    pub data_bytes: u64,
+    /// Before the copy: look, snapshot.
+    pub before_ms: u64,
+    /// Its shutdown.
+    pub shutdown_ms: u64,
+    /// Its verification.
+    pub verify_ms: u64,
+    /// After the proof: conversion, definition, start, clean-up.
+    pub after_ms: u64,
+    /// Bytes that changed in an hour, by the latest of its passes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub changed_bytes_per_hour: Vec<u64>,
+}
+
+/// Copies of a run, by host.
+#[derive(Clone, Debug, Default)]
+pub struct Copies(BTreeMap<String, Vec<(f64, f64, usize, u64)>>);
+
+impl Copies {
+    /// Takes in what was copied from a host.
+    pub fn see(&mut self, host: &str, it: &Measured) {
+        let Measured { copy_began_ms, copy_ended_ms, disks, read_bytes, .. } = *it;
+        if copy_ended_ms > copy_began_ms {
+            let seconds = |ms: i64| ms as f64 / 1000.0;
+            let copy = (seconds(copy_began_ms), seconds(copy_ended_ms), disks as usize, read_bytes);
+            self.0.entry(host.to_string()).or_default().push(copy);
+        }
+    }
+
+    /// What each host showed.
+    pub fn hosts(self) -> impl Iterator<Item = Copied> {
+        self.0.into_values().filter_map(|mut copies| Copied::of(&mut copies))
+    }
+}
 
 /// What was seen in earlier runs: rates in bytes a second, times in seconds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,6 +108,21 @@ const ALONE: f64 = 1.2;
 const SHARED_PART: f64 = 0.8;
 
 impl Seen {
+    /// Takes in what the move of a VM showed, but for its copy, which is seen with those beside it ([`Copies`]).
+    pub fn see(&mut self, it: &Measured) {
+        let seconds = |ms: u64| ms as f64 / 1000.0;
+        self.before_s.push(seconds(it.before_ms));
+        self.shutdown_s.push(seconds(it.shutdown_ms));
+        self.after_s.push(seconds(it.after_ms));
+        let data = it.data_bytes as f64;
+        if it.verify_ms > 0 {
+            self.verify.push(data / seconds(it.verify_ms));
+        }
+        if data > 0.0 {
+            self.churn.extend(it.changed_bytes_per_hour.iter().map(|bytes| *bytes as f64 / data));
+        }
+    }
+
     /// The rates: as seen, and where nothing was seen, as assumed.
     pub fn rates(&self) -> Rates {
         let assumed = Rates::default();
@@ -128,6 +195,35 @@ mod tests {
         assert_eq!((rates.stream.spread.p50, rates.host.spread.p50), (50e6, 120e6));
         assert_eq!(rates.host.origin, Origin::Measured(2), "two disks at once were not held up");
         assert_eq!(rates.pool, Rates::default().pool);
+    }
+
+    #[test]
+    fn what_vms_showed_is_learned_by_host() {
+        let (mut seen, mut copies) = (Seen::default(), Copies::default());
+        let moved = |from_s: i64, to_s: i64| Measured {
+            copy_began_ms: from_s * 1000,
+            copy_ended_ms: to_s * 1000,
+            disks: 1,
+            read_bytes: 1_000,
+            data_bytes: 500,
+            before_ms: 2_000,
+            verify_ms: 5_000,
+            after_ms: 9_000,
+            changed_bytes_per_hour: vec![250],
+            ..Measured::default()
+        };
+        let warm = Measured { copy_began_ms: 0, copy_ended_ms: 0, ..moved(0, 0) };
+        for (host, it) in [("a", moved(0, 10)), ("a", moved(20, 30)), ("b", moved(0, 100)), ("b", warm)] {
+            copies.see(host, &it);
+            seen.see(&it);
+        }
+        seen.copied.extend(copies.hosts());
+        let rates: Vec<f64> = seen.copied.iter().map(Copied::rate).collect();
+        assert_eq!(rates, [100.0, 10.0]);
+        let learned = seen.rates();
+        assert_eq!((learned.verify.spread.p50, learned.churn.spread.p50), (100.0, 0.5));
+        assert_eq!((learned.snapshot_s.spread.p50, learned.start_s.spread.p50), (2.0, 9.0));
+        assert_eq!(learned.shutdown_s, Rates::default().shutdown_s, "none was shut down");
     }
 
     #[test]

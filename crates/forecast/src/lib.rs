@@ -30,7 +30,7 @@ pub use advise::{Advice, Asked, Severity, advise};
 pub use assess::{Assessment, Estimates, Finding, Group, Place, Sizes, Totals, VmSums, WarmInVain, assess};
 pub use fleet::{FleetDisk, FleetVm, WarmWish, may_run, spread_over};
 pub use foresee::{By, Forecast, Line, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
-pub use learn::{Copied, Seen};
+pub use learn::{Copied, Copies, Measured, Seen};
 pub use left::{Progress, left_of};
 pub use limits::{Gain, Limiting};
 pub use quantile::{Spread, quantile};
