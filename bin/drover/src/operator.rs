@@ -3,11 +3,13 @@
 //! ```text
 //! watches ─┐                        ┌── statuses, Jobs, claims
 //! lease ───┼── messages ── Operator ┤
-//! resolve ─┘   (one thread)         └── decisions: crates/operator
+//! resolve ─┤   (one thread)         └── decisions: crates/operator
+//! foresee ─┘
 //! ```
 
 mod carry;
 mod figures;
+mod forecasts;
 mod lease;
 mod migrations;
 mod plans;
@@ -34,6 +36,7 @@ use crate::cli::{OperatorArgs, OperatorCommand};
 use crate::exit::{Exit, Failure};
 use crate::signals::stop_on_signals;
 use figures::Told;
+use forecasts::Forecasts;
 use lease::Lease;
 use migrations::Migration;
 use plans::{Plan, Provider};
@@ -64,6 +67,7 @@ enum Message {
     /// Nobody follows the kind any more.
     Unwatched(Kind),
     Resolved(Box<Resolved>),
+    Foreseen(Box<forecasts::Told>),
 }
 
 /// Serves a namespace until it is told to stop, or does what its subcommands say.
@@ -118,7 +122,8 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     let (sender, receiver) = sync_channel(QUEUE);
     KINDS.iter().try_for_each(|kind| follow(*kind, &cluster, &namespace, &sender))?;
     let mut operator = Operator::new(cluster, namespace, shape, budgets, lease.clone(), told, sender);
-    operator.keep_failed_seconds = i64::try_from(args.keep_failed.as_secs()).unwrap_or(i64::MAX);
+    let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    operator.keep_failed_seconds = seconds(args.keep_failed);
     let ended = operator.serve(&receiver, &|| stop.is_set());
     if ended.is_ok() {
         lease.give_back();
@@ -236,6 +241,8 @@ struct Operator {
     /// Kinds whose list was complete once.
     complete: BTreeSet<Kind>,
     admissions: Admissions,
+    budgets: Budgets,
+    forecasts: Forecasts,
     /// Migrations to decide on.
     due: BTreeSet<String>,
     wakes: BTreeMap<String, Moment>,
@@ -274,7 +281,9 @@ impl Operator {
             jobs: Jobs::default(),
             listing: BTreeMap::new(),
             complete: BTreeSet::new(),
-            admissions: Admissions::new(budgets),
+            admissions: Admissions::new(budgets.clone()),
+            budgets,
+            forecasts: Forecasts::default(),
             due: BTreeSet::new(),
             wakes: BTreeMap::new(),
             is_resolving: false,
@@ -311,6 +320,7 @@ impl Operator {
             if self.complete.len() == KINDS.len() {
                 self.tend_plans();
                 self.tend_migrations();
+                self.tend_forecasts();
             }
         }
     }
@@ -335,6 +345,7 @@ impl Operator {
         match message {
             Message::Unwatched(kind) => self.unwatched = Some(kind),
             Message::Resolved(resolved) => self.take_resolved(*resolved),
+            Message::Foreseen(told) => self.take_foreseen(*told),
             Message::Seen(kind, Seen::Begin) => drop(self.listing.insert(kind, BTreeSet::new())),
             Message::Seen(kind, Seen::There(object)) => {
                 let name = Meta::of(&object).name;

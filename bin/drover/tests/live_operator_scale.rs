@@ -113,7 +113,11 @@ fn spec(number: usize, plan: &Pinned, provider: &Pinned) -> MigrationSpec {
         target_name: name,
         size: Size {
             host: format!("host-{}", number % HOSTS),
-            disks: vec![DiskSize { bytes: 40 << 30, datastore: format!("datastore-{}", number % 7) }],
+            disks: vec![DiskSize {
+                bytes: 40 << 30,
+                datastore: format!("datastore-{}", number % 7),
+                data: None,
+            }],
             ..Size::default()
         },
         plan: keys,

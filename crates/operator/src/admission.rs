@@ -246,7 +246,7 @@ mod tests {
             source: SourceId { instance_uuid: source.into() },
             size: Size {
                 host: host.into(),
-                disks: vec![DiskSize { bytes: 1 << 30, datastore: "ds".into() }],
+                disks: vec![DiskSize { bytes: 1 << 30, datastore: "ds".into(), data: None }],
                 ..Size::default()
             },
             ..MigrationSpec::default()

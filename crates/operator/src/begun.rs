@@ -75,7 +75,7 @@ mod tests {
     use crate::model::DiskSize;
 
     fn begun(uuid: &str, name: &str, is_own: bool) -> Begun {
-        let disks = vec![DiskSize { bytes: 1 << 20, datastore: "ds".into() }];
+        let disks = vec![DiskSize { bytes: 1 << 20, datastore: "ds".into(), data: None }];
         Begun {
             source: "s".into(),
             vm: VmId { instance_uuid: uuid.into(), id: format!("vm-{uuid}"), name: name.into() },

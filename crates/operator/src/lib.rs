@@ -10,6 +10,7 @@
 //! lock       which Migration has a VM, of all namespaces
 //! fence      what a worker writes to its Migration, held against its epoch and its pod
 //! apply      a plan file -> a Plan
+//! forecast   when what is on its way will have arrived
 //! admission  which of those that wait may go: the one scheduler, with names for its jobs
 //! jobs       the Jobs that are there
 //! objects    Jobs, claims and events
@@ -23,6 +24,7 @@ pub mod apply;
 pub mod begun;
 pub mod decide;
 pub mod fence;
+pub mod forecast;
 pub mod jobs;
 pub mod layout;
 pub mod lock;

@@ -1,5 +1,6 @@
 //! The custom resources, as far as the operator reads and writes them. Their schemas are in `deploy/crds.yaml`.
 
+use drover_forecast::Measured;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -65,6 +66,28 @@ pub struct Size {
     /// What its Plan limits itself to.
     #[serde(default, skip_serializing_if = "PlanLimits::is_none")]
     pub plan_limits: PlanLimits,
+    /// Bytes that are read back and compared; absent: as many as are read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verified_bytes: Option<u64>,
+    /// Whether its guest ran when the plan was laid over the source, so that it has to be shut down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runs: Option<bool>,
+    /// How it moves while it runs; absent if it moves cold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<WarmSize>,
+}
+
+/// How a VM moves that keeps running, for the forecast.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WarmSize {
+    /// Milliseconds between passes.
+    pub interval_ms: u64,
+    /// When it moves over, in milliseconds since 1970; absent: as soon as it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cutover_ms: Option<u64>,
+    /// Longest downtime in milliseconds that is waited for.
+    pub downtime_ms: u64,
 }
 
 fn is_zero(number: &i32) -> bool {
@@ -96,6 +119,9 @@ pub struct DiskSize {
     pub bytes: u64,
     /// Its datastore.
     pub datastore: String,
+    /// What of it is read, as far as the source told when the plan was laid over it; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<u64>,
 }
 
 /// Whether a guest is converted at the target, as far as the source tells.
@@ -231,6 +257,19 @@ pub struct Progress {
     pub percent: u8,
 }
 
+/// When something is foreseen to have arrived.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Foreseen {
+    /// When that was foreseen.
+    pub at: Moment,
+    /// Once in ten it is earlier.
+    pub p10: Moment,
+    /// As often earlier as later.
+    pub p50: Moment,
+    /// Once in ten it is later.
+    pub p90: Moment,
+}
+
 /// A condition, by Kubernetes' conventions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -285,6 +324,8 @@ pub struct Status {
     pub cancel_since: Option<Moment>,
     /// What [`crate::RETRY`] said when it was heeded.
     pub retried: Option<String>,
+    /// When it is foreseen to have arrived, while it is on its way.
+    pub forecast: Option<Foreseen>,
     /// By Kubernetes' conventions.
     pub conditions: Vec<Condition>,
     /// By its worker.
@@ -293,6 +334,9 @@ pub struct Status {
     /// By its worker.
     #[serde(skip_serializing)]
     pub progress: Option<Progress>,
+    /// By the worker with which it arrived.
+    #[serde(skip_serializing)]
+    pub measured: Option<Measured>,
 }
 
 impl Status {
@@ -530,11 +574,14 @@ mod tests {
         let status = Status {
             worker: Some(WorkerWord::default()),
             progress: Some(Progress::default()),
+            measured: Some(Measured::default()),
             ..Status::default()
         };
         let patch = status.patch();
-        assert!(patch.get("worker").is_none() && patch.get("progress").is_none());
-        assert!(patch["nextTry"].is_null() && patch.get("nextTry").is_some(), "what is absent is taken away");
+        assert!(["worker", "progress", "measured"].iter().all(|key| patch.get(key).is_none()), "{patch}");
+        for key in ["nextTry", "forecast"] {
+            assert!(patch[key].is_null() && patch.get(key).is_some(), "what is absent is taken away: {key}");
+        }
     }
 
     #[test]

@@ -156,7 +156,8 @@ impl Operator {
         let exit = migration.status.word().and_then(|word| word.exit);
         let has_ended = migration.status.job.is_some() && decision.status.job.is_none();
         if decision.status != migration.status {
-            self.write_status(name, &decision.status)?;
+            let forecast = self.forecast_with(name, &decision.status);
+            self.write_status(name, &Status { forecast, ..decision.status.clone() })?;
         }
         if has_ended {
             *self.ends.entry(exit).or_default() += 1;

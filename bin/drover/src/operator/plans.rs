@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
 use drover_operator::begun::Begun;
 use drover_operator::layout::{Existing, Laid, lay_out};
-use drover_operator::model::{Condition, MigrationSpec, Phase, Pinned, ProviderSpec, Work, set_condition};
+use drover_operator::model::{
+    Condition, Foreseen, MigrationSpec, Phase, Pinned, ProviderSpec, Work, set_condition,
+};
 use drover_operator::objects::{self, Note};
 use drover_operator::time::Moment;
 use serde::{Deserialize, Serialize};
@@ -43,6 +45,8 @@ pub struct PlanStatus {
     failed: u64,
     /// Workers that move its VMs: they share its `rate_limit`.
     running: u64,
+    /// When the last of its VMs that are on their way is foreseen to arrive.
+    forecast: Option<Foreseen>,
     refused: Vec<Left>,
     conditions: Vec<Condition>,
 }
@@ -517,9 +521,11 @@ impl Operator {
 
     fn count(&mut self, name: &str, sum: Option<Sum>) -> Result<(), KubeError> {
         let Some(Sum { migrations, done, failed, running }) = sum else { return Ok(()) };
+        let Some(plan) = self.plans.get(name) else { return Ok(()) };
+        let forecast = self.forecasts.of_plan(&plan.meta.uid, plan.status.forecast.as_ref());
         self.write(name, |status| {
             (status.migrations, status.done, status.failed) = (migrations, done, failed);
-            status.running = running;
+            (status.running, status.forecast) = (running, forecast);
         })
     }
 }

@@ -4,12 +4,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use drover_forecast::{FleetDisk, FleetVm};
 use drover_kubevirt::{Cluster, KubeErrorKind, objects};
 use drover_operator::begun::{self, Begun};
 use drover_operator::lock;
 use drover_operator::model::{
     Conversion, DiskSize, MigrationSpec, Pinned, Place, PlanLimits, ProviderSpec, Size, SourceId, VmId,
-    plan_text,
+    WarmSize, plan_text,
 };
 use drover_plan::{Convert, Cutover, PlannedVm, Problem, SELECTORS, Target, chosen_by};
 use drover_types::inventory::Inventory;
@@ -190,17 +191,27 @@ fn conversion_of(vm: &PlannedVm, target: &Target) -> Conversion {
 }
 
 fn size_of(vm: &PlannedVm) -> Size {
-    let disk = |disk: &drover_plan::PlannedDisk| DiskSize {
+    // What forecasts of runs go by, too.
+    let foreseen = FleetVm::planned(vm, 0, "");
+    let disk = |(disk, it): (&drover_plan::PlannedDisk, &FleetDisk)| DiskSize {
         bytes: disk.disk.capacity_bytes,
         datastore: disk.disk.datastore.clone(),
+        data: Some(it.data_bytes).filter(|bytes| *bytes != disk.disk.capacity_bytes),
     };
     Size {
         host: vm.vm.host_id.clone(),
-        disks: vm.disks.iter().map(disk).collect(),
+        disks: vm.disks.iter().zip(&foreseen.disks).map(disk).collect(),
         host_disks: vm.nfc.map(|nfc| nfc.disks_at_once.max(1)),
         priority: vm.priority,
         deadline_ms: vm.deadline_ms,
         plan_limits: PlanLimits::default(),
+        verified_bytes: Some(foreseen.verified_bytes).filter(|bytes| *bytes != foreseen.data_bytes()),
+        runs: Some(foreseen.runs),
+        warm: foreseen.warm.map(|warm| WarmSize {
+            interval_ms: warm.interval_ms,
+            cutover_ms: warm.cutover_ms,
+            downtime_ms: warm.downtime_ms,
+        }),
     }
 }
 
@@ -368,6 +379,11 @@ mod tests {
         let mut vm = drover_plan::resolve(&plan, &inventory).vms.remove(0);
         let size = size_of(&vm);
         assert_eq!((size.host_disks, size.priority, size.deadline_ms), (None, 7, Some(1_796_162_400_000)));
+        // For forecasts.
+        assert_eq!(
+            (size.runs, size.warm, size.verified_bytes, size.disks[0].data),
+            (Some(true), None, None, None)
+        );
         vm.nfc = Some(NfcShare { aio: None, disk_bytes: 1 << 20, disks_at_once: 27, request_bytes: 1 << 20 });
         assert_eq!(size_of(&vm).host_disks, Some(27));
         // The number of disks is the operator's.

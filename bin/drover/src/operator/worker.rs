@@ -4,6 +4,7 @@
 //! nothing, and it stops as soon as it sees that, or when it cannot see it for a while. It asks before each phase and before each step
 //! of an undo, also of the one with which a move ends that fails: without an answer source and target are left as they are.
 
+mod end;
 mod held;
 
 use std::fs::File;
@@ -13,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use drover_engine::{Board, Cause, PlanState, ProviderError, RunOutcome, Store, VmState};
+use drover_engine::{Board, Cause, PlanState, ProviderError, Store, VmState};
+use drover_forecast::Measured;
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_mover::StopSignal;
 use drover_operator::decide::reason;
@@ -23,20 +25,21 @@ use drover_operator::model::{
 };
 use drover_operator::objects::engine_plan;
 use drover_plan::{Others, Problem};
-use drover_schedule::{Quarantined, Resource};
 use serde_json::{Value, json};
 
+use self::end::{End, datastore_of, end_of, word};
 use self::held::{Held, Look, Steps};
-use super::resolve::{told, word_of};
+use super::resolve::told;
 use super::{Kind, Meta, failure, namespace, path_of};
 use crate::cli::OperatorWorkerArgs;
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
+use crate::foresight::measured;
 use crate::limits::Sharers;
 use crate::own::OwnedStore;
 use crate::plan_file::{PlanFile, parse_quietly};
 use crate::policy::PlanPolicy;
-use crate::run::{Meant, Prepared, Setting, Words, at_source, exit_of, give_up_by_leave};
+use crate::run::{Meant, Prepared, Setting, Words, at_source, give_up_by_leave};
 use crate::signals::stop_on_signals;
 
 /// How often it looks whether it is still meant, and tells how far it is.
@@ -53,50 +56,13 @@ const WORD_MAX: Duration = Duration::from_secs(40);
 const EARLIER_MAX: Duration = Duration::from_secs(600);
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
-/// How it ended, and a word for it.
-struct End {
-    exit: Exit,
-    reason: String,
-    message: String,
-    /// Whether the guest was down for it.
-    outage: bool,
-    /// Whether drover left it off; absent where that is not known.
-    left_off: Option<bool>,
-    /// Whether it failed because of the host that serves the disks.
-    host_failed: bool,
-    /// The datastore that it was, if it could not be read.
-    datastore_failed: Option<String>,
-}
-
-impl End {
-    fn new(exit: Exit, reason: impl Into<String>, message: impl Into<String>) -> End {
-        let (reason, message) = (reason.into(), message.into());
-        let (outage, left_off, host_failed, datastore_failed) = (false, None, false, None);
-        End { exit, reason, message, outage, left_off, host_failed, datastore_failed }
-    }
-}
-
-impl From<Failure> for End {
-    fn from(failure: Failure) -> End {
-        let advice = failure.advice.map(|advice| format!(" (try: {advice})")).unwrap_or_default();
-        End::new(failure.exit, word(failure.exit, &failure.message), failure.message + &advice)
-    }
-}
-
-/// What is mended in the cluster, by words of its message, and a word for programs.
-const IN_THE_CLUSTER: [(&str, &str); 5] = [
-    ("is there already", "NameTaken"),
-    ("no storage class", "StorageClassMissing"),
-    ("this user may not", "RightsMissing"),
-    ("exceeded quota", "QuotaExceeded"),
-    (" left, and the plan wants ", "QuotaExceeded"),
-];
-
-/// A word for programs: what is mended in the cluster has its own.
-fn word(exit: Exit, message: &str) -> String {
-    let is_of_cluster = matches!(exit, Exit::Plan | Exit::Target | Exit::TargetFull | Exit::Access);
-    let own = IN_THE_CLUSTER.iter().find(|(part, _)| is_of_cluster && message.contains(part));
-    own.map_or_else(|| word_of(exit), |(_, word)| word.to_string())
+/// What its move showed, for the status.
+#[derive(Default)]
+struct Shown {
+    /// Root hashes of disks.
+    roots: Vec<Value>,
+    /// Once it has arrived.
+    measured: Option<Measured>,
 }
 
 /// The Migration that it is for.
@@ -162,7 +128,7 @@ impl Post {
     }
 
     /// Says how it ended. Unsaid, the operator finds the Job at its end, and makes another.
-    fn say(&self, end: &End, roots: &[Value], progress: &Value) {
+    fn say(&self, end: &End, shown: &Shown, progress: &Value) {
         let word = WorkerWord {
             epoch: self.fence.epoch,
             pod: Some(self.fence.pod.clone()),
@@ -175,8 +141,11 @@ impl Post {
             datastore_failed: end.datastore_failed.clone(),
         };
         let mut fields = vec![("worker", json!(word))];
-        if !roots.is_empty() {
-            fields.push(("roots", json!(roots)));
+        if !shown.roots.is_empty() {
+            fields.push(("roots", json!(shown.roots)));
+        }
+        if let Some(measured) = &shown.measured {
+            fields.push(("measured", json!(measured)));
         }
         if !progress.is_null() {
             fields.push(("progress", progress.clone()));
@@ -245,7 +214,7 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     let (spec, provider) = match ready {
         Ok(ready) => ready,
         Err(end) => {
-            post.say(&end, &[], &Value::Null);
+            post.say(&end, &Shown::default(), &Value::Null);
             return Ok(end.exit);
         }
     };
@@ -269,9 +238,9 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     let told = found["status"]["progress"]["doneBytes"].as_u64().unwrap_or_default();
     let watcher = watch(&desk, told, is_over.clone())?;
     follow_sharers(&desk)?;
-    let mut roots = Vec::new();
+    let mut shown = Shown::default();
     let end = match desk.work() {
-        Work::Move => desk.go(&mut roots),
+        Work::Move => desk.go(&mut shown),
         Work::Undo => desk.undo(),
         Work::SwitchOn => desk.switch_on(),
     };
@@ -280,7 +249,7 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     // A panic there was printed.
     let _ = watcher.join();
     crate::out::say(format_args!("{}: {}", end.reason, end.message));
-    post.say(&end, &roots, &desk.progress(end.exit == Exit::Success && desk.work() == Work::Move));
+    post.say(&end, &shown, &desk.progress(end.exit == Exit::Success && desk.work() == Work::Move));
     Ok(end.exit)
 }
 
@@ -568,7 +537,7 @@ impl Desk<'_> {
         Ok(())
     }
 
-    fn go(&self, roots: &mut Vec<Value>) -> Result<End, End> {
+    fn go(&self, shown: &mut Shown) -> Result<End, End> {
         let file = self.file()?;
         let store = OwnedStore::open(&self.args.state)?;
         let name = file.plan.name.clone();
@@ -615,9 +584,11 @@ impl Desk<'_> {
         for disk in store.disks(&name).map_err(Failure::from)? {
             if let Some(root) = disk.root {
                 let is_equal = disk.target_root.as_ref() == Some(&root);
-                roots.push(json!({"disk": disk.label, "root": root, "verified": is_equal}));
+                shown.roots.push(json!({"disk": disk.label, "root": root, "verified": is_equal}));
             }
         }
+        drover_engine::arrived_vms(&store, &name, |vm| shown.measured = Some(measured(vm)))
+            .map_err(Failure::from)?;
         let host_failed = !outcome.quarantine.is_empty();
         let datastore_failed = datastore_of(&outcome.quarantine);
         Ok(End { outage, left_off, host_failed, datastore_failed, ..end_of(&outcome, self.stop.is_set()) })
@@ -696,23 +667,6 @@ fn arrived(store: &Store, plan: &str) -> Result<Option<End>, End> {
     }))
 }
 
-/// The one datastore that could not be read. A worker knows no other VM of its host, so that for it the host failed.
-fn datastore_of(quarantine: &[Quarantined]) -> Option<String> {
-    let [Quarantined { what, datastores, .. }] = quarantine else { return None };
-    match (what, datastores.as_slice()) {
-        (Resource::Datastore(name), _) | (Resource::Host(_), [name]) => Some(name.clone()),
-        _ => None,
-    }
-}
-
-fn end_of(outcome: &RunOutcome, was_stopped: bool) -> End {
-    let exit = exit_of(outcome, was_stopped);
-    let errors: Vec<&str> = outcome.ends.iter().filter_map(|end| end.error.as_deref()).collect();
-    let message = if errors.is_empty() { "it arrived".into() } else { errors.join("; ") };
-    let reason = word(exit, &message);
-    End::new(exit, reason, message)
-}
-
 /// What drover did to a guest's power.
 struct Power {
     /// How often it was shut down.
@@ -767,34 +721,6 @@ impl Words for Collected {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_mended_in_the_cluster_has_a_word_of_its_own() {
-        for (exit, message, expected) in [
-            (
-                Exit::Plan,
-                "target.storage_class: the cluster has no storage class fast",
-                "StorageClassMissing",
-            ),
-            (
-                Exit::Plan,
-                "the plan names no storage class, and the cluster has no default",
-                "StorageClassMissing",
-            ),
-            (
-                Exit::Plan,
-                "quota small has 0 of persistentvolumeclaims left, and the plan wants 1",
-                "QuotaExceeded",
-            ),
-            (Exit::TargetFull, "POST /pods: pods is forbidden: exceeded quota: small", "QuotaExceeded"),
-            (Exit::Plan, "this user may not in namespace vms: create pods", "RightsMissing"),
-            (Exit::Target, "a VirtualMachine vms/web01 is there already", "NameTaken"),
-            (Exit::Source, "a snapshot is there already", "Source"),
-            (Exit::Plan, "there is no VM called x", "Plan"),
-        ] {
-            assert_eq!(word(exit, message), expected, "{message}");
-        }
-    }
 
     #[test]
     fn a_mark_is_never_cut_short() {

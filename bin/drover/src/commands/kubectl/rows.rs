@@ -1,8 +1,10 @@
 //! What Plans and Migrations say, as far as it is shown; and which of them are meant.
 
 use drover_operator::lock::MOVED_ELSEWHERE;
-use drover_view::{Align, Table};
-use serde::Serialize;
+use drover_operator::model::Foreseen;
+use drover_operator::time::Moment;
+use drover_view::{Align, Table, local_time};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Words of VMs that are shown below the table.
@@ -19,6 +21,8 @@ pub struct PlanRow {
     /// The reason of its condition `Resolved`.
     pub resolved: String,
     pub message: String,
+    /// When the last of its VMs is foreseen to arrive.
+    pub forecast: Option<Foreseen>,
     /// VMs that do not move by it, and why.
     pub refused: Vec<Refused>,
     pub cancel: bool,
@@ -47,6 +51,8 @@ pub struct Row {
     pub percent: u64,
     pub done_bytes: u64,
     pub total_bytes: u64,
+    /// When it is foreseen to have arrived.
+    pub forecast: Option<Foreseen>,
     pub reason: String,
     pub message: String,
     pub guest_off: bool,
@@ -65,6 +71,30 @@ fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     object["status"]["conditions"].as_array()?.iter().find(|it| it["type"] == kind)
 }
 
+/// Absent of an operator that tells none.
+fn forecast(status: &Value) -> Option<Foreseen> {
+    Foreseen::deserialize(&status["forecast"]).ok()
+}
+
+/// When it is likely to have arrived, on the user's clock.
+fn eta(forecast: Option<&Foreseen>) -> String {
+    forecast.map(|it| minute(it.p50)).unwrap_or_default()
+}
+
+/// The same with the span into which eight of ten fall, in words.
+fn foreseen(forecast: &Foreseen) -> String {
+    let Foreseen { p10, p50, p90, .. } = *forecast;
+    format!("foreseen for {} (P10 {}, P90 {})", minute(p50), minute(p10), minute(p90))
+}
+
+fn minute(at: Moment) -> String {
+    let text = local_time(at.0.saturating_mul(1000));
+    text.get(..MINUTES).unwrap_or(&text).to_string()
+}
+
+/// Characters of a moment to its minute.
+const MINUTES: usize = "2026-03-01 14:05".len();
+
 impl PlanRow {
     pub fn of(object: &Value) -> PlanRow {
         let status = &object["status"];
@@ -80,6 +110,7 @@ impl PlanRow {
             failed: number("failed"),
             resolved: resolved.map_or("Waits".into(), |it| text(&it["reason"])),
             message: resolved.map_or(String::new(), |it| text(&it["message"])),
+            forecast: forecast(status),
             refused: refused.map(|it| Refused { vm: text(&it["vm"]), reason: text(&it["reason"]) }).collect(),
             cancel,
             is_settled: cancel || status["resolvedGeneration"] == object["metadata"]["generation"],
@@ -108,6 +139,7 @@ impl Row {
             percent: number(&status["progress"]["percent"]),
             done_bytes: number(&status["progress"]["doneBytes"]),
             total_bytes: number(&status["progress"]["totalBytes"]),
+            forecast: forecast(status),
             reason: said.map_or(String::new(), |it| text(&it["reason"])),
             message: said.map_or(String::new(), |it| text(&it["message"])),
             guest_off: status["guestOff"] == true,
@@ -161,7 +193,9 @@ impl Row {
     /// What is new of it, in a line.
     pub fn line(&self) -> String {
         let reason = if self.reason == self.phase { "" } else { &self.reason };
-        format!("{}  {} {} %  {reason}", self.vm, self.phase, self.percent).trim_end().to_string()
+        let eta = self.forecast.as_ref().map(|it| format!("ETA {}", minute(it.p50))).unwrap_or_default();
+        let line = format!("{}  {} {} %  {reason}  {eta}", self.vm, self.phase, self.percent);
+        line.trim_end().to_string()
     }
 
     /// Whether its words are to be read.
@@ -217,12 +251,13 @@ pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row]) -> String {
             ("DONE", Align::Right),
             ("FAILED", Align::Right),
             ("RESOLVED", Align::Left),
+            ("ETA", Align::Right),
         ])
         .fitted();
         for plan in plans {
             let [all, done, failed] = [plan.migrations, plan.done, plan.failed].map(|it| it.to_string());
             let resolved = if plan.cancel { "Cancelled" } else { &plan.resolved };
-            table.row([plan.name.as_str(), &all, &done, &failed, resolved]);
+            table.row([plan.name.as_str(), &all, &done, &failed, resolved, &eta(plan.forecast.as_ref())]);
         }
         parts.push(table.to_string());
     }
@@ -233,11 +268,13 @@ pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row]) -> String {
             ("PHASE", Align::Left),
             ("%", Align::Right),
             ("REASON", Align::Left),
+            ("ETA", Align::Right),
         ])
         .fitted();
         for row in rows {
             let percent = row.percent.to_string();
-            table.row([&row.vm, &row.plan, &row.phase, &percent, &row.reason].map(String::as_str));
+            let eta = eta(row.forecast.as_ref());
+            table.row([&row.vm, &row.plan, &row.phase, &percent, &row.reason, &eta].map(String::as_str));
         }
         parts.push(table.to_string());
     }
@@ -252,7 +289,12 @@ pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row]) -> String {
         let off = if row.guest_off { " (its guest is off)" } else { "" };
         format!("{}{off}: {}", row.vm, row.message)
     });
-    let said: Vec<String> = of_plans.chain(of_rows).collect();
+    let ends = plans.iter().filter_map(|plan| Some((format!("Plan {}", plan.name), plan.forecast.as_ref()?)));
+    // Of VMs that were asked for by their names.
+    let named = rows.iter().filter(|_| plans.is_empty());
+    let ends = ends.chain(named.filter_map(|row| Some((row.vm.clone(), row.forecast.as_ref()?))));
+    let ends = ends.map(|(what, forecast)| format!("{what}: {}", foreseen(forecast)));
+    let said: Vec<String> = of_plans.chain(of_rows).chain(ends).collect();
     let mut words: String =
         said.iter().take(SAID_MAX).map(|line| format!("{}\n", drover_view::clean(line))).collect();
     if said.len() > SAID_MAX {
@@ -351,8 +393,30 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert!(!text.contains("Moving in words"), "{text}");
+        assert!(!text.contains("Moving in words") && !text.contains("foreseen"), "{text}");
         assert!(shown("vms", &[], &[]).contains("no Plans"));
+    }
+
+    #[test]
+    fn when_it_arrives_is_shown_as_the_operator_foresees_it() {
+        let told = json!({"at": "2026-03-01T12:00:00Z", "p10": "2026-03-01T14:00:00Z", "p50": "2026-03-01T15:30:59Z", "p90": "2026-03-02T03:00:00Z"});
+        let mut object = json!({"metadata": {"name": "web"}, "spec": {"vm": {"name": "web01"}}, "status": {"forecast": told}});
+        let (plan, row) = (PlanRow::of(&object), Row::of(&object));
+        let likely = minute(Moment::parse("2026-03-01T15:30:00Z").unwrap());
+        assert_eq!(eta(row.forecast.as_ref()), likely);
+        let table = shown("vms", &[plan], &[&row]);
+        assert!(table.contains("  ETA\n") && table.matches(&likely).count() == 3, "{table}");
+        assert!(table.contains(&format!("Plan web: foreseen for {likely} (P10 ")), "{table}");
+        assert!(!table.contains("web01: foreseen"), "{table}");
+        let named = shown("vms", &[], &[&row]);
+        assert!(named.contains(&format!("web01: foreseen for {likely} (P10 ")), "{named}");
+        // For programs as the object has it.
+        assert_eq!(json!(row)["forecast"], told);
+        // Of an operator before.
+        for absent in [json!(null), json!({"p50": "soon"})] {
+            object["status"]["forecast"] = absent;
+            assert_eq!(eta(Row::of(&object).forecast.as_ref()), "");
+        }
     }
 
     #[test]
