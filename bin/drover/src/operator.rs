@@ -124,6 +124,7 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
     let mut operator = Operator::new(cluster, namespace, shape, budgets, lease.clone(), told, sender);
     let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     operator.keep_failed_seconds = seconds(args.keep_failed);
+    operator.keep_done_seconds = seconds(args.keep_done);
     let ended = operator.serve(&receiver, &|| stop.is_set());
     if ended.is_ok() {
         lease.give_back();
@@ -230,6 +231,8 @@ struct Operator {
     shape: Shape,
     /// For how long Jobs of workers that failed are kept.
     keep_failed_seconds: i64,
+    /// For how long the Job is kept with which a VM arrived, and its state claim by that.
+    keep_done_seconds: i64,
     lease: Lease,
     sender: SyncSender<Message>,
     plans: BTreeMap<String, Plan>,
@@ -273,6 +276,7 @@ impl Operator {
             namespace,
             shape,
             keep_failed_seconds: 0,
+            keep_done_seconds: 0,
             lease,
             sender,
             plans: BTreeMap::new(),

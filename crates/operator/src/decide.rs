@@ -97,6 +97,8 @@ pub struct JobSeen {
     pub was_disrupted: bool,
     /// When it failed, if it did.
     pub failed_at: Option<Moment>,
+    /// When it was done, if it was.
+    pub done_at: Option<Moment>,
     /// What its worker does, where it says so.
     pub work: Option<Work>,
 }
@@ -176,6 +178,8 @@ pub struct Facts {
     pub is_admitted: bool,
     /// For how many seconds Jobs of workers that failed are kept.
     pub keep_failed_seconds: i64,
+    /// For how many seconds the Job of the worker with which a VM arrived is kept, and its state claim by that.
+    pub keep_done_seconds: i64,
     /// Whether workers may have a converter.
     pub has_converter: bool,
 }
@@ -285,11 +289,12 @@ impl Run<'_> {
         let jobs = &self.facts.jobs;
         let (is_made, last) = (jobs.iter().any(is_current), self.last_log());
         let failed = self.failed_logs();
+        let is_past = |job: &JobSeen| self.done_until(job).is_some_and(|until| until <= *now);
         let is_stray = |job: &&JobSeen| match is_current(job) {
             true => false,
             false if failed.contains_key(&job.name) => false,
             // Until the next worker is there, people read in its log why.
-            false if job.has_ended && !is_made => last.as_ref() != Some(&job.name),
+            false if job.has_ended && !is_made => last.as_ref() != Some(&job.name) || is_past(job),
             // Nobody waits for its end beside a worker that has to be attended to.
             false => !(job.has_ended && job.is_going && is_made),
         };
@@ -303,7 +308,8 @@ impl Run<'_> {
             }
             return Act::RemoveJob(Named { name: job.name.clone(), uid: job.uid.clone() });
         }
-        if let Some(until) = failed.into_values().min() {
+        let done = jobs.iter().filter_map(|job| self.done_until(job)).min();
+        if let Some(until) = failed.into_values().chain(done).min() {
             self.wake(until);
         }
         if let Some(job) = self.status.job.clone() {
@@ -325,6 +331,13 @@ impl Run<'_> {
     fn last_log(&self) -> Option<String> {
         let epoch = self.status.epoch.checked_sub(1).filter(|_| self.is_read())?;
         Some(job_name(&self.facts.me.name, epoch))
+    }
+
+    /// Until when the Job is kept with which the VM arrived. Its pod has the state claim until then, which is removed, and free once no pod
+    /// names it.
+    fn done_until(&self, job: &JobSeen) -> Option<Moment> {
+        let is_over = self.status.phase == Phase::Done && self.is_clean() && job.has_ended && !job.is_going;
+        job.done_at.filter(|_| is_over).map(|at| at.plus(self.facts.keep_done_seconds))
     }
 
     /// The Jobs of the last workers that failed, and until when each is kept, also when others came after it. Those that switch a guest on

@@ -54,6 +54,9 @@ pub struct OperatorArgs {
     /// How long Jobs of workers that failed are kept, for their logs
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = time)]
     pub keep_failed: Duration,
+    /// How long the Job and state claim of a VM that arrived are kept
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
+    pub keep_done: Duration,
     /// VMs of one ESXi host at once
     #[arg(long, value_name = "NUMBER", default_value_t = 20)]
     pub vms_per_host: u32,

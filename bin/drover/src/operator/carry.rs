@@ -38,10 +38,11 @@ pub fn job_seen(object: &Value) -> JobSeen {
     let has_ended =
         (failed.is_some() || is("Complete").is_some()) && left("active") + left("terminating") == 0;
     let was_disrupted = failed.or(is("FailureTarget")).is_some_and(|it| it["reason"] == "PodFailurePolicy");
-    let failed_at = failed.and_then(|it| Moment::parse(it["lastTransitionTime"].as_str()?));
+    let at = |condition: Option<&Value>| Moment::parse(condition?["lastTransitionTime"].as_str()?);
+    let (failed_at, done_at) = (at(failed), at(is("Complete")));
     let work = Work::deserialize(&object["metadata"]["annotations"][WORK]).ok();
     let Meta { name, uid, is_going, .. } = meta;
-    JobSeen { name, uid, is_going, has_ended, was_disrupted, failed_at, work }
+    JobSeen { name, uid, is_going, has_ended, was_disrupted, failed_at, done_at, work }
 }
 
 /// What a refused request says of a lock; an error where that may pass.
@@ -322,10 +323,12 @@ mod tests {
         let failed = json!([{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]);
         assert!(job(json!({"conditions": failed})).has_ended);
         let at = json!([{"type": "Failed", "status": "True", "lastTransitionTime": "1970-01-01T00:00:07Z"}]);
-        assert_eq!(job(json!({"conditions": at})).failed_at, Some(Moment(7)));
+        let failed_then = job(json!({"conditions": at}));
+        assert_eq!((failed_then.failed_at, failed_then.done_at), (Some(Moment(7)), None));
         let complete =
             json!([{"type": "Complete", "status": "True", "lastTransitionTime": "1970-01-01T00:00:07Z"}]);
-        assert_eq!(job(json!({"conditions": complete})).failed_at, None);
+        let done_then = job(json!({"conditions": complete}));
+        assert_eq!((done_then.failed_at, done_then.done_at), (None, Some(Moment(7))));
         let annotated = json!({"metadata": {"name": "j", "annotations": {WORK: "SwitchOn"}}});
         assert_eq!((job_seen(&annotated).work, job(json!({})).work), (Some(Work::SwitchOn), None));
         assert!(!job(json!({"conditions": failed, "terminating": 1})).has_ended);

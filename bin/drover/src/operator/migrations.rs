@@ -108,6 +108,7 @@ impl Operator {
             namespace_ends: None,
             is_admitted: self.admissions.has(name),
             keep_failed_seconds: self.keep_failed_seconds,
+            keep_done_seconds: self.keep_done_seconds,
             has_converter: self.shape.converter.is_some(),
         }
     }

@@ -61,6 +61,7 @@ impl World {
             namespace_ends: None,
             is_admitted: true,
             keep_failed_seconds: KEEP_SECONDS,
+            keep_done_seconds: KEEP_SECONDS / 10,
             has_converter: false,
         };
         World {
@@ -216,6 +217,7 @@ impl World {
         let job = self.job.as_mut().unwrap();
         (job.has_ended, job.was_disrupted) = (true, by_cluster);
         job.failed_at = has_failed.then_some(self.facts.now);
+        job.done_at = (!has_failed).then_some(self.facts.now);
         self.has_pods = false;
         self.settle();
     }
@@ -335,9 +337,13 @@ fn the_last_logs_of_failures_are_kept_for_a_time() {
     world.says(0, "Success");
     assert_eq!((world.status.phase, epochs(&world)), (Phase::Done, vec![2, 3, 4, 5]));
     world.later(KEEP_SECONDS - 2 * PAUSE_SECONDS_MAX);
-    assert_eq!(epochs(&world), [4, 5], "those that failed a day ago are gone");
+    assert_eq!(
+        epochs(&world),
+        [4],
+        "those that failed a day ago are gone, and the one with which it arrived"
+    );
     world.later(KEEP_SECONDS);
-    assert_eq!(epochs(&world), [5], "what has arrived keeps its last");
+    assert!(epochs(&world).is_empty());
     // With its Migration all go.
     let mut world = World::new();
     world.settle();
@@ -369,6 +375,33 @@ fn the_last_logs_of_failures_are_kept_for_a_time() {
     world.works();
     world.says(0, "Undone");
     assert_eq!((world.status.phase, epochs(&world).len()), (Phase::Cancelled, 0));
+}
+
+#[test]
+fn the_job_of_what_arrived_goes_after_a_time_so_that_its_claim_is_free() {
+    let arrived = |exit: u8| {
+        let mut world = World::new();
+        world.settle();
+        world.works();
+        world.says(exit, "Success");
+        world
+    };
+    let mut world = arrived(0);
+    assert_eq!((world.status.phase, world.claim.is_none()), (Phase::Done, true));
+    world.later(KEEP_SECONDS / 10 - 1);
+    assert!(world.job.is_some(), "its log can be read");
+    world.later(1);
+    assert!(world.job.is_none() && world.status.phase == Phase::Done && world.claims == 1);
+    // What was not cleaned up needs its state, and its log tells why.
+    let mut world = arrived(13);
+    world.later(PAUSE_SECONDS_MAX);
+    for _ in 1..FAILURES_MAX {
+        world.works();
+        world.fails(13, "NotCleanedUp");
+    }
+    assert_eq!((world.status.phase, world.claim.is_some()), (Phase::Done, true));
+    world.later(KEEP_SECONDS * 2);
+    assert!(world.job.is_some() && world.claim.is_some());
 }
 
 #[test]
