@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 /// Begins the names of annotations.
 pub const GROUP: &str = "drover.dev";
+/// Label: the name of the VM in the cluster that an object is made for.
+pub const VM: &str = "drover.dev/vm";
 /// Says whose an object is.
 pub const OWNER: &str = "drover.dev/owner";
 /// Says which host a worker serves: the fingerprint of its key.
@@ -51,7 +53,7 @@ pub struct Metadata {
 
 /// Metadata of an object that this plan makes for a VM.
 pub fn metadata(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, name: &str) -> Metadata {
-    let labels = [("app.kubernetes.io/managed-by", "drover"), ("drover.dev/vm", &vm_name(vm))];
+    let labels = [("app.kubernetes.io/managed-by", "drover"), (VM, &vm_name(vm))];
     let labels = labels.into_iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
     Metadata {
         name: name.to_string(),
@@ -139,6 +141,7 @@ pub fn path(kubevirt: &Kubevirt, kind: Kind, name: &str) -> String {
         Kind::Pod => ("/api/v1", "pods"),
         Kind::Secret => ("/api/v1", "secrets"),
         Kind::Service => ("/api/v1", "services"),
+        Kind::Route => (ROUTES, "routes"),
         Kind::Quota => ("/api/v1", "resourcequotas"),
         Kind::Machine => ("/apis/kubevirt.io/v1", "virtualmachines"),
         Kind::Instance => ("/apis/kubevirt.io/v1", "virtualmachineinstances"),
@@ -158,6 +161,8 @@ pub enum Kind {
     Secret,
     /// Service.
     Service,
+    /// Route, of OpenShift.
+    Route,
     /// ResourceQuota.
     Quota,
     /// VirtualMachine.
@@ -295,7 +300,12 @@ pub fn worker(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, keys: &Keys) -> V
             "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
         }),
     };
+    // Beside the operator's worker that sends to it, where its volumes may be there; it waits for no node.
+    let beside =
+        json!({"labelSelector": {"matchLabels": {VM: vm_name(vm)}}, "topologyKey": "kubernetes.io/hostname"});
+    let beside = json!([{"weight": 100, "podAffinityTerm": beside}]);
     let spec = json!({
+        "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": beside}},
         "restartPolicy": "Never", "automountServiceAccountToken": false, "enableServiceLinks": false,
         "terminationGracePeriodSeconds": 10, "securityContext": security, "containers": [container], "volumes": volumes,
     });
@@ -309,6 +319,37 @@ pub fn secret(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, run: &str, files:
     let mut metadata = metadata(vm, kubevirt, plan, &worker_name(vm));
     metadata.annotations.insert(RUN.into(), run.into());
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": files})
+}
+
+/// Where OpenShift has its routes.
+pub const ROUTES: &str = "/apis/route.openshift.io/v1";
+
+/// Has OpenShift's router pass connections to a worker's agent through as they are, by the name in them. It goes with the pod whose UID this is.
+pub fn route(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, run: &str, pod_uid: Option<&str>) -> Value {
+    let mut metadata = metadata(vm, kubevirt, plan, &worker_name(vm));
+    metadata.annotations.insert(RUN.into(), run.into());
+    let mut route = json!({
+        "apiVersion": "route.openshift.io/v1", "kind": "Route", "metadata": metadata,
+        "spec": {
+            "to": {"kind": "Service", "name": worker_name(vm)}, "port": {"targetPort": "agent"},
+            "tls": {"termination": "passthrough"},
+        },
+    });
+    if let Some(uid) = pod_uid {
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": worker_name(vm), "uid": uid});
+        route["metadata"]["ownerReferences"] = json!([owner]);
+    }
+    route
+}
+
+/// The name by which a router takes connections of a Route, once one has admitted it.
+pub fn route_host(route: &Value) -> Option<&str> {
+    let is_admitted = |it: &&Value| {
+        let conditions = it["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        conditions.iter().any(|it| it["type"] == "Admitted" && it["status"] == "True")
+    };
+    let ingress = route["status"]["ingress"].as_array()?.iter().find(is_admitted)?;
+    ingress["host"].as_str().filter(|host| !host.is_empty())
 }
 
 /// What leads from outside of the cluster to a worker's agent: a Service of this type. It goes with the pod whose UID this is.
@@ -532,6 +573,19 @@ mod tests {
         assert_eq!(balanced(json!({})), Vec::<String>::new(), "not yet");
         let told = balanced(json!({"ingress": [{"ip": "203.0.113.7"}, {"hostname": "lb.example.org"}]}));
         assert_eq!(told, ["203.0.113.7:7843", "lb.example.org:7843"]);
+    }
+
+    #[test]
+    fn a_route_is_reached_by_the_name_that_a_router_admitted() {
+        let of = |ingress: Value| {
+            let route = json!({"spec": {"host": "asked.example.org"}, "status": {"ingress": ingress}});
+            route_host(&route).map(str::to_string)
+        };
+        let admitted = |status: &str| json!([{"type": "Admitted", "status": status}]);
+        assert_eq!((of(json!(null)), of(json!([{"host": "a"}]))), (None, None));
+        assert_eq!(of(json!([{"host": "a", "conditions": admitted("False")}])), None);
+        let both = json!([{"host": "a", "conditions": admitted("False")}, {"host": "b", "conditions": admitted("True")}]);
+        assert_eq!(of(both).as_deref(), Some("b"));
     }
 
     #[test]

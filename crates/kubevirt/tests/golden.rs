@@ -204,6 +204,11 @@ fn workers_have_no_more_rights_than_their_volumes_want() {
     let pod = objects::worker(&vm, &block, "p", &keys);
     let container = &pod["spec"]["containers"][0];
     assert_eq!(container["volumeDevices"][1], json!({"name": "disk-1", "devicePath": "/dev/drover-1"}));
+    // All disks of a VM are in one pod, which prefers the node of the VM's other pods and waits for none.
+    let beside = &pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"];
+    let labels = &beside[0]["podAffinityTerm"]["labelSelector"]["matchLabels"];
+    assert_eq!(labels["drover.dev/vm"], pod["metadata"]["labels"]["drover.dev/vm"]);
+    assert!(!pod["spec"]["affinity"].to_string().contains("required"));
     assert_eq!(container["securityContext"]["privileged"], json!(null));
 }
 

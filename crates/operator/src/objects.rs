@@ -57,6 +57,11 @@ pub struct ConverterShape {
     pub has_kvm: bool,
 }
 
+/// Label of all pods of a VM, by its name in the cluster: of its worker, and of the agent that has its volumes.
+const VM: &str = "drover.dev/vm";
+/// The node that a volume was made for, where it was made for one. Source: Kubernetes' scheduler (`AnnSelectedNode`).
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
 /// What a worker is to do.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
@@ -70,6 +75,10 @@ pub struct Order<'a> {
     pub begun: bool,
     /// Whether it may have to convert the guest.
     pub conversion: Conversion,
+    /// The VM's name in the cluster.
+    pub vm: &'a str,
+    /// The node with the VM's volumes, where that is known.
+    pub node: Option<&'a str>,
 }
 
 impl Shape {
@@ -137,12 +146,36 @@ pub fn claim_size(conversion: Conversion, shape: &Shape) -> &str {
     converter.map_or(&shape.state_size, |converter| &converter.state_size)
 }
 
+/// The name of the claim of a VM's first disk, as the engine calls it.
+pub fn first_disk(spec: &MigrationSpec) -> String {
+    format!("{}-0", spec.target_name)
+}
+
+/// The node that a claim's volume was made for: other pods that use it go there.
+pub fn node_of(claim: &Value) -> Option<&str> {
+    claim["metadata"]["annotations"][SELECTED_NODE].as_str().filter(|node| !node.is_empty())
+}
+
+/// Where a worker's pod is best: beside the agent that it sends to, or where that will be. It waits for neither.
+fn affinity(vm: &str, node: Option<&str>) -> Value {
+    let beside = json!({"labelSelector": {"matchLabels": {VM: vm}}, "topologyKey": "kubernetes.io/hostname"});
+    let pods = json!([{"weight": 100, "podAffinityTerm": beside}]);
+    let mut affinity = json!({"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": pods}});
+    if let Some(node) = node {
+        let there = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]});
+        let nodes = json!([{"weight": 50, "preference": there}]);
+        affinity["nodeAffinity"] = json!({"preferredDuringSchedulingIgnoredDuringExecution": nodes});
+    }
+    affinity
+}
+
 /// The Job of one worker. It has one pod and one try: what comes next the operator decides, with another epoch.
 pub fn job(migration: &Named, order: &Order<'_>, shape: &Shape) -> Value {
-    let Order { epoch, work, secret, begun, conversion } = *order;
+    let Order { epoch, work, secret, begun, conversion, vm, node } = *order;
     let is_converting = conversion != Conversion::No && work == Work::Move;
     let converter = shape.converter.as_ref().filter(|_| is_converting);
     let mut metadata = metadata(migration, &job_name(&migration.name, epoch));
+    metadata["labels"][VM] = json!(vm);
     metadata["annotations"][EPOCH] = json!(epoch.to_string());
     metadata["annotations"][WORK] = json!(work);
     let mut args = vec![
@@ -205,7 +238,7 @@ pub fn job(migration: &Named, order: &Order<'_>, shape: &Shape) -> Value {
     });
     let pod = json!({
         "restartPolicy": "Never", "serviceAccountName": shape.account, "enableServiceLinks": false,
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "terminationGracePeriodSeconds": GRACE_SECONDS, "affinity": affinity(vm, node),
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID,
             "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
@@ -310,7 +343,7 @@ mod tests {
     }
 
     fn order(work: Work, conversion: Conversion) -> Order<'static> {
-        Order { epoch: 3, work, secret: "vc", begun: true, conversion }
+        Order { epoch: 3, work, secret: "vc", begun: true, conversion, vm: "web01", node: None }
     }
 
     fn named() -> Named {
@@ -364,10 +397,29 @@ mod tests {
             pod["containers"][0]["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
         let expected = "operator worker vm-1 --uid u --epoch 3 --pod $(DROVER_POD) --target-image i --target-image j --undo --begun --json";
         assert_eq!(args.join(" "), expected);
+        assert_eq!(job["spec"]["template"]["metadata"]["labels"][VM], "web01");
         let env = &pod["containers"][0]["env"][2];
         assert_eq!(
             (&env["name"], &env["valueFrom"]["fieldRef"]["fieldPath"]),
             (&json!("DROVER_POD"), &json!("metadata.uid"))
         );
+    }
+
+    #[test]
+    fn a_worker_is_best_beside_its_vms_volumes_and_waits_for_no_node() {
+        let pod = |node: Option<&str>| {
+            let order = Order { node, ..order(Work::Move, Conversion::No) };
+            job(&named(), &order, &shape(None))["spec"]["template"]["spec"]["affinity"].clone()
+        };
+        let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
+        let term = &pod(None)["podAffinity"][preferred][0]["podAffinityTerm"];
+        assert_eq!(term["labelSelector"]["matchLabels"], json!({"drover.dev/vm": "web01"}));
+        assert!(pod(None)["nodeAffinity"].is_null());
+        let claim = json!({"metadata": {"annotations": {SELECTED_NODE: "node-7"}}});
+        let there = pod(node_of(&claim));
+        let fields = &there["nodeAffinity"][preferred][0]["preference"]["matchFields"];
+        assert_eq!(fields[0]["values"], json!(["node-7"]));
+        assert!(!there.to_string().contains("required"), "{there:#}");
+        assert_eq!(node_of(&json!({"metadata": {}})), None);
     }
 }

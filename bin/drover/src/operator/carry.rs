@@ -266,12 +266,17 @@ impl Operator {
         let Some(job) = &migration.status.job else { return Ok(()) };
         let provider = self.providers.get(&migration.spec.provider.name);
         let secret = provider.map(|it| it.spec.secret_name.clone()).unwrap_or_default();
+        // What was begun has volumes, as a rule. Without an answer the worker goes anywhere.
+        let disk = self.claim_path(&objects::first_disk(&migration.spec));
+        let disk = migration.status.begun.then(|| self.cluster.get(&disk).ok().flatten()).flatten();
         let order = Order {
             epoch: migration.status.epoch,
             work: job.work,
             secret: &secret,
             begun: migration.status.begun,
             conversion: migration.spec.conversion,
+            vm: &migration.spec.target_name,
+            node: disk.as_ref().and_then(objects::node_of),
         };
         let object = objects::job(me, &order, &self.shape);
         let made = match self.cluster.create(&path_of(Kind::Job, &self.namespace, ""), &object, false) {
