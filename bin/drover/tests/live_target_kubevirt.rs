@@ -11,7 +11,7 @@ use common::kubernetes::{CLAIMS, Landing, MACHINES, PATIENCE, PODS, SECRETS, SER
 use common::process::{EndsWithTest, wait_until};
 use common::{MIB, disk_file, vm, with};
 use drover_lab::cluster::Volume;
-use drover_lab::run_by;
+use drover_lab::{lab_folder, run_by};
 use serde_json::json;
 
 #[test]
@@ -208,6 +208,52 @@ fn play_service(landing: &Landing) {
 }
 
 const NODE: &str = "10.99.0.1";
+const ROUTES_PATH: &str = "/apis/route.openshift.io/v1/namespaces/vms/routes";
+
+/// What this project knows of OpenShift's Routes, written by hand: the true schema cannot be had here, and has more.
+const ROUTES: &str = r#"apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: routes.route.openshift.io}
+spec:
+  group: route.openshift.io
+  scope: Namespaced
+  names: {kind: Route, listKind: RouteList, plural: routes, singular: route}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      subresources: {status: {}}
+      schema:
+        openAPIV3Schema:
+          type: object
+          required: [spec]
+          properties:
+            spec:
+              type: object
+              required: [to]
+              properties:
+                host: {type: string}
+                to: {type: object, required: [kind, name], properties: {kind: {type: string}, name: {type: string}}}
+                port: {type: object, required: [targetPort], properties: {targetPort: {x-kubernetes-int-or-string: true}}}
+                tls: {type: object, required: [termination], properties: {termination: {type: string, enum: [edge, passthrough, reencrypt]}}}
+            status: {type: object, x-kubernetes-preserve-unknown-fields: true}
+"#;
+
+/// What OpenShift's router does for the next Route that there is: it admits it by a name, and passes connections on to the pod.
+fn play_router(landing: &Landing) -> EndsWithTest {
+    wait_until("a Route", PATIENCE, || landing.names(ROUTES_PATH).len() == 1);
+    let name = landing.names(ROUTES_PATH).remove(0);
+    let pod = landing.cluster.get(&format!("{PODS}/{name}")).unwrap().unwrap();
+    let pod = format!("tcp:{}:7843", pod["status"]["podIP"].as_str().unwrap());
+    let there = landing.cluster.in_network().unwrap();
+    let mut router = Command::new(&there[0]);
+    router.args(&there[1..]).arg(lab_folder().join("cluster/cluster"));
+    let router = router.args(["forward", "tcp:127.0.0.1:443", &pod]).spawn().unwrap();
+    let admitted = json!([{"type": "Admitted", "status": "True"}]);
+    let given = json!({"status": {"ingress": [{"host": "localhost", "conditions": admitted}]}});
+    landing.cluster.merge(&format!("{ROUTES_PATH}/{name}/status"), &given).unwrap();
+    EndsWithTest(router)
+}
 
 #[test]
 fn an_agent_is_reached_by_the_way_that_the_plan_says_and_by_auto_where_it_answers() {
@@ -227,7 +273,10 @@ fn an_agent_is_reached_by_the_way_that_the_plan_says_and_by_auto_where_it_answer
         ("port-forward", false, "through the API server"),
         ("node-port", false, "by a Service of type NodePort, at 10.99.0.1:"),
         ("load-balancer", false, "by a Service of type LoadBalancer, at 10.99.0.1:7843"),
+        ("route", false, "by a Route, at localhost:443"),
     ];
+    landing.cluster.apply(ROUTES, "vms").unwrap();
+    wait_until("routes are served", PATIENCE, || landing.cluster.get(ROUTES_PATH).ok().flatten().is_some());
     for (number, (reach, is_cut, words)) in ways.into_iter().enumerate() {
         let volume = landing.cluster.volume(&format!("v-{number}"), Volume::Block, 2 * MIB).unwrap();
         let (reach, target) = (format!("reach: {reach}"), format!("web{number}"));
@@ -249,6 +298,7 @@ fn an_agent_is_reached_by_the_way_that_the_plan_says_and_by_auto_where_it_answer
         if ["node-port", "load-balancer"].iter().any(|it| reach.ends_with(it)) {
             play_service(&landing);
         }
+        let _router = reach.ends_with("route").then(|| play_router(&landing));
         let done = running.wait_with_output().unwrap();
         let told = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "{reach}: {told}\n{}", landing.told());
@@ -260,8 +310,8 @@ fn an_agent_is_reached_by_the_way_that_the_plan_says_and_by_auto_where_it_answer
         if is_cut {
             rule(&landing, "-D OUTPUT -p tcp --dport 7843 -j REJECT");
         }
-        wait_until("pod and Service go", PATIENCE, || {
-            landing.names(PODS).is_empty() && landing.names(SERVICES).is_empty()
+        wait_until("pod, Service and Route go", PATIENCE, || {
+            [PODS, SERVICES, ROUTES_PATH].iter().all(|path| landing.names(path).is_empty())
         });
     }
 }

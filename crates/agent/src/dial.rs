@@ -33,6 +33,8 @@ pub struct Route {
     pub give_up_after: Option<Duration>,
     /// How many connections; by default as links do.
     pub stripes: StripeBounds,
+    /// What whoever passes connections on by name is told; by default a name that says nothing. The agent is known by its key.
+    pub server_name: Option<String>,
     /// Marks the packets, for rules of the packet filter that must leave them alone.
     pub mark: Option<u32>,
 }
@@ -50,7 +52,8 @@ pub fn dial(identity: &Identity, agent: Fingerprint, route: &Route) -> Result<Se
         }
     });
     let tls = tls.map_err(|error| misuse(error.to_string()))?;
-    let name = ServerName::try_from("drover").map_err(|error| misuse(error.to_string()))?;
+    let name = route.server_name.clone().unwrap_or_else(|| "drover".into());
+    let name = ServerName::try_from(name).map_err(|error| misuse(error.to_string()))?;
     let limits = Limits::default();
     let options = ConnectOptions {
         sources: route.sources.clone(),
@@ -89,7 +92,37 @@ fn resolved(addresses: &[String]) -> Result<Vec<SocketAddr>, LinkError> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use rustls::server::Acceptor;
+
     use super::*;
+
+    #[test]
+    fn who_passes_connections_on_hears_the_name_that_the_route_says() {
+        for (server_name, heard) in [(None, "drover"), (Some("vm.apps.example.org"), "vm.apps.example.org")] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let route = Route {
+                addresses: vec![listener.local_addr().unwrap().to_string()],
+                server_name: server_name.map(str::to_string),
+                ..Route::default()
+            };
+            let identity = Identity::fleeting().unwrap();
+            let agent = identity.fingerprint();
+            let dialled = std::thread::spawn(move || dial(&identity, agent, &route).map(drop));
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut acceptor = Acceptor::default();
+            let accepted = loop {
+                acceptor.read_tls(&mut stream).unwrap();
+                if let Some(accepted) = acceptor.accept().map_err(|(error, _)| error).unwrap() {
+                    break accepted;
+                }
+            };
+            assert_eq!(accepted.client_hello().server_name(), Some(heard));
+            drop((stream, listener));
+            assert!(dialled.join().unwrap().is_err());
+        }
+    }
 
     #[test]
     fn the_usual_port_is_added_where_none_is_named() {

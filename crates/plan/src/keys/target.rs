@@ -201,10 +201,19 @@ pub(crate) static KUBEVIRT: Table = Table {
         ),
         key(
             "reach",
-            Kind::Choice(&["auto", "pod", "port-forward", "node-port", "load-balancer", "upload", "forward"]),
+            Kind::Choice(&[
+                "auto",
+                "pod",
+                "port-forward",
+                "node-port",
+                "load-balancer",
+                "route",
+                "upload",
+                "forward",
+            ]),
             "auto",
-            "How drover reaches the worker pods: at their addresses, through the API server (`forward` is its old name), or by a Service of \
-             each. auto: at their addresses where those answer, else through the API server. upload: there are none, and disks go through \
+            "How drover reaches the worker pods: at their addresses, through the API server (`forward` is its old name), or by a Service or \
+             a Route of each. auto: at their addresses where those answer, else through the API server. upload: there are none, and disks go through \
              CDI's upload proxy, which auto takes from outside where pods may not be made; it has limits, see docs/how-to/kubevirt-upload.md.",
         ),
         key(

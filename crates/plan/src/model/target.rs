@@ -190,6 +190,8 @@ pub enum Reach {
     NodePort,
     /// By a Service of the pod's own: at the address that a load balancer gives it.
     LoadBalancer,
+    /// By a Route of the pod's own, which OpenShift's router passes through by its name.
+    Route,
     /// There is no worker pod: disks are sent through CDI's upload proxy.
     Upload,
 }
@@ -200,6 +202,8 @@ impl Reach {
         match self {
             Reach::NodePort => Some("NodePort"),
             Reach::LoadBalancer => Some("LoadBalancer"),
+            // The router asks it for the pod.
+            Reach::Route => Some("ClusterIP"),
             Reach::Auto | Reach::Pod | Reach::Forward | Reach::Upload => None,
         }
     }

@@ -105,6 +105,7 @@ impl Reader {
                 Some("port-forward" | "forward") => Reach::Forward,
                 Some("node-port") => Reach::NodePort,
                 Some("load-balancer") => Reach::LoadBalancer,
+                Some("route") => Reach::Route,
                 Some("upload") => Reach::Upload,
                 _ => Reach::Auto,
             },

@@ -61,6 +61,7 @@ impl Claims {
         let mut problems = Vec::new();
         let namespace_is_there = self.namespace_problem(cluster, &mut problems);
         problems.extend(self.version_problem(cluster));
+        problems.extend(self.route_problem(cluster));
         let way = match self.way() {
             Ok(way) => way,
             Err(error) => {
@@ -140,6 +141,21 @@ impl Claims {
         Some(Problem::error("target", text).advise("install KubeVirt, or name another context"))
     }
 
+    fn route_problem(&self, cluster: &Cluster) -> Option<Problem> {
+        if self.kubevirt.reach != Reach::Route {
+            return None;
+        }
+        let text = match cluster.get(objects::ROUTES) {
+            Ok(Some(_)) => return None,
+            Ok(None) => "the cluster has no routes: route.openshift.io/v1 is not served".to_string(),
+            Err(error) if error.kind == KubeErrorKind::NotServed => {
+                "the cluster has no routes: route.openshift.io/v1 is not served".to_string()
+            }
+            Err(error) => error.what,
+        };
+        Some(Problem::error("target.reach", text).advise("only OpenShift has them: choose another `reach`"))
+    }
+
     fn right_problems(&self, cluster: &Cluster, way: &Way) -> Vec<Problem> {
         let is_upload = matches!(way, Way::Proxy(_));
         let mut rights: Vec<_> = if is_upload { UPLOAD_RIGHTS } else { RIGHTS }.to_vec();
@@ -150,6 +166,10 @@ impl Claims {
             Reach::Auto | Reach::Forward => rights.push(("", "pods", "portforward", &["get", "create"])),
             Reach::NodePort | Reach::LoadBalancer => {
                 rights.push(("", "services", "", &["get", "create", "delete"]));
+            }
+            Reach::Route => {
+                rights.push(("", "services", "", &["get", "create", "delete"]));
+                rights.push(("route.openshift.io", "routes", "", &["get", "create", "delete"]));
             }
             Reach::Pod | Reach::Upload => {}
         }
@@ -378,6 +398,13 @@ impl Claims {
             {
                 let service = objects::service(vm, &self.kubevirt, &plan, "", kind, None);
                 cluster.create(&objects::path(&self.kubevirt, Kind::Service, ""), &service, true)?;
+            }
+            if self.kubevirt.reach == Reach::Route
+                && !is_uploaded
+                && cluster.get(&objects::path(&self.kubevirt, Kind::Route, &name))?.is_none()
+            {
+                let route = objects::route(vm, &self.kubevirt, &plan, "", None);
+                cluster.create(&objects::path(&self.kubevirt, Kind::Route, ""), &route, true)?;
             }
             let path = objects::path(&self.kubevirt, Kind::Machine, &objects::vm_name(vm));
             match cluster.get(&path)? {

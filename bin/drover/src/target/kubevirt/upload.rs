@@ -73,7 +73,12 @@ impl Claims {
             Reach::Auto if !cluster.is_inside() && !self.may_make_pods(&cluster)? => {
                 self.proxy(&cluster)?.map_or(Way::Pods, |proxy| Way::Proxy(Arc::new(proxy)))
             }
-            Reach::Auto | Reach::Pod | Reach::Forward | Reach::NodePort | Reach::LoadBalancer => Way::Pods,
+            Reach::Auto
+            | Reach::Pod
+            | Reach::Forward
+            | Reach::NodePort
+            | Reach::LoadBalancer
+            | Reach::Route => Way::Pods,
         };
         *known = Some(way.clone());
         Ok(way)

@@ -23,7 +23,7 @@ use drover_kubevirt::{Change, Cluster, Forward, KubeError, KubeErrorKind};
 use drover_link::RateLimit;
 use drover_log::log;
 use drover_mover::StopSignal;
-use drover_plan::{Kubevirt, PlannedVm};
+use drover_plan::{Kubevirt, PlannedVm, Reach};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, MORE_THREADS};
@@ -308,9 +308,10 @@ impl Worker {
 
     /// What belongs to the pod, and goes with it at the latest.
     fn parts(&self) -> &'static [Kind] {
-        match self.kubevirt.reach.service() {
-            Some(_) => &[Kind::Secret, Kind::Service],
-            None => &[Kind::Secret],
+        match (self.kubevirt.reach, self.kubevirt.reach.service()) {
+            (Reach::Route, _) => &[Kind::Secret, Kind::Route, Kind::Service],
+            (_, Some(_)) => &[Kind::Secret, Kind::Service],
+            (_, None) => &[Kind::Secret],
         }
     }
 

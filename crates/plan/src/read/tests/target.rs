@@ -175,6 +175,7 @@ fn ways_to_the_agents_of_a_cluster_are_read_also_by_an_old_name() {
         ("forward", Reach::Forward, None),
         ("node-port", Reach::NodePort, Some("NodePort")),
         ("load-balancer", Reach::LoadBalancer, Some("LoadBalancer")),
+        ("route", Reach::Route, Some("ClusterIP")),
         ("upload", Reach::Upload, None),
     ] {
         let plan = Plan::parse(&local.replace("reach: R", &format!("reach: {name}"))).unwrap();

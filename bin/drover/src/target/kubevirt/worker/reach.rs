@@ -27,9 +27,14 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// The same outside of the cluster, where whoever refuses a connection may be somebody else.
 const LISTEN_WITHIN: Duration = Duration::from_secs(3);
 
+/// Where routers of OpenShift take connections that they pass through.
+const ROUTER_PORT: u16 = 443;
+
 /// Where an agent is dialled, and for how long.
 struct Way {
     addresses: Vec<String>,
+    /// By which connections are passed on.
+    server_name: Option<String>,
     words: String,
     within: Duration,
 }
@@ -43,6 +48,7 @@ impl Worker {
             Reach::Pod => self.dial_by(&self.at_pod(&pod)?, agent),
             Reach::Forward => self.dial_by(&self.through_api()?, agent),
             Reach::NodePort | Reach::LoadBalancer => self.dial_by(&self.by_service(&pod)?, agent),
+            Reach::Route => self.dial_by(&self.by_route(&pod)?, agent),
             Reach::Upload => {
                 let what = format!(
                     "{} was begun by a worker pod, and the plan says `reach: upload` by now",
@@ -85,13 +91,13 @@ impl Worker {
             Refusal::new(DiskErrorKind::Transient, format!("the worker pod {} has no address", self.name()))
         })?;
         let words = format!("at its address {address}");
-        Ok(Way { addresses: vec![address], words, within: ANSWER_WITHIN })
+        Ok(Way { addresses: vec![address], server_name: None, words, within: ANSWER_WITHIN })
     }
 
     fn through_api(&self) -> Result<Way, Refusal> {
         let address = self.forwarded().map_err(|error| refused(&error))?;
         let words = "through the API server (port-forward)".to_string();
-        Ok(Way { addresses: vec![address], words, within: ANSWER_WITHIN })
+        Ok(Way { addresses: vec![address], server_name: None, words, within: ANSWER_WITHIN })
     }
 
     fn forwarded(&self) -> Result<String, KubeError> {
@@ -111,45 +117,84 @@ impl Worker {
         let words = format!("by a Service of type {kind}, at {}", addresses.join(", "));
         // Who carries it there may take as long as a pod.
         let within = ANSWER_WITHIN.max(Duration::from_secs(self.kubevirt.worker_timeout_s));
-        Ok(Way { addresses, words, within })
+        Ok(Way { addresses, server_name: None, words, within })
+    }
+
+    fn by_route(&self, pod: &Value) -> Result<Way, Refusal> {
+        let host = self.route_of(pod).map_err(|error| refused(&error))?;
+        let words = format!("by a Route, at {host}:{ROUTER_PORT}");
+        // The router hears of the pod some time after it runs.
+        let within = ANSWER_WITHIN.max(Duration::from_secs(self.kubevirt.worker_timeout_s));
+        let addresses = vec![format!("{host}:{ROUTER_PORT}")];
+        Ok(Way { addresses, server_name: Some(host), words, within })
+    }
+
+    /// The name of the Route of the pod; makes it, and the Service that it leads to, where there is none.
+    pub(super) fn route_of(&self, pod: &Value) -> Result<String, KubeError> {
+        let service = |uid: &str| {
+            objects::service(&self.vm, &self.kubevirt, &self.plan, &self.run, "ClusterIP", Some(uid))
+        };
+        self.part_of(pod, Kind::Service, &service, &|_| Some(()), "")?;
+        let route = |uid: &str| objects::route(&self.vm, &self.kubevirt, &self.plan, &self.run, Some(uid));
+        let host = |found: &Value| objects::route_host(found).map(str::to_string);
+        self.part_of(pod, Kind::Route, &route, &host, "no router has admitted it")
     }
 
     /// Where the Service of the pod is reached; makes it if there is none.
     pub(super) fn service_of(&self, pod: &Value) -> Result<Vec<String>, KubeError> {
         let Some(kind) = self.kubevirt.reach.service() else { return Ok(Vec::new()) };
-        let path = self.path(Kind::Service);
         let node = self.node_of(pod);
+        let service =
+            |uid: &str| objects::service(&self.vm, &self.kubevirt, &self.plan, &self.run, kind, Some(uid));
+        let addresses = |found: &Value| {
+            Some(objects::service_addresses(found, pod, node.as_ref())).filter(|all| !all.is_empty())
+        };
+        self.part_of(pod, Kind::Service, &service, &addresses, "nothing in the cluster gives it one")
+    }
+
+    /// What an object of the pod's own says once it says it; makes it, for the UID of the pod, if there is none.
+    fn part_of<T>(
+        &self,
+        pod: &Value,
+        kind: Kind,
+        fresh: &dyn Fn(&str) -> Value,
+        says: &dyn Fn(&Value) -> Option<T>,
+        lacks: &str,
+    ) -> Result<T, KubeError> {
+        let path = self.path(kind);
+        let wanted = fresh(objects::uid(pod));
+        let name = match wanted["spec"]["type"].as_str() {
+            Some(of_type) => format!("Service of type {of_type}"),
+            None => format!("{kind:?}"),
+        };
         let until = Instant::now() + Duration::from_secs(self.kubevirt.worker_timeout_s);
         loop {
             let why = match self.cluster.get(&path)? {
                 None => {
-                    let (uid, plan) = (objects::uid(pod), &self.plan);
-                    let service =
-                        objects::service(&self.vm, &self.kubevirt, plan, &self.run, kind, Some(uid));
-                    let all = objects::path(&self.kubevirt, Kind::Service, "");
-                    self.cluster.create(&all, &service, false)?;
+                    self.cluster.create(&objects::path(&self.kubevirt, kind, ""), &wanted, false)?;
                     continue;
                 }
                 Some(found) if !objects::is_of(&found, &self.owner()) => {
-                    return Err(self.taken("Service", &found));
+                    return Err(self.taken(&format!("{kind:?}"), &found));
                 }
                 // Of an earlier pod, or of a plan that said otherwise.
-                Some(found) if !objects::is_owned_by(&found, pod) || found["spec"]["type"] != kind => {
+                Some(found)
+                    if !objects::is_owned_by(&found, pod)
+                        || found["spec"]["type"] != wanted["spec"]["type"] =>
+                {
                     if !objects::is_going(&found) {
                         self.cluster.delete(&path, objects::uid(&found))?;
                     }
                     "the one before is still there"
                 }
-                Some(found) => match objects::service_addresses(&found, pod, node.as_ref()) {
-                    addresses if addresses.is_empty() => "nothing in the cluster gives it one",
-                    addresses => return Ok(addresses),
+                Some(found) => match says(&found) {
+                    None => lacks,
+                    Some(said) => return Ok(said),
                 },
             };
             if self.stop.is_set() || Instant::now() >= until {
                 let waited = self.kubevirt.worker_timeout_s;
-                return Err(self.failed(format!(
-                    "has no address by its Service of type {kind} within {waited} s: {why}"
-                )));
+                return Err(self.failed(format!("has no address by its {name} within {waited} s: {why}")));
             }
             std::thread::sleep(LOOK);
         }
@@ -166,6 +211,7 @@ impl Worker {
         loop {
             let route = Route {
                 addresses: way.addresses.clone(),
+                server_name: way.server_name.clone(),
                 own_name: sites::own_name(),
                 rate_limit: Some(self.limit.clone()),
                 ..Route::default()

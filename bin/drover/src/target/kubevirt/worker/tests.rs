@@ -340,6 +340,41 @@ fn a_service_of_a_type_is_made_for_the_pod_and_goes_with_it() {
     assert!(api.object(SERVICE).is_some(), "it stays");
 }
 
+const ROUTE: &str = "/apis/route.openshift.io/v1/namespaces/vms/routes/web01-drover";
+
+#[test]
+fn a_route_leads_to_a_service_of_the_pod_and_both_go_with_it() {
+    let api = Api::new();
+    let first = api.run("1", "reach: route");
+    first.make().unwrap();
+    first.stop.stop();
+    let pod = api.object(POD).unwrap();
+    for _ in 0..2 {
+        let error = first.route_of(&pod).unwrap_err();
+        assert!(
+            error.what.contains("has no address by its Route") && error.what.contains("admitted"),
+            "{error}"
+        );
+    }
+    let (route, service) = (api.object(ROUTE).unwrap(), api.object(SERVICE).unwrap());
+    assert_eq!(
+        (&service["spec"]["type"], &route["spec"]["tls"]["termination"]),
+        (&json!("ClusterIP"), &json!("passthrough"))
+    );
+    assert_eq!(route["spec"]["to"]["name"], service["metadata"]["name"]);
+    assert_eq!(route["spec"]["port"]["targetPort"], service["spec"]["ports"][0]["name"]);
+    assert!(objects::is_owned_by(&route, &pod) && objects::is_owned_by(&service, &pod));
+    api.change(|store| {
+        let mut route = store.objects[ROUTE].clone();
+        let admitted = json!([{"type": "Admitted", "status": "True"}]);
+        route["status"] = json!({"ingress": [{"host": "web01.apps.example.org", "conditions": admitted}]});
+        store.put(ROUTE, route);
+    });
+    assert_eq!(first.route_of(&pod).unwrap(), "web01.apps.example.org");
+    first.remove().unwrap();
+    assert!(api.object(ROUTE).is_none() && api.object(SERVICE).is_none());
+}
+
 fn pod_of_nobody() -> Value {
     json!({"metadata": {"uid": "u"}})
 }
