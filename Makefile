@@ -9,7 +9,7 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
-	@echo "make demo-kube moves them to volumes of a real Kubernetes by the operator, proves them from outside, boots them (as root)"
+	@echo "make demo-kube moves them to volumes of a real Kubernetes of two nodes by the operator, proves them from outside, boots them (as root)"
 	@echo "make test    all tests (CI runs this)"
 	@echo "make build   target/release/drover"
 	@echo "make packages   deb, rpm, tarball and container image in target/packages, tried in a bare Debian"

@@ -119,6 +119,12 @@ pub fn install(cluster: &Cluster, namespace: &str, state_size: &str) -> Result<(
     install_with(cluster, namespace, state_size, &[])
 }
 
+/// The value `options` of the lab, with more of them.
+pub fn options(state_size: &str, more: &[&str]) -> String {
+    let own = ["--state-class", CLASS, "--state-size", state_size];
+    json!(own.iter().chain(more).collect::<Vec<_>>()).to_string()
+}
+
 /// The same with more values.
 ///
 /// # Errors
@@ -129,7 +135,7 @@ pub fn install_with(
     state_size: &str,
     more: &[(&str, &str)],
 ) -> Result<()> {
-    let options = json!(["--state-class", CLASS, "--state-size", state_size]).to_string();
+    let options = options(state_size, &[]);
     let mut values = values()?;
     let own = [("image", IMAGE), ("imagePull", "Never"), ("options", &options)];
     for (name, value) in own.iter().chain(more) {

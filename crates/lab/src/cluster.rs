@@ -66,15 +66,7 @@ impl Cluster {
             return Cluster::skip(why);
         }
         ensure!(drover.is_file(), "{} is not built", drover.display());
-        std::fs::create_dir_all(folder)?;
-        let image = folder.join("drover.tar");
-        let made = Command::new(workspace().join("lab/cluster/image"))
-            .arg(drover)
-            .arg(IMAGE)
-            .arg(&image)
-            .status()?;
-        ensure!(made.success(), "lab/cluster/image failed");
-        let cluster = Cluster::begin(folder, Some(&image))?;
+        let cluster = Cluster::begin(folder, Some(&image_of(drover)?))?;
         cluster.make(
             "/apis/storage.k8s.io/v1/storageclasses",
             &json!({
@@ -361,7 +353,7 @@ impl Cluster {
     /// Installs KubeVirt's schemas; `false`, after a printed line, where they are not there.
     ///
     /// # Errors
-    /// If the server refuses them.
+    /// If the server refuses them, or where `DROVER_NEEDS_KUBEVIRT` is set and they are not there.
     pub fn install_kubevirt(&self) -> Result<bool> {
         Ok(self.install_schema("virtualmachines.kubevirt.io", "v1")?
             && self.install_schema("virtualmachineinstances.kubevirt.io", "v1")?)
@@ -371,15 +363,19 @@ impl Cluster {
     /// where they are not there.
     ///
     /// # Errors
-    /// If the server refuses it.
+    /// If the server refuses it, or where `DROVER_NEEDS_KUBEVIRT` is set and it is not there.
     pub fn install_schema(&self, name: &str, version: &str) -> Result<bool> {
         let home = workspace();
-        let folder = home.ancestors().map(|it| it.join("shared/kubevirt")).find(|it| it.is_dir());
-        let Some(folder) = folder else {
-            println!("skipped: no schemas of KubeVirt (shared/kubevirt)");
+        let mut files = home.ancestors().map(|it| it.join("shared/kubevirt").join(format!("{name}.yaml")));
+        let Some(file) = files.find(|it| it.is_file()) else {
+            let why = format!(
+                "no schema of KubeVirt (shared/kubevirt/{name}.yaml in a folder above the workspace)"
+            );
+            ensure!(std::env::var_os("DROVER_NEEDS_KUBEVIRT").is_none(), "{why}");
+            println!("skipped: {why}");
             return Ok(false);
         };
-        let yaml = std::fs::read(folder.join(format!("{name}.yaml")))?;
+        let yaml = std::fs::read(file)?;
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}?fieldManager=lab");
         self.api().succeeds("PATCH", &path, "application/apply-patch+yaml", &yaml)?;
         let (plural, group) = name.split_once('.').context("a plural and a group")?;
@@ -391,11 +387,26 @@ impl Cluster {
         Ok(true)
     }
 
-    /// A volume of that name and size on the node, to be claimed; gives the file or folder with its bytes.
+    /// A volume of that name and size on the first node, to be claimed; gives the file or folder with its bytes.
     ///
     /// # Errors
     /// If it cannot be made.
     pub fn volume(&mut self, name: &str, kind: Volume, bytes: u64) -> Result<PathBuf> {
+        self.volume_at("node-1", None, name, kind, bytes)
+    }
+
+    /// The same on a node, for the claim `NAMESPACE/NAME` alone if there is one.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn volume_at(
+        &mut self,
+        node: &str,
+        claim: Option<&str>,
+        name: &str,
+        kind: Volume,
+        bytes: u64,
+    ) -> Result<PathBuf> {
         let place = self.folder.join("volumes").join(name);
         std::fs::create_dir_all(place.parent().context("a folder")?)?;
         let (path, mode) = match kind {
@@ -416,11 +427,14 @@ impl Cluster {
             }
         };
         let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
-            {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]}]}]}});
+            {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]}});
         let (source, affinity) = match kind {
             Volume::Shared => ("hostPath", Value::Null),
             _ => ("local", affinity),
         };
+        let claim = claim.and_then(|claim| claim.split_once('/')).map(|(namespace, name)| {
+            json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace, "name": name})
+        });
         self.make(
             "/api/v1/persistentvolumes",
             &json!({
@@ -428,7 +442,7 @@ impl Cluster {
                 "spec": {
                     "capacity": {"storage": bytes.to_string()}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
                     "persistentVolumeReclaimPolicy": "Retain", "storageClassName": CLASS,
-                    source: {"path": path}, "nodeAffinity": affinity,
+                    source: {"path": path}, "nodeAffinity": affinity, "claimRef": claim,
                 },
             }),
         )?;
@@ -465,6 +479,24 @@ impl Drop for Cluster {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
+}
+
+/// Drover's image, beside the program. It is made once for each build of that: all clusters of it share it.
+fn image_of(drover: &Path) -> Result<PathBuf> {
+    let (image, fresh) = (drover.with_extension("image.tar"), drover.with_extension("image.new"));
+    let script = workspace().join("lab/cluster/image");
+    // Held until this is over: clusters are started side by side.
+    let turn = std::fs::File::create(drover.with_extension("image.lock"))?;
+    turn.lock()?;
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|it| it.modified());
+    let (built, written) = (changed(drover)?, changed(&script)?);
+    if changed(&image).is_ok_and(|made| made > built && made > written) {
+        return Ok(image);
+    }
+    let made = Command::new(script).arg(drover).arg(IMAGE).arg(&fresh).status()?;
+    ensure!(made.success(), "lab/cluster/image failed");
+    std::fs::rename(&fresh, &image)?;
+    Ok(image)
 }
 
 /// Reads and changes objects of a cluster.

@@ -1,5 +1,5 @@
-//! `make demo-kube`: virtual machines leave a simulated vCenter by the operator of a real Kubernetes, arrive on volumes of it with every
-//! byte proven from outside, and boot from them.
+//! `make demo-kube`: virtual machines leave a simulated vCenter by the operator of a real Kubernetes of two nodes, arrive on volumes of both
+//! with every byte proven from outside, and boot from them.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -34,22 +34,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// A VM of the demo: its name, the guest in it, the sizes of its disks, and what volumes it goes to.
+/// A VM of the demo: its name, the guest in it, the sizes of its disks, what volumes it goes to, and the node that has these.
 struct Moved<'a> {
     name: &'a str,
     guest: &'a Guest,
     disks: Vec<u64>,
     volumes: Volume,
+    node: &'static str,
 }
 
 fn run() -> Result<()> {
     let started = Instant::now();
     let guests = Guests::build()?;
     let mut moved = Vec::new();
-    for (name, volumes) in [("web01", Volume::Block), ("web02", Volume::Folder), ("db01", Volume::Block)] {
+    for (name, volumes, node) in [
+        ("web01", Volume::Block, "node-1"),
+        ("web02", Volume::Folder, "node-2"),
+        ("db01", Volume::Block, "node-1"),
+    ] {
         let guest = guests.get(name)?;
         let disks = guest.disks.iter().map(|disk| disk.capacity_bytes).collect();
-        moved.push(Moved { name, guest, disks, volumes });
+        moved.push(Moved { name, guest, disks, volumes, node });
     }
     let guest = guests.get("web01")?;
     moved.push(Moved {
@@ -57,6 +62,7 @@ fn run() -> Result<()> {
         guest,
         disks: vec![guest.disks[0].capacity_bytes, WARM_BYTES],
         volumes: Volume::Block,
+        node: "node-2",
     });
 
     let folder = std::env::temp_dir().join(format!("kd-{}", std::process::id()));
@@ -75,7 +81,8 @@ fn shown(guests: &Guests, moved: &[Moved<'_>], folder: &Path) -> Result<()> {
     let begun = Instant::now();
     let Some(mut cluster) = Cluster::start(&folder.join("k"), &drover)? else { bail!("there is no cluster") };
     ensure!(cluster.install_kubevirt()?, "there are no schemas of KubeVirt");
-    println!("a Kubernetes of one node has come in {:.0} s", begun.elapsed().as_secs_f64());
+    cluster.second_node()?;
+    println!("a Kubernetes of two nodes has come in {:.0} s", begun.elapsed().as_secs_f64());
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
     cluster.make("/api/v1/namespaces", &namespace)?;
     cluster.play();
@@ -99,7 +106,13 @@ fn shown(guests: &Guests, moved: &[Moved<'_>], folder: &Path) -> Result<()> {
         }
         ensure!(hashes.len() == disks.len(), "{}: {} disks", it.name, disks.len());
         let kind = if it.volumes == Volume::Block { "block" } else { "file system" };
-        println!("{:<8} {} {kind} volume(s) equal to the source's disks (SHA-256)", it.name, disks.len());
+        println!(
+            "{:<8} {} {kind} volume(s) on {} equal to the source's disks (SHA-256); its worker ran on {}",
+            it.name,
+            disks.len(),
+            it.node,
+            worker_node(&cluster, it.name)?
+        );
         machines.push(boot(it, &disks, folder)?);
     }
     println!("booting them from their volumes (software emulation, up to {BOOT_SECONDS_MAX} s)");
@@ -141,10 +154,11 @@ fn volumes(cluster: &mut Cluster, moved: &[Moved<'_>]) -> Result<BTreeMap<String
             let name = format!("{}-{number}", it.name);
             // A file system takes room besides.
             let bytes = if it.volumes == Volume::Block { *bytes } else { bytes * 5 / 4 };
-            let path = cluster.volume(&name, it.volumes, bytes)?;
+            let claim = format!("{NAMESPACE}/{name}");
+            let path = cluster.volume_at(it.node, Some(&claim), &name, it.volumes, bytes)?;
             paths.insert(name, path);
         }
-        cluster.volume(&format!("{}-state", it.name), Volume::Folder, 64 << 20)?;
+        cluster.volume_at(it.node, None, &format!("{}-state", it.name), Volume::Folder, 64 << 20)?;
     }
     Ok(paths)
 }
@@ -200,6 +214,16 @@ fn arrive(cluster: &Cluster, moved: &[Moved<'_>]) -> Result<()> {
         ensure!(Instant::now() < until, "{done} of {} have arrived: {list:#}", moved.len());
         sleep(Duration::from_millis(300));
     }
+}
+
+/// The node that the worker of a VM ran on.
+fn worker_node(cluster: &Cluster, name: &str) -> Result<String> {
+    let pods =
+        cluster.get("/api/v1/namespaces/vms/pods?labelSelector=drover.dev%2Fmigration")?.unwrap_or_default();
+    let is_it = |pod: &&Value| pod["metadata"]["labels"]["drover.dev/vm"] == name;
+    let pod = pods["items"].as_array().into_iter().flatten().find(is_it);
+    let node = pod.and_then(|pod| pod["spec"]["nodeName"].as_str());
+    Ok(node.with_context(|| format!("{name} has no worker's pod on a node"))?.to_string())
 }
 
 /// The files with a VM's disks, by the claims that its machine names.
