@@ -28,7 +28,8 @@ fn vms_of_a_plan_arrive_whoever_dies_on_the_way_and_none_gets_a_second_migration
     for state in ["s-a", "s-b"] {
         operated.landing.cluster.volume(state, Volume::Folder, 64 * MIB).unwrap();
     }
-    let plan = operated.plan("first", json!([{"name": "web01"}, {"name": "db01"}]), "4MiB");
+    operated.source_gives(2 * MIB);
+    let plan = operated.plan("first", json!([{"name": "web01"}, {"name": "db01"}]), "64MiB");
     operated.make(&plan);
     operated.moves("web01", 0);
 
@@ -36,6 +37,18 @@ fn vms_of_a_plan_arrive_whoever_dies_on_the_way_and_none_gets_a_second_migration
         let deployment = operated.landing.cluster.get(DEPLOYMENT).unwrap().unwrap_or_default();
         deployment["status"]["readyReplicas"] == 1
     });
+
+    let forecast = || operated.migration("web01").unwrap()["status"]["forecast"].clone();
+    operated.wait("its arrival is foreseen", || forecast()["p50"].is_string());
+    let foreseen =
+        ["at", "p10", "p50", "p90"].map(|key| forecast()[key].as_str().unwrap_or_default().to_string());
+    assert!(foreseen.is_sorted() && foreseen[0] < foreseen[2], "{foreseen:?}");
+    operated.wait("the plan's, too", || {
+        let plan = operated.landing.cluster.get(&format!("{OWN}/plans/first")).unwrap().unwrap();
+        plan["status"]["forecast"]["p50"].is_string()
+    });
+    let text = operated.says(&["status", "web01"]);
+    assert!(text.contains("web01: foreseen for "), "{text}");
 
     // The worker's pod dies: another goes on.
     let pod = operated.worker("web01").unwrap();
@@ -56,6 +69,8 @@ fn vms_of_a_plan_arrive_whoever_dies_on_the_way_and_none_gets_a_second_migration
     // Its Job is removed.
     let job = operated.migration("web01").unwrap()["status"]["job"]["name"].as_str().unwrap().to_string();
     operated.remove(&format!("{JOBS}/{job}?propagationPolicy=Background"));
+    operated.wait("its worker goes", || operated.migration("web01").unwrap()["status"]["job"]["name"] != job);
+    operated.source_gives(0);
     for name in ["web01", "db01"] {
         operated.wait("it arrives", || operated.phase(name) == "Done");
     }
@@ -66,6 +81,9 @@ fn vms_of_a_plan_arrive_whoever_dies_on_the_way_and_none_gets_a_second_migration
     assert_eq!(condition(&web, "Arrived")["status"], "True");
     assert_eq!(condition(&web, "CleanedUp")["status"], "True");
     assert_eq!(web["status"]["progress"]["percent"], 100);
+    assert!(web["status"]["forecast"].is_null(), "{:#}", web["status"]);
+    let measured = &web["status"]["measured"];
+    assert!(measured["readBytes"].as_u64() > Some(0) && measured["disks"] == 1, "{measured:#}");
     assert_eq!(web["status"]["roots"][0]["verified"], true, "{:#}", web["status"]);
     assert_eq!(operated.landing.names(MACHINES), ["db01", "web01"]);
     let plans = operated.landing.cluster.get(&format!("{OWN}/plans/first"));
@@ -199,7 +217,7 @@ fn a_warm_vm_in_a_file_system_moves_over_when_kubectl_asks_for_it() {
 
 #[test]
 fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
-    let operated = Operated::new(158, |folder| {
+    let operated = Operated::with_options(158, &["--keep-done", "2s"], |folder| {
         vec![
             vm("web01", &[&disk_file(folder, "a", 64 * MIB)]),
             vm("db01", &[&disk_file(folder, "b", 8 * MIB)]),
@@ -211,7 +229,8 @@ fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
     for state in ["s-a", "s-b"] {
         operated.landing.cluster.volume(state, Volume::Folder, 64 * MIB).unwrap();
     }
-    operated.make(&operated.plan("first", json!([{"name": "web01"}]), "2MiB"));
+    operated.source_gives(2 * MIB);
+    operated.make(&operated.plan("first", json!([{"name": "web01"}]), "64MiB"));
     operated.moves("web01", 0);
     let cluster = &operated.landing.cluster;
     let name = operated.migration("web01").unwrap()["metadata"]["name"].as_str().unwrap().to_string();
@@ -237,17 +256,15 @@ fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
         let provider = cluster.get(&format!("{OWN}/providers/vcenter")).unwrap().unwrap();
         plan["status"]["provider"]["generation"] == provider["metadata"]["generation"]
     });
+    operated.source_gives(0);
     for name in ["db01", "web01"] {
         operated.wait("it arrives", || operated.phase(name) == "Done");
     }
     assert_holds(&a, &operated.landing.stage.path("a"));
     assert_holds(&b, &operated.landing.stage.path("b"));
-    // It is gone with the pods that still name it, whose logs are kept.
+    // No pod names it any more: the one that was removed left none, and those that were done go soon here.
     operated.wait("no state is kept", || {
-        let claims = operated.items(CLAIMS);
-        let is_state =
-            |it: &&Value| it["metadata"]["name"].as_str().is_some_and(|name| name.ends_with("-state"));
-        claims.iter().filter(is_state).all(|it| !it["metadata"]["deletionTimestamp"].is_null())
+        operated.landing.names(CLAIMS).iter().all(|name| !name.ends_with("-state"))
     });
 }
 
@@ -259,7 +276,8 @@ fn a_drain_and_an_api_server_that_is_away_lose_nothing() {
     let Some(mut operated) = operated else { return };
     let a = operated.landing.cluster.volume("v-a", Volume::Block, DISK).unwrap();
     operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
-    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1536KiB"));
+    operated.source_gives(3 * MIB / 2);
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "64MiB"));
     operated.moves("web01", 0);
     let cluster = &operated.landing.cluster;
     cluster.without_api(Duration::from_secs(30)).unwrap();
@@ -285,6 +303,7 @@ fn a_drain_and_an_api_server_that_is_away_lose_nothing() {
     let seen = operated.done_bytes("web01");
     operated.cordon("node-1", false);
     operated.moves("web01", seen);
+    operated.source_gives(0);
     operated.wait("it arrives", || operated.phase("web01") == "Done");
     assert_holds(&a, &operated.landing.stage.path("a"));
     assert_eq!(operated.migration("web01").unwrap()["status"]["roots"][0]["verified"], true);
@@ -299,7 +318,8 @@ fn a_vm_that_another_namespace_moves_is_left_alone() {
     operated.landing.cluster.make("/api/v1/namespaces", &namespace).unwrap();
     // Its states fit the last volume alone.
     operated.install("other", "200Mi");
-    let plan = operated.plan("slow", json!([{"name": "web01"}]), "1MiB");
+    operated.source_gives(MIB);
+    let plan = operated.plan("slow", json!([{"name": "web01"}]), "64MiB");
     operated.landing.cluster.make(&format!("{other}/plans"), &plan).unwrap();
     let second = |operated: &Operated| operated.items(&format!("{other}/migrations")).into_iter().next();
     operated.wait("it is laid out there, and waits for its claim", || {
@@ -310,7 +330,7 @@ fn a_vm_that_another_namespace_moves_is_left_alone() {
     operated.make(&plan);
     operated.moves("web01", 0);
     // A plan with other VMs besides is not refused because of it.
-    let all = operated.plan("all", json!([{"glob": "*"}]), "1MiB");
+    let all = operated.plan("all", json!([{"glob": "*"}]), "64MiB");
     operated.landing.cluster.make(&format!("{other}/plans"), &all).unwrap();
     let all = || operated.landing.cluster.get(&format!("{other}/plans/all")).unwrap().unwrap();
     operated.wait("it is laid over the source there", || !condition(&all(), "Resolved").is_null());
@@ -324,6 +344,7 @@ fn a_vm_that_another_namespace_moves_is_left_alone() {
     let refused = second(&operated).unwrap();
     assert_ne!(refused["status"]["begun"], true, "{:#}", refused["status"]);
     assert_ne!(operated.phase("web01"), "Done", "the first one still copied then");
+    operated.source_gives(0);
     operated.wait("the first arrives", || operated.phase("web01") == "Done");
     assert_holds(&a, &operated.landing.stage.path("a"));
 
@@ -366,7 +387,8 @@ fn a_worker_whose_lock_is_removed_stops_and_leaves_the_vm_to_whom_it_is() {
     let Some(mut operated) = operated else { return };
     let a = operated.landing.cluster.volume("v-a", Volume::Block, DISK).unwrap();
     operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
-    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "1MiB"));
+    operated.source_gives(MIB);
+    operated.make(&operated.plan("slow", json!([{"name": "web01"}]), "64MiB"));
     operated.moves("web01", 0);
     let name = operated.landing.names(LOCKS).remove(0);
     let lock = format!("{LOCKS}/{name}");
@@ -389,6 +411,7 @@ fn a_worker_whose_lock_is_removed_stops_and_leaves_the_vm_to_whom_it_is() {
     assert!(operated.done_bytes("web01") < DISK, "{}", operated.told());
 
     // The other one gives it back.
+    operated.source_gives(0);
     operated.remove(&lock);
     let again = json!({"metadata": {"annotations": {"drover.dev/retry": "free"}}});
     let path = format!("{OWN}/migrations/{}", it["metadata"]["name"].as_str().unwrap());
@@ -449,7 +472,13 @@ fn a_guest_that_dead_workers_left_off_is_switched_on_again_and_moves_when_that_i
 
 #[test]
 fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
-    let operated = Operated::new(153, |folder| vec![vm("web01", &[&disk_file(folder, "a", 4 * MIB)])]);
+    let operated = Operated::new(153, |folder| {
+        let (b, c) = (disk_file(folder, "b", 4 * MIB), disk_file(folder, "c", 4 * MIB));
+        vec![
+            vm("web01", &[&disk_file(folder, "a", 4 * MIB)]),
+            with(vm("db01", &[&b, &c]), json!({"power": "on"})),
+        ]
+    });
     let Some(mut operated) = operated else { return };
     let a = operated.landing.cluster.volume("v-a", Volume::Block, 4 * MIB).unwrap();
     operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
@@ -515,6 +544,29 @@ fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
     told("NameTaken");
     assert_eq!(operated.phase("web01"), "Retrying");
 
+    // A KubeVirt of before v1, and the operator's own rights.
+    serve_machines(&operated, false);
+    retry();
+    let message = told("KubeVirtMissing");
+    assert!(message.contains("without virtual machines"), "{message}");
+    serve_machines(&operated, true);
+    let path = "/apis/rbac.authorization.k8s.io/v1/namespaces/vms/roles/drover-operator";
+    let all = cluster.get(path).unwrap().unwrap()["rules"].clone();
+    let mut fewer = all.as_array().unwrap().clone();
+    fewer.iter_mut().filter(|rule| rule["resources"][0] == "jobs").for_each(|rule| {
+        rule["verbs"] = json!(["get", "list", "watch", "delete"]);
+    });
+    cluster.merge(path, &json!({"rules": fewer})).unwrap();
+    retry();
+    let message = told("WorkerRefused");
+    assert!(message.contains("cannot create resource"), "{message}");
+    cluster.merge(path, &json!({"rules": all})).unwrap();
+    // Whatever changes has it look again before its half a minute is over.
+    let name = operated.migration("web01").unwrap()["metadata"]["name"].as_str().unwrap().to_string();
+    let touched = json!({"metadata": {"annotations": {"lab": "touched"}}});
+    cluster.merge(&format!("{OWN}/migrations/{name}"), &touched).unwrap();
+    told("NameTaken");
+
     // The workers' rights, and a quota that others have used up meanwhile.
     let role = "/apis/rbac.authorization.k8s.io/v1/namespaces/vms/roles/drover-worker";
     let all = cluster.get(role).unwrap().unwrap()["rules"].clone();
@@ -568,6 +620,67 @@ fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
     cluster.remove(&format!("{quotas}/small")).unwrap();
     operated.wait("it arrives", || operated.phase("web01") == "Done");
     assert_holds(&a, &operated.landing.stage.path("a"));
+    a_quota_that_is_used_up_in_the_middle_is_told_and_a_cancel_leaves_nothing(&mut operated);
+}
+
+/// Has the cluster serve machines as KubeVirt v1, or not.
+fn serve_machines(operated: &Operated, is_served: bool) {
+    let crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/virtualmachines.kubevirt.io";
+    let cluster = &operated.landing.cluster;
+    let mut versions = cluster.get(crd).unwrap().unwrap()["spec"]["versions"].clone();
+    let v1 = versions.as_array_mut().unwrap().iter_mut().find(|it| it["name"] == "v1").unwrap();
+    v1["served"] = json!(is_served);
+    cluster.merge(crd, &json!({"spec": {"versions": versions}})).unwrap();
+    operated.wait("that counts", || {
+        let list = cluster.get("/apis/kubevirt.io/v1").unwrap().unwrap_or_default();
+        let names = list["resources"].as_array().cloned().unwrap_or_default();
+        names.iter().any(|it| it["name"] == "virtualmachines") == is_served
+    });
+}
+
+/// The first claim is made, and the second one is refused.
+fn a_quota_that_is_used_up_in_the_middle_is_told_and_a_cancel_leaves_nothing(operated: &mut Operated) {
+    for (name, kind, bytes) in
+        [("v-b", Volume::Block, 4), ("v-c", Volume::Block, 4), ("s-b", Volume::Folder, 64)]
+    {
+        operated.landing.cluster.volume(name, kind, bytes * MIB).unwrap();
+    }
+    let all = || {
+        let mut all = operated.landing.names(CLAIMS);
+        all.extend(operated.landing.names(LOCKS));
+        all
+    };
+    let (before, source) = (all(), operated.landing.stage.sim.vm("db01").unwrap());
+    // The plan's check knows quotas of claims by their own name, not of objects: this one is the server's to judge, claim by claim.
+    let claims = operated.landing.names(CLAIMS).len() + 2;
+    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "objects"},
+        "spec": {"hard": {"count/persistentvolumeclaims": claims.to_string()}}});
+    let quotas = "/api/v1/namespaces/vms/resourcequotas";
+    operated.landing.cluster.make(quotas, &quota).unwrap();
+    operated.wait("the quota counts", || {
+        let quota = operated.landing.cluster.get(&format!("{quotas}/objects")).unwrap().unwrap();
+        quota["status"]["used"].is_object()
+    });
+    operated.make(&operated.plan("two", json!([{"name": "db01"}]), "64MiB"));
+    operated.wait("it is told", || operated.condition("db01", "Arrived")["reason"] == "QuotaExceeded");
+    let it = operated.migration("db01").unwrap();
+    let message = condition(&it, "Arrived")["message"].to_string();
+    assert!(message.contains("exceeded quota: objects"), "{message}");
+    assert_eq!(
+        (&it["status"]["begun"], &it["status"]["outages"]),
+        (&json!(true), &json!(1)),
+        "{:#}",
+        it["status"]
+    );
+    assert!(operated.landing.names(CLAIMS).contains(&"db01-0".to_string()), "in the middle");
+    let now = operated.landing.stage.sim.vm("db01").unwrap();
+    assert_eq!((&now["power"], &now["snapshots"]), (&source["power"], &source["snapshots"]));
+    operated.says(&["cancel", "db01"]);
+    operated.wait("it is undone", || operated.phase("db01") == "Cancelled");
+    operated.wait("nothing is left", || all() == before);
+    let now = operated.landing.stage.sim.vm("db01").unwrap();
+    assert_eq!((&now["power"], &now["snapshots"]), (&source["power"], &source["snapshots"]));
+    assert_eq!(operated.landing.names(MACHINES), ["web01"]);
 }
 
 #[test]

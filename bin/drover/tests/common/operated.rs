@@ -23,18 +23,32 @@ pub struct Operated {
 
 impl Operated {
     pub fn new(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Operated> {
+        Operated::with_options(number, &[], vms)
+    }
+
+    /// The same with options of the operator.
+    pub fn with_options(
+        number: u8,
+        options: &[&str],
+        vms: impl FnOnce(&Path) -> Vec<Value>,
+    ) -> Option<Operated> {
         let mut landing = Landing::new(number, true, vms)?;
         let address = landing.cluster.let_out(landing.stage.sim.port).unwrap();
         chart::install_resources(&landing.cluster, NAMESPACE).unwrap();
         let operated = Operated { landing, address };
-        operated.install(NAMESPACE, "16Mi");
+        operated.install_with(NAMESPACE, "16Mi", options);
         Some(operated)
     }
 
     /// The operator, a login and a provider in a namespace.
     pub fn install(&self, namespace: &str, state_size: &str) {
+        self.install_with(namespace, state_size, &[]);
+    }
+
+    fn install_with(&self, namespace: &str, state_size: &str, options: &[&str]) {
         let cluster = &self.landing.cluster;
-        chart::install(cluster, namespace, state_size).unwrap();
+        let options = chart::options(state_size, options);
+        chart::install_with(cluster, namespace, state_size, &[("options", &options)]).unwrap();
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "vcenter"},
             "stringData": {"user": USER, "password": PASSWORD}});
         cluster.make(&SECRETS.replace("/vms/", &format!("/{namespace}/")), &secret).unwrap();
@@ -58,6 +72,13 @@ impl Operated {
         });
         json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Plan", "metadata": {"name": name},
                "spec": {"provider": "vcenter", "plan": keys}})
+    }
+
+    /// Has the source give so many bytes a second in all; 0 is as many as it can. Once what a slow copy was wanted for has been seen, the rest
+    /// needs no waiting.
+    pub fn source_gives(&self, bytes_per_s: u64) {
+        let rate = json!({"bytes_per_s": bytes_per_s, "per": "host"});
+        self.landing.stage.sim.post("/rate", rate).unwrap();
     }
 
     pub fn make(&self, plan: &Value) {
