@@ -18,7 +18,7 @@ use drover_plan::{
 use drover_qcow2::Qcow2Disk;
 use drover_types::ByteSpan;
 use drover_types::Bytes;
-use drover_types::guest::Inside;
+use drover_types::guest::{Inside, Windows, WindowsDriver};
 use drover_view::clean;
 use serde_json::{Value, json};
 
@@ -55,10 +55,10 @@ pub struct Inspected {
 impl Inspected {
     /// Whether it tells which drivers this VM starts with.
     pub fn tells_of(&self, vm: &PlannedVm) -> bool {
-        self.id == vm.vm.id && self.inside.initramfs.is_some()
+        self.id == vm.vm.id && (self.inside.initramfs.is_some() || self.inside.only_windows().is_some())
     }
 
-    /// A line for people, and one for each of its network settings.
+    /// A line for people, one for the drivers of virtio that a Windows has, and one for each of its network settings.
     pub fn line(&self) -> String {
         let system = match (&self.inside.system, self.inside.ntfs) {
             (Some(system), _) => system.clone(),
@@ -68,10 +68,12 @@ impl Inspected {
         let loader = self.inside.boot_loader.iter().map(|loader| format!(", booted by {loader}"));
         let root = self.inside.root.iter().map(|root| format!(", root {root}"));
         let more: String = loader.chain(root).collect();
+        let drivers: String =
+            self.inside.only_windows().map(drivers).iter().map(|it| format!("  {it}\n")).collect();
         let network: String =
             self.network.iter().map(|fate| format!("  network: {}\n", clean(&fate.to_string()))).collect();
         format!(
-            "{}: {} (looked into in {:.1} s)\n{network}",
+            "{}: {} (looked into in {:.1} s)\n{drivers}{network}",
             clean(&self.vm),
             clean(&(system + &more)),
             self.seconds
@@ -80,6 +82,24 @@ impl Inspected {
 
     pub fn json(&self) -> Value {
         json!({"vm": self.vm, "seconds": self.seconds, "inside": self.inside, "network": self.network, "concerns": self.concerns})
+    }
+}
+
+/// What a Windows has of virtio.
+fn drivers(windows: &Windows) -> String {
+    let driver = |driver: &WindowsDriver| {
+        let state = match driver {
+            WindowsDriver { has_file: false, .. } => " (without its file)",
+            WindowsDriver { starts_at_boot: true, .. } => " (starts at boot)",
+            WindowsDriver { .. } => "",
+        };
+        format!("{}{state}", driver.name)
+    };
+    let drivers = windows.drivers.as_ref().map(|drivers| drivers.iter().map(driver).collect::<Vec<String>>());
+    match drivers.as_deref() {
+        None => "drivers of virtio: not known".into(),
+        Some([]) => "drivers of virtio: none".into(),
+        Some(drivers) => format!("drivers of virtio: {}", drivers.join(", ")),
     }
 }
 
@@ -131,6 +151,10 @@ pub fn inspect_plan(
         match seen {
             Ok(inside) => {
                 let concerns = concerns_inside(vm, &inside);
+                if inside.only_windows().is_some() {
+                    // What the guest id made likely is known now.
+                    vm.concerns.retain(|it| it.id != "needs-drivers");
+                }
                 vm.concerns.extend(concerns.iter().cloned());
                 let (network, seconds) = (fates(vm, &inside), began.elapsed().as_secs_f64());
                 at_target.extend(target.check_inside(vm, &inside, stop));

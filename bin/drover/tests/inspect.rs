@@ -9,10 +9,11 @@ use std::process::Stdio;
 
 use common::debian::{
     HAS_DRIVERS, VIRTIO, debian, disk_of, partition, put_converter, put_converter_tried, put_windows_tools,
-    puts_loader, uefi_debian,
+    puts_loader, uefi_debian, windows_of,
 };
 use common::process::{PATIENCE, wait_until};
 use common::{MIB, Stage, disk_file, same_bytes, vm, with};
+use drover_lab::windows::Windows;
 use serde_json::{Value, json};
 
 /// The ids of what was found in a VM.
@@ -82,6 +83,74 @@ fn a_check_tells_what_would_keep_a_guest_from_booting_and_leaves_the_source_as_i
     assert_eq!(of_vm("locked")["network"], json!([]));
     let without = stage.run(&["plan", "check", &plan, "--json"]).json().unwrap();
     assert!(without["inspected"].is_null(), "nothing is looked into unasked");
+}
+
+#[test]
+fn a_check_tells_what_the_registry_of_windows_says_and_what_keeps_it_from_booting() {
+    let mut is_made = true;
+    let stage = Stage::new(221, |folder| {
+        let mut windows = |name: &str, guest_id: &str, windows: &Windows, more: Value| {
+            let disk = windows_of(folder, name, windows);
+            is_made &= disk.is_some();
+            let disk = disk.unwrap_or_else(|| disk_file(folder, name, 2 * MIB));
+            with(with(vm(name, &[&disk]), json!({"guest_id": guest_id})), more)
+        };
+        let server = Windows::server();
+        let asleep = server
+            .clone()
+            .and_driver("viostor")
+            .and_system("[ControlSet001\\Services\\NTDS]\n\"Start\"=dword:00000002\n")
+            .and_file("hiberfil.sys", &[&b"hibr"[..], &[0; 4096]].concat());
+        let locked = windows("locked", "windows2019srv_64Guest", &server, json!({"nics": []}));
+        let mut bytes = std::fs::read(folder.join("locked")).unwrap();
+        bytes[MIB as usize + 3..][..8].copy_from_slice(b"-FVE-FS-");
+        std::fs::write(folder.join("locked"), bytes).unwrap();
+        vec![
+            windows("vmware", "windows2019srv_64Guest", &server, json!({"power": "on"})),
+            windows("asleep", "otherGuest64", &asleep, json!({"nics": []})),
+            locked,
+        ]
+    });
+    let Some(stage) = stage.filter(|_| is_made) else { return };
+    let plan = stage.plan("look", &[]);
+    let before = stage.source_state();
+    let checked = stage.run(&["plan", "check", &plan, "--inspect", "--json"]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+    let json = checked.json().unwrap();
+    assert_eq!(
+        found(&json, "vmware"),
+        ["windows-without-driver", "fixed-addresses", "vmware-tools-inside", "vendor-services-inside"]
+    );
+    assert_eq!(
+        found(&json, "asleep"),
+        [
+            "guest-id-differs",
+            "hibernated",
+            "domain-controller",
+            "vmware-tools-inside",
+            "vendor-services-inside"
+        ]
+    );
+    assert_eq!(found(&json, "locked"), ["encrypted-inside"]);
+    let all = json["vms"].to_string();
+    assert!(
+        !all.contains("vmware: has a guest id of Windows")
+            && !all.contains("needs-drivers\",\"subject\":\"vmware")
+    );
+    let words = stage.run(&["plan", "check", &plan, "--inspect"]).out;
+    for word in [
+        "vmware: Windows Server 2019 Standard (build 17763) (looked into in",
+        "  drivers of virtio: none\n",
+        "  network: Ethernet0 with 192.0.2.7/24: does not hold, Windows binds it to the card that it had",
+        "its driver viostor is not installed, so Windows would stop with INACCESSIBLE_BOOT_DEVICE",
+        "`addresses: {\"00:50:56:aa:00:01\": \"192.0.2.7/24 192.0.2.1 192.0.2.53 192.0.2.54\"}`",
+        "  drivers of virtio: viostor (starts at boot)\n",
+        "holds Windows Server 2019 Standard (build 17763), and its guest id otherGuest64 says otherwise",
+        "partition 1 encrypted with BitLocker",
+    ] {
+        assert!(words.contains(word), "'{word}' in {words}");
+    }
+    assert_eq!(stage.source_state(), before, "power, snapshots and files are as they were");
 }
 
 #[test]

@@ -126,6 +126,17 @@ pub fn windows(folder: &Path, name: &str) -> PathBuf {
     disk
 }
 
+/// A disk with one partition that holds what drover reads of a Windows; `None`, after a printed line, without what puts files into it.
+pub fn windows_of(folder: &Path, name: &str, windows: &drover_lab::windows::Windows) -> Option<PathBuf> {
+    let part = windows.part(folder).unwrap()?;
+    let disk = folder.join(name);
+    partition(&disk, DISK_BYTES, "label: dos\nstart=1MiB size=30MiB type=7 bootable\n");
+    let mut bytes = std::fs::read(&disk).unwrap();
+    bytes[MIB as usize..][..part.len()].copy_from_slice(&part);
+    std::fs::write(&disk, bytes).unwrap();
+    Some(disk)
+}
+
 /// What the conversion of Windows wants beside the converter, in its folder, as variables of drover's.
 pub fn put_windows_tools(folder: &Path) -> [(&'static str, PathBuf); 2] {
     let drivers = folder.join("virtio-win/viostor/2k19/amd64");
