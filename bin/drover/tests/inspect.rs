@@ -154,6 +154,51 @@ fn a_check_tells_what_the_registry_of_windows_says_and_what_keeps_it_from_bootin
 }
 
 #[test]
+fn a_windows_is_judged_by_what_was_found_in_it() {
+    let mut is_made = true;
+    let stage = Stage::new(222, |folder| {
+        let mut windows = |name: &str, guest_id: &str, build: &str| {
+            let mut windows = Windows::server();
+            windows.software = windows.software.replace("17763", build);
+            let disk = windows_of(folder, name, &windows);
+            is_made &= disk.is_some();
+            let disk = disk.unwrap_or_else(|| disk_file(folder, name, 2 * MIB));
+            with(vm(name, &[&disk]), json!({"guest_id": guest_id, "nics": []}))
+        };
+        vec![
+            windows("old", "windows9Server64Guest", "14393"),
+            windows("new", "windows9Server64Guest", "17763"),
+            windows("other", "otherGuest64", "17763"),
+        ]
+    });
+    let Some(stage) = stage.filter(|_| is_made) else { return };
+    let tools = stage.path("tools");
+    let path = put_converter(
+        &tools,
+        &format!("[ \"$3\" ] || exit 0\necho x >>\"$(dirname \"$0\")/runs\"\n{HAS_DRIVERS}"),
+    );
+    let drivers = put_windows_tools(&tools);
+    let run = |words: &[&str]| {
+        let output = stage.drover.command(words).env("PATH", &path).envs(drivers.clone()).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let plan = stage.plan("found", &[("convert: never", "convert: auto")]);
+    let (code, told) = run(&["plan", "check", &plan]);
+    assert_eq!(code, Some(0), "by guest ids the drivers of 2019 may do for all: {told}");
+    let (code, told) = run(&["plan", "check", &plan, "--inspect"]);
+    assert_eq!(code, Some(7), "{told}");
+    let lack = "old needs conversion: ";
+    assert!(told.contains(lack) && told.contains("found in it, build 14393 (2k16)"), "{told}");
+    assert!(!told.contains("new needs conversion") && !told.contains("other needs"), "{told}");
+    let plan = stage.plan("moved", &[("convert: never", "convert: auto"), ("  - name: \"old\"\n", "")]);
+    let (code, told) = run(&["migrate", &plan]);
+    assert_eq!(code, Some(0), "{told}");
+    let runs = std::fs::read_to_string(tools.join("runs")).unwrap();
+    assert_eq!(runs.lines().count(), 2, "the one of no known guest id, too: {}", stage.report(&plan));
+}
+
+#[test]
 fn a_check_that_is_killed_leaves_a_snapshot_that_the_next_one_removes() {
     let Some(stage) = Stage::new(172, |folder| vec![vm("one", &[&debian(folder, "one", &[])])]) else {
         return;

@@ -36,7 +36,7 @@ mod tool;
 mod trial;
 
 pub use source::{FirstBoot, NicName, SourceBus, SourceGuest, is_mac};
-pub use tool::{GuestKind, Lack};
+pub use tool::{GuestKind, Lack, WindowsVersion};
 pub use trial::{TrialOptions, Trials};
 
 /// How a guest is converted.

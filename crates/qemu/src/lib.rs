@@ -41,8 +41,8 @@ pub use accel::Detected;
 pub use command::{RunOptions, Serial, qemu_command};
 pub use convert::{
     ConvertOptions, ConvertOutcome, FirstBoot, GuestKind, Lack, NicName, Remote, SourceBus, SourceGuest,
-    TrialOptions, Trials, can_convert, can_customize, check_conversion, convert, forget_conversion,
-    has_converted, is_converted, is_mac,
+    TrialOptions, Trials, WindowsVersion, can_convert, can_customize, check_conversion, convert,
+    forget_conversion, has_converted, is_converted, is_mac,
 };
 pub use definition::{Definition, undo_definition, write_definition};
 pub use error::{QemuError, QemuErrorKind};
@@ -50,7 +50,7 @@ pub use folder::VmFolder;
 pub use image::{ImageInfo, Preallocation, Qcow2Options, create_qcow2, format_of, image_info};
 pub use libvirt::{DomainOptions, domain_xml, libvirt_xml};
 pub use machine::{Running, find_running, start};
-pub use need::{Need, needs_conversion};
+pub use need::{Need, needs_conversion, windows_needs_conversion};
 pub use ovmf::Ovmf;
 pub use process::is_running;
 pub use qmp::Qmp;

@@ -18,7 +18,7 @@ pub enum Need {
 pub fn needs_conversion(guest_id: &str, boot_bus: DiskBus) -> Need {
     let id = guest_id.to_ascii_lowercase();
     if id.starts_with("win") {
-        return windows(boot_bus);
+        return windows_needs_conversion("its guest id names Windows", boot_bus);
     }
     if OLD_LINUX.iter().any(|old| id.starts_with(old)) {
         return Need::Needed(format!(
@@ -44,14 +44,15 @@ pub fn needs_conversion(guest_id: &str, boot_bus: DiskBus) -> Need {
     Need::Advised(format!("nothing is known about {guest_id:?}"))
 }
 
-fn windows(boot_bus: DiskBus) -> Need {
+/// The same of a guest that is known to be Windows, by what tells of it (`its guest id names Windows`).
+pub fn windows_needs_conversion(told_by: &str, boot_bus: DiskBus) -> Need {
     match boot_bus {
-        DiskBus::Sata => {
-            Need::Advised("its guest id names Windows, which boots from SATA; virtio NICs need drivers that it may lack".into())
-        }
-        DiskBus::Virtio | DiskBus::Scsi => Need::Needed(
-            "its guest id names Windows, which stops with INACCESSIBLE_BOOT_DEVICE unless virtio drivers start at boot".into(),
-        ),
+        DiskBus::Sata => Need::Advised(format!(
+            "{told_by}, which boots from SATA; virtio NICs need drivers that it may lack"
+        )),
+        DiskBus::Virtio | DiskBus::Scsi => Need::Needed(format!(
+            "{told_by}, which stops with INACCESSIBLE_BOOT_DEVICE unless virtio drivers start at boot"
+        )),
     }
 }
 

@@ -13,15 +13,15 @@ use drover_engine::{Cause, Converted, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
 use drover_nbd_server::{Export, Listen, Server, ServerOptions};
 use drover_plan::{
-    At, Convert, Fate, FirstBoot, PlannedVm, Problem, StaticAddress, Stays, TargetBus, fates,
-    has_known_loader, lacking_driver, names_of_slots, renamed,
+    At, Convert, Fate, FirstBoot, PlannedDisk, PlannedVm, Problem, StaticAddress, Stays, TargetBus, fates,
+    has_known_loader, lacking_driver, lacking_windows_driver, names_of_slots, renamed,
 };
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, GuestKind, Lack, MachineSpec, Need, NicName, Remote, SourceBus,
-    SourceGuest, TrialOptions, Trials, VmFolder, is_mac,
+    SourceGuest, TrialOptions, Trials, VmFolder, WindowsVersion, is_mac, windows_needs_conversion,
 };
 use drover_types::Bytes;
-use drover_types::guest::Inside;
+use drover_types::guest::{Inside, Windows};
 use drover_types::inventory::{DiskBus as InventoryBus, Firmware};
 
 use crate::image::qemu_error;
@@ -50,6 +50,7 @@ pub(super) struct DueInside {
     why: String,
     /// Whether a run refuses to leave it out.
     is_needed_to_boot: bool,
+    guest: GuestKind<'static>,
 }
 
 impl DueInside {
@@ -60,7 +61,8 @@ impl DueInside {
         }
         match judged(vm, boot_bus, false, Some(inside)) {
             Judged { need: Need::Needed(why), boots } => {
-                Some(DueInside { why, is_needed_to_boot: boots == Some(false) })
+                let guest = inside.only_windows().map_or(GuestKind::Other, found_windows);
+                Some(DueInside { why, is_needed_to_boot: boots == Some(false), guest })
             }
             Judged { need: Need::Advised(_) | Need::NotNeeded(_), .. } => None,
         }
@@ -109,11 +111,7 @@ impl Converter {
             let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
             ProviderError::new(Cause::Target, what).advise(lack.advice)
         };
-        let guest = match is_windows(&vm.vm) {
-            true => GuestKind::Windows { guest_id: &vm.vm.guest_id },
-            false => GuestKind::Other,
-        };
-        drover_qemu::check_conversion(guest, boot_bus).map_err(refused)?;
+        drover_qemu::check_conversion(kind_by_id(vm), boot_bus).map_err(refused)?;
         check_first_boot(vm, &drover_qemu::can_customize)?;
         self.try_appliance(&self.stop).map_err(refused)
     }
@@ -126,8 +124,11 @@ impl Converter {
         inside: &Inside,
         stop: &StopSignal,
     ) -> Option<Problem> {
+        if is_due(vm, boot_bus) {
+            return check_found_windows(vm, boot_bus, inside);
+        }
         let due = DueInside::of(vm, boot_bus, inside)?;
-        match lack_here() {
+        match lack_here().or_else(|| drover_qemu::check_conversion(due.guest, boot_bus).err()) {
             Some(lack) => Some(due.without_converter(vm, &lack)),
             None => Some(due.refused(vm, &self.try_appliance(stop).err()?)),
         }
@@ -142,6 +143,27 @@ impl Converter {
 pub(super) fn lack_here() -> Option<Lack> {
     let what = drover_qemu::can_convert().err()?;
     Some(Lack { what, advice: WITHOUT_CONVERTER.into() })
+}
+
+fn found_windows(windows: &Windows) -> GuestKind<'static> {
+    GuestKind::FoundWindows(WindowsVersion { build: windows.build, is_server: windows.is_server })
+}
+
+/// What this machine lacks for the Windows that was found in a VM, where its guest id told of another one for which nothing lacks.
+fn check_found_windows(vm: &PlannedVm, boot_bus: DiskBus, inside: &Inside) -> Option<Problem> {
+    let found = found_windows(inside.only_windows()?);
+    drover_qemu::check_conversion(kind_by_id(vm), boot_bus).ok()?;
+    let lack = drover_qemu::check_conversion(found, boot_bus).err()?;
+    let text = format!("{} needs conversion: {}", vm.vm.name, lack.what);
+    Some(of_vm(vm, Problem::error("convert", text), &lack.advice))
+}
+
+/// What a guest is by its guest id.
+fn kind_by_id(vm: &PlannedVm) -> GuestKind<'_> {
+    match is_windows(&vm.vm) {
+        true => GuestKind::Windows { guest_id: &vm.vm.guest_id },
+        false => GuestKind::Other,
+    }
 }
 
 const WITHOUT_CONVERTER: &str = "install it, or have the guest boot from its new disks before the move (see what was found inside it); \
@@ -403,9 +425,14 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
     }
     let is_converted = place.is_converted()?;
     // What is in converted ones is no more what the source had.
-    let inside = if is_windows(&vm.vm) || is_converted { None } else { place.look_inside() };
+    let inside = if is_converted { None } else { place.look_inside() };
     let Judged { need, boots } = judged(vm, place.boot_bus(), is_converted, inside.as_ref());
+    let guest_is_windows =
+        is_windows(&vm.vm) || inside.as_ref().is_some_and(|it| it.only_windows().is_some());
+    // What follows is about Linux.
+    let inside = inside.filter(|_| !guest_is_windows);
     let mut guest = source_guest(vm, Names::of(vm, inside.as_ref()));
+    guest.is_windows = guest_is_windows;
     guest.fallback = inside.as_ref().is_some_and(|inside| gets_loader(vm, inside));
     // A guest that needs no driver may still lose its network, or not be started: then that is what it is converted for.
     let lost = lost(&guest);
@@ -445,8 +472,8 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
 
 /// Whether a conversion has a loader to put where the firmware looks for one: boot entries, which lead elsewhere, stay behind.
 fn gets_loader(vm: &PlannedVm, inside: &Inside) -> bool {
-    let is_uefi = vm.vm.firmware == Some(Firmware::Uefi) && !is_windows(&vm.vm);
-    is_uefi && inside.efi.as_ref().is_some_and(|efi| !efi.has_fallback && has_known_loader(efi))
+    vm.vm.firmware == Some(Firmware::Uefi)
+        && inside.efi.as_ref().is_some_and(|efi| !efi.has_fallback && has_known_loader(efi))
 }
 
 /// What a guest loses without conversion, and what of it there is to be told.
@@ -517,6 +544,18 @@ struct Judged {
 /// Whether a guest needs conversion, by what is in its images where that tells, else by its guest id.
 fn judged(vm: &PlannedVm, bus: DiskBus, is_converted: bool, inside: Option<&Inside>) -> Judged {
     let by_id = drover_qemu::needs_conversion(&vm.vm.guest_id, bus);
+    if let Some(windows) = inside.and_then(Inside::only_windows) {
+        let system = inside.and_then(|inside| inside.system.as_deref()).unwrap_or("a Windows");
+        let need = windows_needs_conversion(&format!("it holds {system}"), bus);
+        let lacks = |disk: &PlannedDisk| lacking_windows_driver(windows, disk.bus).is_some();
+        let boots = match bus {
+            DiskBus::Sata => Some(true),
+            // It may, if Windows binds its drivers to the devices.
+            _ if windows.drivers.is_some() && !vm.disks.first().is_some_and(lacks) => None,
+            DiskBus::Virtio | DiskBus::Scsi => Some(false),
+        };
+        return Judged { need, boots };
+    }
     if is_windows(&vm.vm) {
         return Judged { need: by_id, boots: Some(bus == DiskBus::Sata) };
     }

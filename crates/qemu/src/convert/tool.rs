@@ -29,8 +29,28 @@ pub enum GuestKind<'a> {
         /// The guest id of vSphere, which tells the version; empty where it is not known.
         guest_id: &'a str,
     },
+    /// Windows of a version that was found in its disks.
+    FoundWindows(WindowsVersion),
     /// Anything else.
     Other,
+}
+
+/// A version of Windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowsVersion {
+    /// The number of its build, such as 17763; absent where it is not known.
+    pub build: Option<u32>,
+    /// Whether it is a server.
+    pub is_server: bool,
+}
+
+impl WindowsVersion {
+    /// Folders of virtio-win with drivers for it; none where any may do.
+    fn drivers(self) -> &'static [&'static str] {
+        let Some(build) = self.build else { return &[] };
+        let found = DRIVERS_OF.iter().rfind(|(first, ..)| build >= *first);
+        found.map(|(_, server, client)| if self.is_server { *server } else { *client }).unwrap_or_default()
+    }
 }
 
 /// What a converter is to do besides, as far as it can.
@@ -70,7 +90,17 @@ impl Tool {
 
     /// What it lacks for a guest whose boot disk goes to this bus.
     pub(super) fn check(&self, guest: GuestKind<'_>, boot_bus: DiskBus) -> Result<(), Lack> {
-        let GuestKind::Windows { guest_id } = guest else { return Ok(()) };
+        let (folders, whose, correct) = match guest {
+            GuestKind::Other => return Ok(()),
+            GuestKind::Windows { guest_id } => {
+                let whose = format!("the Windows of the guest id {guest_id}");
+                (drivers_for(guest_id), whose, ", or correct the guest id at the source")
+            }
+            GuestKind::FoundWindows(version) => {
+                let build = version.build.map(|build| format!(", build {build}")).unwrap_or_default();
+                (version.drivers(), format!("the Windows that was found in it{build}"), "")
+            }
+        };
         if !self.services.iter().any(|folder| SERVICES.iter().any(|name| folder.join(name).is_file())) {
             return Err(Lack {
                 what: "virt-v2v-in-place needs rhsrvany.exe to convert Windows, which is not installed".into(),
@@ -95,14 +125,14 @@ impl Tool {
                     advice: install.into(),
                 });
             }
-            Some(place) if place.is_dir() && !holds(place, driver, drivers_for(guest_id)) => {
+            Some(place) if place.is_dir() && !holds(place, driver, folders) => {
                 return Err(Lack {
                     what: format!(
-                        "{} has a driver {driver}, but none for the Windows of the guest id {guest_id} ({})",
+                        "{} has a driver {driver}, but none for {whose} ({})",
                         place.display(),
-                        drivers_for(guest_id).join(", ")
+                        folders.join(", ")
                     ),
-                    advice: format!("{install}, or correct the guest id at the source"),
+                    advice: format!("{install}{correct}"),
                 });
             }
             Some(_) => {}
@@ -270,6 +300,23 @@ const DRIVERS_FOR: [(&str, &[&str]); 14] = [
     ("winnet", &["2k3"]),
     ("winvista", &["vista"]),
 ];
+/// What virtio-win calls a server and a client from this build on.
+///
+/// Source: Microsoft's lists of releases; virt-v2v, `virtio_iso_path_matches_guest_os`. Windows 11 takes drivers of 10.
+const DRIVERS_OF: [(u32, &[&str], &[&str]); 11] = [
+    (2600, &["2k3"], &["xp"]),
+    (6000, &["2k8"], &["vista"]),
+    (7600, &["2k8r2"], &["w7"]),
+    (9200, &["2k12"], &["w8"]),
+    (9600, &["2k12r2"], &["w8.1"]),
+    (10_240, &["2k16"], &["w10"]),
+    (17_763, &["2k19"], &["w10"]),
+    (20_348, &["2k22"], &["w10"]),
+    (22_000, &["2k22"], &["w11", "w10"]),
+    (26_100, &["2k25"], &["w11", "w10"]),
+    // What comes after is not known.
+    (27_000, &[], &[]),
+];
 const VIRT_TOOLS: &str = "/usr/share/virt-tools";
 const BLOCK_DRIVER: &str = "--block-driver";
 const WRITE: &str = "--write";
@@ -369,6 +416,30 @@ mod tests {
             ["Win2008R2", "Win2012", "Win8.1", "WinXP", "w10"].map(name),
             ["2k8r2", "2k12", "w8.1", "xp", "w10"]
         );
+    }
+
+    #[test]
+    fn a_windows_that_was_found_needs_drivers_for_itself() {
+        let place = Place::new();
+        place.put("tools/rhsrvany.exe");
+        place.put("virtio-win/viostor/2k19/amd64/viostor.inf");
+        place.put("virtio-win/viostor/w10/amd64/viostor.inf");
+        let lacks = |build, is_server| {
+            let found = GuestKind::FoundWindows(WindowsVersion { build, is_server });
+            place.tool("").check(found, DiskBus::Virtio).err()
+        };
+        assert_eq!([lacks(Some(17_763), true), lacks(Some(19_045), false)], [None, None]);
+        assert_eq!(
+            [lacks(Some(22_631), false), lacks(None, true), lacks(Some(99_999), true)],
+            [None, None, None]
+        );
+        let lack = lacks(Some(14_393), true).unwrap();
+        assert!(
+            lack.what.ends_with("none for the Windows that was found in it, build 14393 (2k16)"),
+            "{lack:?}"
+        );
+        assert!(!lack.advice.contains("guest id"), "{lack:?}");
+        assert!(lacks(Some(20_348), true).is_some() && lacks(Some(9600), false).is_some());
     }
 
     #[test]
