@@ -10,6 +10,7 @@ mod pieces;
 mod sealed;
 
 pub use packed::pack;
+use packed::pieces;
 
 use drover_copy::report::ReportReader;
 use drover_copy::{LeafTable, SEGMENT_BYTES, replay};
@@ -23,7 +24,7 @@ use drover_relay::rule::Rule;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 26] = [
+pub const TARGETS: [Target; 28] = [
     ("agent_client", drover_agent::fuzzing::client),
     ("agent_messages", drover_agent::fuzzing::messages),
     ("http_head", drover_http::fuzzing::head),
@@ -33,7 +34,9 @@ pub const TARGETS: [Target; 26] = [
     ("image_vhdx", image::vhdx),
     ("image_vmdk", image::vmdk),
     ("inspect_disk", inspect_disk),
+    ("inspect_hive", drover_inspect::fuzzing::hive),
     ("inspect_initramfs", inspect_initramfs),
+    ("inspect_ntfs", inspect_ntfs),
     ("journal", journal),
     ("link_frames", link::frames),
     ("link_greeting", link::greeting),
@@ -172,6 +175,18 @@ const EXTENDED_HEADERS: u32 = 11;
 fn inspect_disk(bytes: &[u8]) {
     let inside = drover_inspect::inspect(&[std::sync::Arc::new(bytes.to_vec())]);
     assert!(inside.by_path.iter().all(|line| line.device.starts_with("/dev/")));
+}
+
+/// An NTFS, in pieces: most of it is zeros.
+fn inspect_ntfs(bytes: &[u8]) {
+    let pieces = pieces(bytes);
+    let length = pieces.iter().map(|(at, data)| *at as usize + data.len()).max().unwrap_or(0);
+    let mut image = vec![0; length];
+    for (at, data) in pieces {
+        image[at as usize..][..data.len()].copy_from_slice(data);
+    }
+    let inside = drover_inspect::inspect(&[std::sync::Arc::new(image)]);
+    assert!(inside.windows.is_none() || inside.ntfs);
 }
 
 fn inspect_initramfs(bytes: &[u8]) {

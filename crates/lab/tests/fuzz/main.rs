@@ -161,7 +161,8 @@ fn each_target_is_replayed() {
 
 replayed! {
     agent_client agent_messages
-    http_head image_ova image_qcow2 image_vhd image_vhdx image_vmdk inspect_disk inspect_initramfs journal link_frames
+    http_head image_ova image_qcow2 image_vhd image_vhdx image_vmdk inspect_disk inspect_hive inspect_initramfs
+    inspect_ntfs journal link_frames
     link_greeting link_peer nbd_client nbd_list nbd_replies nbd_server nbd_uri nfc_frames nfc_handshake plan relay_texts report sftp
     stream_pieces
 }

@@ -1,8 +1,10 @@
 //! Makes the seeds of the corpus again: sound inputs, from which fuzzing starts.
 //! `cargo test -p drover-lab --test fuzz -- --ignored make_seeds`, with QEMU's tools at hand.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 
 use drover_copy::report::{About, ReportWriter};
 use drover_copy::{Entry, Header, Leaf, LeafTable, encode_entry};
@@ -40,6 +42,7 @@ fn make_seeds() {
     pieces();
     nfc();
     guests();
+    windows();
 }
 
 /// Disks with a partition of ext4 that holds what a look into a guest reads, and with one that an UEFI boots from; the head of a physical
@@ -73,6 +76,54 @@ fn guests() {
     keep("inspect_disk", "lvm", &head.stdout);
     keep("inspect_disk", "esp", &std::fs::read(work.path().join("esp")).unwrap());
     keep("inspect_initramfs", "gzip", &std::fs::read(work.path().join("tree/boot/initrd.img-6")).unwrap());
+}
+
+/// A hive, and an NTFS with two of them, of which what a look reads is kept alone.
+fn windows() {
+    use drover_lab::windows::{Windows, hive};
+    let work = tempfile::tempdir().unwrap();
+    let put = |name: &str, bytes: &[u8]| std::fs::write(work.path().join(name), bytes).unwrap();
+    let Windows { software, system, .. } = Windows::server().and_driver("viostor");
+    put("SOFTWARE", &hive(&software));
+    put("SYSTEM", &hive(&system));
+    keep(
+        "inspect_hive",
+        "system",
+        &hive(
+            "[Select]\n\"Current\"=dword:00000001\n[A\\B]\n\"Addresses\"=multi:\"192.0.2.7\"\n[Services\\a]\n\"Start\"=dword:00000000\n",
+        ),
+    );
+    let script = "truncate -s 2M part && mkntfs -F -Q -q -c 1024 part 2>/dev/null && mkdir m && ntfs-3g part m\n\
+                  mkdir -p m/Windows/System32/config m/Windows/System32/drivers\n\
+                  cp SOFTWARE SYSTEM m/Windows/System32/config && printf MZ > m/Windows/System32/drivers/viostor.sys\n\
+                  printf hibr > m/hiberfil.sys && truncate -s 8k m/hiberfil.sys && umount m";
+    let made = Command::new("sh").args(["-ec", script]).current_dir(work.path()).status().unwrap();
+    assert!(made.success());
+    let image = Arc::new(Seen(std::fs::read(work.path().join("part")).unwrap(), Mutex::default()));
+    let inside = drover_inspect::inspect(&[image.clone()]);
+    assert!(inside.windows.is_some_and(|windows| windows.is_hibernated), "{:?}", inside.unseen);
+    let mut kept = vec![0; image.0.len()];
+    for sector in image.1.lock().unwrap().iter() {
+        let span = sector * 512..(sector + 1) * 512;
+        kept[span.clone()].copy_from_slice(&image.0[span]);
+    }
+    keep("inspect_ntfs", "windows", &pack(&kept));
+}
+
+/// A disk, and which of its sectors were read one by one.
+struct Seen(Vec<u8>, Mutex<BTreeSet<usize>>);
+
+impl drover_inspect::ReadAt for Seen {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> std::io::Result<()> {
+        // What it holds is told by its first bytes, of which many are read.
+        let seen = if bytes.len() <= 32 << 10 { bytes.len() } else { 512 };
+        self.1.lock().unwrap().extend(offset as usize / 512..(offset as usize + seen).div_ceil(512));
+        self.0.read_at(offset, bytes)
+    }
 }
 
 fn pieces() {
