@@ -85,7 +85,8 @@ struct Stage {
     left: BTreeSet<JobId>,
     /// Of these, the warm ones that do not ask to move over yet.
     not_ready: BTreeSet<JobId>,
-    has_failed: bool,
+    /// Those that ended without having arrived.
+    failed: BTreeSet<JobId>,
 }
 
 impl Groups {
@@ -110,7 +111,7 @@ impl Groups {
 
     /// What keeps a job from starting. A warm one is copied whatever its group does.
     pub(super) fn hold(&self, entry: &Entry) -> Option<Hold> {
-        if self.before(entry).any(|(_, stage)| stage.has_failed) {
+        if self.before(entry).any(|(_, stage)| !stage.failed.is_empty()) {
             return Some(Hold::Ever(Ended::GroupFailed));
         }
         let is_left = !entry.job.is_warm && self.before(entry).any(|(_, stage)| !stage.left.is_empty());
@@ -136,7 +137,17 @@ impl Groups {
         let Some(stage) = self.stages_of(entry).and_then(|stages| stages.get_mut(&number)) else { return };
         stage.left.remove(&id);
         stage.not_ready.remove(&id);
-        stage.has_failed |= !has_arrived;
+        if !has_arrived {
+            stage.failed.insert(id);
+        }
+    }
+
+    /// A job that failed is added again: it counts as if it had not been there.
+    pub(super) fn take_back(&mut self, id: JobId, entry: &Entry) {
+        let number = stage_of(entry);
+        if let Some(stage) = self.stages_of(entry).and_then(|stages| stages.get_mut(&number)) {
+            stage.failed.remove(&id);
+        }
     }
 
     /// A tenant is gone.

@@ -191,6 +191,24 @@ impl Scheduler {
         ids
     }
 
+    /// Adds jobs of a tenant again that have ended and did not arrive, each with what is left of it; gives their new ids in the same
+    /// order. The old ids mean nothing from then on. Each counts for its group again, and for its wave: waves after that wait for it
+    /// unless they were let go before.
+    ///
+    /// # Panics
+    /// If one of them has not ended, has arrived, or was left out.
+    pub fn add_again(&mut self, tenant: Tenant, again: Vec<(JobId, Job)>, now_ms: u64) -> Vec<JobId> {
+        for (id, _) in &again {
+            let entry = &self.jobs[id];
+            let has_failed = matches!(entry.state, State::Over(ended) if !matches!(ended, Ended::Arrived | Ended::LeftOut));
+            assert!(has_failed && entry.tenant == tenant, "job {} is added again and has not failed", id.0);
+            self.groups.take_back(*id, entry);
+            self.waves.take_back(entry);
+            self.forget_job(*id);
+        }
+        self.add(tenant, again.into_iter().map(|(_, job)| job).collect(), now_ms)
+    }
+
     fn entry(&mut self, tenant: Tenant, job: Job, due: u64) -> Entry {
         let host = self.host(&job.host);
         let datastores = job.disks.iter().map(|disk| self.datastore(&disk.datastore)).collect();

@@ -8,6 +8,7 @@ use crate::breaker::{BACKOFF_MS_MAX, FAILURES_MAX};
 use crate::job::{Disk, Group, Window};
 use crate::wait::Wait;
 
+mod again;
 mod hosts;
 
 fn job(host: &str, disks: usize, bytes: u64, priority: i32) -> Job {

@@ -33,6 +33,8 @@ struct State {
     failed: usize,
     /// Those after it go on whatever failed.
     may_go_on: bool,
+    /// It was over once, and held back none of those after it: they wait for it no more, also if VMs of it are tried again.
+    passed: bool,
     gate: Gate,
 }
 
@@ -51,6 +53,11 @@ impl State {
     /// Whether it failed, and its rule for that holds.
     fn holds(&self, rule: IfFailed) -> bool {
         self.failed > 0 && !self.may_go_on && self.wave.if_failed == rule
+    }
+
+    /// Looks whether those after it may go on.
+    fn pass(&mut self) {
+        self.passed |= self.left == 0 && self.all > 0 && (self.failed == 0 || self.may_go_on);
     }
 }
 
@@ -145,7 +152,17 @@ impl Waves {
             | Ended::HostFailed
             | Ended::DatastoreFailed => state.failed += 1,
         }
+        state.pass();
         state.left == 0
+    }
+
+    /// A job that failed is added again: it counts as if it had not been there.
+    pub(super) fn take_back(&mut self, entry: &Entry) {
+        if let Some(state) = self.state_mut(entry) {
+            state.failed -= 1;
+            state.all -= 1;
+            state.begun -= usize::from(entry.begun.is_some());
+        }
     }
 
     pub(super) fn forget(&mut self, tenant: Tenant) {
@@ -192,7 +209,7 @@ impl Waves {
         if self.stopped_by(tenant, state).is_some() {
             return Some(Block::Ever(Ended::WaveFailed));
         }
-        if let Some(it) = before().find(|it| it.left > 0) {
+        if let Some(it) = before().find(|it| it.left > 0 && !it.passed) {
             return Some(Block::For(Wait::Wave { wave: it.wave.name.clone(), left: it.left }));
         }
         if let Some(it) = before().find(|it| it.holds(IfFailed::Wait)) {
@@ -257,6 +274,7 @@ impl Scheduler {
             arrived: 0,
             failed: 0,
             may_go_on: wave.if_failed == IfFailed::GoOn,
+            passed: false,
             gate: Gate::Open,
         };
         let of = waves.iter().map(|wave| (wave.name.clone(), state(wave))).collect();
@@ -266,14 +284,18 @@ impl Scheduler {
     /// Lets the waves after one go on, whatever of it failed or will; false if that was so already, or there is no such wave.
     pub fn proceed(&mut self, tenant: Tenant, wave: &str, now_ms: u64) -> bool {
         let state = self.waves.of.get_mut(&tenant).and_then(|waves| waves.get_mut(wave));
-        let is_new = state.is_some_and(|state| !std::mem::replace(&mut state.may_go_on, true));
+        let is_new = state.is_some_and(|state| {
+            let is_new = !std::mem::replace(&mut state.may_go_on, true);
+            state.pass();
+            is_new
+        });
         if is_new {
             self.release_waves(now_ms);
         }
         is_new
     }
 
-    /// Something is to be called before the jobs of a wave move: before they are added, so that none begins. It is called when
+    /// Something is to be called before the jobs of a wave move, or to be called again: before they are added, so that none begins. It is called when
     /// [`Scheduler::waves_to_call`] names the wave, and [`Scheduler::called`] tells what came of it.
     pub fn call_before(&mut self, tenant: Tenant, wave: &str) {
         if let Some(state) = self.waves.of.get_mut(&tenant).and_then(|waves| waves.get_mut(wave)) {
