@@ -234,6 +234,8 @@ impl<'a> Traced<'a> {
             | Event::Note { .. }
             | Event::DiskVerified { .. }
             | Event::PassWaits { .. }
+            // The next try begins a span of its own, in the same trace.
+            | Event::VmRetried { .. }
             | Event::WaveStarted { .. }
             | Event::WaveHeld { .. }
             | Event::WaveEnded { .. }
@@ -350,7 +352,7 @@ mod tests {
         let began = Event::PhaseStarted { vm: "web".into(), phase: Phase::Copy };
         let (vm, error) = ("web".to_string(), Some("no space left".to_string()));
         let failed = Event::VmEnded { vm, state: VmState::Failed, error, advice: None, standing: None };
-        let (spans, _) = spans_of(&[began.clone(), failed]);
+        let (spans, _) = spans_of(&[began.clone(), failed.clone()]);
         for name in ["copy", "migrate"] {
             assert_eq!(
                 named(&spans, name)["status"],
@@ -358,6 +360,14 @@ mod tests {
                 "{name}"
             );
         }
+        let vm = || "web".to_string();
+        let done =
+            Event::VmEnded { vm: vm(), state: VmState::Done, error: None, advice: None, standing: None };
+        let retried = Event::VmRetried { vm: vm(), error: None };
+        let (spans, trace) = spans_of(&[began.clone(), failed, retried, began.clone(), done]);
+        let tries: Vec<&Value> = spans.iter().filter(|span| span["name"] == "migrate").collect();
+        assert_eq!(tries.iter().map(|it| &it["status"]["code"]).collect::<Vec<_>>(), [2, 1], "two tries");
+        assert!(spans.iter().all(|span| span["traceId"] == trace));
         let (spans, _) = spans_of(&[began]);
         assert_eq!((spans.len(), &named(&spans, "migrate")["status"]), (2, &json!({})));
     }

@@ -196,6 +196,13 @@ pub enum Event {
         #[serde(skip_serializing_if = "Option::is_none")]
         standing: Option<Standing>,
     },
+    /// A VM that failed is tried again in the same run, by order: it waits for its turn as those that did not begin.
+    VmRetried {
+        /// VM.
+        vm: String,
+        /// Why it failed.
+        error: Option<String>,
+    },
     /// The first VM of a wave began to move; warm ones may have been copied before.
     WaveStarted {
         /// Wave.
@@ -212,7 +219,7 @@ pub enum Event {
         /// VMs of that one that failed.
         failed: usize,
     },
-    /// All VMs of a wave have ended.
+    /// All VMs of a wave have ended; told anew if others have arrived after a second try.
     WaveEnded {
         /// Wave.
         wave: String,

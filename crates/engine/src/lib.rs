@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod again;
 mod begun;
 mod cancel;
 mod clock;
@@ -41,7 +42,7 @@ pub use foresight::Foresight;
 pub use hooks::{Answer, CallKind, HookResult, HookRunner, NoHooks, POST_START, PRE_CUTOVER};
 pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use look::{Looked, Looking, look_into};
-pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running, see_its_vms};
+pub use orders::{Cleaned, FoundSnapshot, ask_cutover, ask_retry, clean, is_running, see_its_vms};
 pub use phase::Phase;
 pub use provider::{
     Attachment, Compared, Converted, LateNotes, LinkBytes, Linked, OneWay, OpenedSource, OpenedTarget,

@@ -1,4 +1,4 @@
-//! What users order about a plan from outside: the cutover, and the removal of what may be left.
+//! What users order about a plan from outside: the cutover, another try of what failed, and the removal of what may be left.
 
 use drover_plan::PlannedVm;
 use drover_types::inventory::Snapshot;
@@ -8,7 +8,7 @@ use crate::error::{Cause, EngineError, ProviderError};
 use crate::itinerary::{check_recorded, is_own_snapshot, look, remove_own_snapshots};
 use crate::provider::SourceProvider;
 use crate::runner::PlanLock;
-use crate::store::{Store, VmRow};
+use crate::store::{Store, VmRow, VmState};
 
 /// Asks that one VM of a plan, or all that move warm and have not arrived, move over. A running drover does it
 /// at once, else the next one that goes on with the plan. Gives their names.
@@ -17,13 +17,8 @@ use crate::store::{Store, VmRow};
 /// If there is nothing to move over by that name, or the state cannot be written.
 pub fn ask_cutover(store: &Store, plan: &str, name: Option<&str>) -> Result<Vec<String>, EngineError> {
     let rows = store.vms(plan)?;
-    let refuse =
-        |what: String, advice: &str| Err(ProviderError::new(Cause::Plan, what).advise(advice).into());
     if let Some(name) = name {
-        let Some(row) = rows.iter().find(|row| row.name == name) else {
-            let advice = see_its_vms(plan, name, &rows);
-            return refuse(format!("plan {plan} has no VM '{name}'"), &advice);
-        };
+        let row = row_of(plan, name, &rows)?;
         if row.state.has_arrived() {
             return refuse(format!("{name} has arrived already"), "see `drover report`");
         }
@@ -47,6 +42,75 @@ pub fn ask_cutover(store: &Store, plan: &str, name: Option<&str>) -> Result<Vec<
         );
     }
     Ok(asked)
+}
+
+/// Asks that failed VMs of a plan, by their names or all of them, are tried again by the run that goes on with the others. The drover that
+/// runs the plan does it at once. Gives their names.
+///
+/// # Errors
+/// If nothing runs the plan, for then a resume tries them; if one of them did not fail, or none did; or if the state cannot be written.
+pub fn ask_retry(store: &Store, plan: &str, names: Option<&[String]>) -> Result<Vec<String>, EngineError> {
+    let rows = store.vms_in_short(plan)?;
+    let named = |names: &[String]| -> Result<Vec<&VmRow>, EngineError> {
+        names.iter().map(|name| row_of(plan, name, &rows)).collect()
+    };
+    let named = names.map(named).transpose()?;
+    if !is_running(store, plan)? {
+        let advice = format!("`drover resume {plan}` goes on with it, and tries what failed again");
+        return refuse(format!("nothing runs plan {plan}"), &advice);
+    }
+    let wanted = match named {
+        Some(named) => {
+            named.iter().try_for_each(|row| check_failed(plan, row))?;
+            named
+        }
+        None => rows.iter().filter(|row| row.state == VmState::Failed).collect(),
+    };
+    if wanted.is_empty() {
+        return refuse(
+            format!("no VM of plan {plan} has failed"),
+            &format!("see `drover status {plan}` for its VMs"),
+        );
+    }
+    let ids: Vec<&str> = wanted.iter().map(|row| row.id.as_str()).collect();
+    if !store.ask_retry(plan, &ids)? {
+        let advice = format!("when it has ended, `drover resume {plan}` tries what failed again");
+        return refuse(format!("the run of plan {plan} is about to end"), &advice);
+    }
+    Ok(wanted.into_iter().map(|row| row.name.clone()).collect())
+}
+
+fn check_failed(plan: &str, row: &VmRow) -> Result<(), EngineError> {
+    let name = &row.name;
+    let resume = format!("when the run has ended, `drover resume {plan}` goes on with it");
+    let (why, advice) = match row.state {
+        VmState::Failed => return Ok(()),
+        VmState::Queued => ("waits for its turn, and did not fail", format!("see `drover status {plan}`")),
+        VmState::Running => ("is at work, and did not fail", format!("see `drover status {plan}`")),
+        VmState::Done => ("has arrived already", "see `drover report`".into()),
+        VmState::NotCleanedUp => {
+            let advice = format!("when the run has ended, `drover resume {plan}` cleans up");
+            ("has arrived, and only its clean-up failed", advice)
+        }
+        VmState::Skipped => {
+            let advice = format!("when the run has ended, `drover resume {plan}` asks the hook again");
+            ("was left out by a hook, and did not fail", advice)
+        }
+        VmState::Stopped => ("was stopped, and did not fail", resume),
+        VmState::Cancelled => ("was given up, and did not fail", resume),
+    };
+    refuse(format!("{name} {why}"), &advice)
+}
+
+fn row_of<'a>(plan: &str, name: &str, rows: &'a [VmRow]) -> Result<&'a VmRow, EngineError> {
+    match rows.iter().find(|row| row.name == name) {
+        Some(row) => Ok(row),
+        None => refuse(format!("plan {plan} has no VM '{name}'"), &see_its_vms(plan, name, rows)),
+    }
+}
+
+fn refuse<T>(what: String, advice: &str) -> Result<T, EngineError> {
+    Err(ProviderError::new(Cause::Plan, what).advise(advice).into())
 }
 
 /// What to try where a plan has no VM of that name.

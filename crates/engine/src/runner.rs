@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
@@ -207,7 +208,8 @@ impl Runner<'_> {
             ends,
             begun: Mutex::new(begun),
         };
-        let run = Run { schedule: &schedule, tenant, todo, context, waves, calls, ends };
+        let takes_retries = AtomicBool::new(true);
+        let run = Run { schedule: &schedule, tenant, todo, context, waves, calls, ends, takes_retries };
         self.heed_words(&run);
         let (over, run) = (&StopSignal::default(), &run);
         std::thread::scope(|scope| {
@@ -225,20 +227,27 @@ impl Runner<'_> {
             if let Err(error) = Builder::new().spawn_scoped(scope, watcher) {
                 let what = "starting a thread for what is called around waves";
                 run.calls.shut_all(&ProviderError::new(Cause::Internal, what).because(error).into());
+                self.takes_no_retries(run);
             }
             // Also if this loop panics: the scope waits for the watcher.
             let _over = OnDrop::new(|| over.stop());
-            while let Some((id, at)) = schedule.next(tenant, self.stop, self.clock) {
-                let vm = todo[at];
-                let slots = Slots { schedule: &schedule, clock: self.clock, id };
-                // In its own thread: a target that is slow to tell what is free holds up those alone that go there.
-                let go = move || run_vm(context, vm, slots, (tenant, ends), || self.ask_for_room(slots, vm));
-                if Builder::new().spawn_scoped(scope, go).is_err() {
-                    // No thread can be had: then VMs go one after the other.
-                    go();
+            loop {
+                while let Some((id, at)) = schedule.next(tenant, self.stop, self.clock) {
+                    let vm = todo[at];
+                    let slots = Slots { schedule: &schedule, clock: self.clock, id };
+                    // In its own thread: a target that is slow to tell what is free holds up those alone that go there.
+                    let go =
+                        move || run_vm(context, vm, slots, (tenant, ends), || self.ask_for_room(slots, vm));
+                    if Builder::new().spawn_scoped(scope, go).is_err() {
+                        // No thread can be had: then VMs go one after the other.
+                        go();
+                    }
+                }
+                self.call_after_last(run, scope);
+                if self.is_over(run) {
+                    break;
                 }
             }
-            self.call_after_last(run, scope);
         });
         self.tell_given_up(run);
         self.tell_waves(run);
@@ -284,9 +293,9 @@ impl Runner<'_> {
     }
 
     /// All VMs have ended: calls what is left to be called after waves, and waits for it, so that a request to stop is heeded
-    /// meanwhile.
+    /// meanwhile; or until one of them is tried again.
     fn call_after_last<'scope>(&self, run: &'scope Run<'_>, scope: &'scope Scope<'scope, '_>) {
-        loop {
+        while !run.schedule.has_left(run.tenant) {
             let is_at_work = run.calls.is_at_work();
             self.tell_given_up(run);
             self.tell_waves(run);
@@ -298,7 +307,7 @@ impl Runner<'_> {
     }
 
     /// What tells its source from others: the installation and its address, for a vCenter that was cloned has the UUID of the other.
-    fn site(&self) -> String {
+    pub(crate) fn site(&self) -> String {
         let RunFacts { source, source_uuid, .. } = self.facts;
         format!("{source_uuid}@{source}")
     }
@@ -331,6 +340,8 @@ impl Runner<'_> {
     /// Ends VMs that nothing was done with, and that will not begin any more. After a stop they are left as they are, like all others
     /// that did not begin.
     fn tell_given_up(&self, run: &Run<'_>) {
+        // An order to try one of them again finds its end.
+        let _begun = run.calls.lock();
         let given_up = run.schedule.take_given_up(run.tenant);
         for GivenUp { at, why } in given_up.into_iter().filter(|_| !self.stop.is_set()) {
             let end = end_untouched(run.context, run.todo[at], &why);
@@ -367,6 +378,7 @@ impl Runner<'_> {
             self.keep_waits(run, &mut waits);
             self.heed_words(run);
             self.tell_given_up(run);
+            self.heed_retries(run);
             self.tell_waves(run);
             run.calls.begin(scope);
             self.keep_foresight(Duration::ZERO);
@@ -484,17 +496,19 @@ struct Left<'a> {
 }
 
 /// What a run has of its schedule.
-struct Run<'a> {
-    schedule: &'a Schedule,
-    tenant: Tenant,
-    todo: &'a [&'a PlannedVm],
+pub(crate) struct Run<'a> {
+    pub(crate) schedule: &'a Schedule,
+    pub(crate) tenant: Tenant,
+    pub(crate) todo: &'a [&'a PlannedVm],
     context: &'a Context<'a>,
     /// What was told of waves.
     waves: Mutex<Told>,
     /// What is called around them.
-    calls: WaveCalls<'a>,
+    pub(crate) calls: WaveCalls<'a>,
     /// How VMs ended.
-    ends: &'a Mutex<Vec<VmEnd>>,
+    pub(crate) ends: &'a Mutex<Vec<VmEnd>>,
+    /// Whether failed VMs are tried again by order.
+    pub(crate) takes_retries: AtomicBool,
 }
 
 fn wave_words(plan: &str, event: &Event) -> Option<String> {
@@ -562,6 +576,8 @@ fn run_vm(
             })
         }
     };
+    // It may be tried again as soon as its end is known: nothing of this try is held then.
+    drop(journey);
     ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
     slots.finish(Ended::Failed);
     slots.schedule.ended(tenant);

@@ -87,6 +87,35 @@ pub(crate) fn too_late(
 }
 
 impl<'a> WaveCalls<'a> {
+    /// Whether a VM of a wave may be tried again now: not while something is called after that, or what was called before it has just
+    /// failed.
+    pub(crate) fn may_reopen(&self, begun: &Begun, wave: Option<&str>) -> bool {
+        let Some(wave) = wave else { return true };
+        let is_called = |point| begun.get(&(wave.to_string(), point)) == Some(&false);
+        !is_called(AFTER_WAVE) && !(is_called(BEFORE_WAVE) && self.schedule.is_shut(self.tenant, wave))
+    }
+
+    /// VMs of a wave are tried again, as [`WaveCalls::may_reopen`] lets them. If it was over, or what is called before it failed, all around it is called
+    /// again, as by a resume. True if nothing of it moves until something was called.
+    ///
+    /// # Errors
+    /// If the state cannot be read or written.
+    pub(crate) fn reopen(&self, begun: &mut Begun, wave: &str) -> Result<bool, StoreError> {
+        let Some(hooks) = self.hooks.get(wave) else { return Ok(false) };
+        let was_over = begun.contains_key(&(wave.to_string(), AFTER_WAVE));
+        if !was_over && !self.schedule.is_shut(self.tenant, wave) {
+            return Ok(false);
+        }
+        let (store, plan) = (self.context.store, self.context.plan);
+        let Around { before, after } = store.latest_around(plan, wave)?;
+        if after > before {
+            store.forget_wave(plan, wave)?;
+        }
+        begun.remove(&(wave.to_string(), AFTER_WAVE));
+        begun.remove(&(wave.to_string(), BEFORE_WAVE));
+        Ok(!hooks.before.is_empty())
+    }
+
     /// Waves of which nothing moves before something was called.
     pub(crate) fn to_call_before(hooks: &'a BTreeMap<String, WaveHooks>) -> impl Iterator<Item = &'a str> {
         hooks.iter().filter(|(_, hooks)| !hooks.before.is_empty()).map(|(wave, _)| wave.as_str())
@@ -194,7 +223,8 @@ impl<'a> WaveCalls<'a> {
         of.map(|end| (end.name.clone(), (end.state, end.error.clone()))).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Begun> {
+    /// What was begun to be called; what is decided by it stays so while this is held.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Begun> {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -18,7 +18,8 @@ pub(crate) struct Told(BTreeMap<String, OneTold>);
 #[derive(Default)]
 struct OneTold {
     begun: bool,
-    over: bool,
+    /// VMs that had arrived and failed when it was told that it is over.
+    over: Option<(usize, usize)>,
     /// The wave that failed, if it waits for a word because of it.
     held_by: Option<String>,
 }
@@ -44,8 +45,9 @@ impl Told {
                 }
                 one.held_by = held_by;
             }
-            if usage.is_over() && !std::mem::replace(&mut one.over, true) {
-                let (arrived, failed) = (usage.arrived, usage.failed);
+            let (arrived, failed) = (usage.arrived, usage.failed);
+            // Told anew if VMs of it were tried again, and came to something else.
+            if usage.is_over() && one.over.replace((arrived, failed)) != Some((arrived, failed)) {
                 events.push(Event::WaveEnded { wave: wave(), arrived, failed });
             }
         }
@@ -200,5 +202,14 @@ mod tests {
             ]
         );
         assert!(told.news(&ended).is_empty());
+        // What failed is tried again: the word is not waited for any more, and the wave is over a second time.
+        let waits = Some(Wait::Wave { wave: "a".into(), left: 1 });
+        let again = [usage("a", [2, 1, 1, 0], None), usage("b", [1, 0, 0, 0], waits)];
+        assert!(told.news(&again).is_empty());
+        let arrived = [usage("a", [2, 2, 2, 0], None), usage("b", [1, 0, 0, 0], None)];
+        assert_eq!(
+            words(told.news(&arrived)),
+            [r#"{"event":"wave_ended","wave":"a","arrived":2,"failed":0}"#]
+        );
     }
 }

@@ -87,6 +87,7 @@ impl Tally {
                 self.passing(vm, Some(wait_words(*number, *next_ms, forecast.as_ref())));
             }
             Event::CutoverStarted { vm, .. } => self.passing(vm, None),
+            Event::VmRetried { .. } => self.failed = self.failed.saturating_sub(1),
             Event::PhaseEnded { .. }
             | Event::Note { .. }
             | Event::HookStarted { .. }
@@ -183,6 +184,7 @@ pub(crate) fn stays(event: &Event) -> bool {
         Event::PlanStarted { .. } | Event::Note { .. } | Event::VmEnded { .. } | Event::PlanEnded { .. } => {
             true
         }
+        Event::VmRetried { .. } => true,
         Event::PassEnded { .. } | Event::CutoverStarted { .. } | Event::CutoverEnded { .. } => true,
         Event::HookEnded { .. } => true,
         Event::WaveStarted { .. } | Event::WaveHeld { .. } | Event::WaveEnded { .. } => true,
@@ -288,6 +290,7 @@ fn words(event: &Event) -> String {
             format!("{vm}: {real}{}", predicted.unwrap_or_default())
         }
         Event::VmEnded { vm, error, .. } => format!("{vm}: {}", error.as_deref().unwrap_or("done")),
+        Event::VmRetried { vm, .. } => format!("{vm}: it failed, and is tried again by order"),
         Event::WaveStarted { wave, vms } => format!("wave {wave} begins: {}", count(*vms, "VM")),
         Event::WaveHeld { wave, by, failed } => format!(
             "wave {wave} waits: {} of wave {by} failed; `drover proceed PLAN {by}` lets it go on",
@@ -381,6 +384,20 @@ pub(crate) mod tests {
         assert!(lines.iter().all(|line| line.bad));
         assert_eq!(texts(lines), ["web\u{fffd}01  FAILED  disk full", "  try: make room"]);
         assert_eq!((tally.failed, tally.queued()), (1, 0));
+    }
+
+    #[test]
+    fn a_vm_that_is_tried_again_waits_and_has_not_failed() {
+        let (mut tally, now) = (Tally::default(), Instant::now());
+        tally.take(&Event::PlanStarted { plan: "lab".into(), vms: 2, done_before: 0 }, now);
+        tally.take(&ended("web01", Some("disk full")), now);
+        assert_eq!((tally.failed, tally.queued()), (1, 1));
+        let again = Event::VmRetried { vm: "web01".into(), error: Some("disk full".into()) };
+        assert!(stays(&again));
+        assert_eq!(texts(tally.take(&again, now)), ["web01: it failed, and is tried again by order"]);
+        assert_eq!((tally.failed, tally.queued()), (0, 2));
+        tally.take(&ended("web01", None), now);
+        assert_eq!((tally.done, tally.failed, tally.queued()), (1, 0, 1));
     }
 
     #[test]

@@ -334,6 +334,7 @@ mod tests {
             row("arrived", VmState::Done, Some("clean up"), Some(1_500)),
             row("tried again", VmState::Failed, Some("copy"), Some(500)),
             row("waits", VmState::Queued, None, None),
+            row("tried again by order", VmState::Queued, Some("copy"), None),
             row("arrived before", VmState::Done, Some("clean up"), Some(500)),
             row("stopped", VmState::Stopped, Some("copy"), Some(500)),
         ];
@@ -368,6 +369,7 @@ mod tests {
                 Progress::Verifies,
                 Progress::Copied,
                 ended.clone(),
+                waits.clone(),
                 waits.clone(),
                 waits.clone(),
                 ended,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use drover_plan::{Limits, PlannedVm, Verify, VmGroup};
-use drover_schedule::{Budgets, Disk, Group, HostLimits, Job};
+use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, Tenant};
 
 use crate::phase::Phase;
 use crate::store::{ProgressRow, VmRow, VmState};
@@ -27,10 +27,39 @@ fn goes_on(vm: &PlannedVm, left: &VmRow) -> bool {
 }
 
 /// How far earlier runs are with disks, by the names of their VMs at the target and their labels.
-pub(super) type Copied<'a> = BTreeMap<(&'a str, &'a str), &'a ProgressRow>;
+type Copied<'a> = BTreeMap<(&'a str, &'a str), &'a ProgressRow>;
+
+/// What earlier runs, or earlier tries of this one, left of VMs.
+pub(super) struct Left<'a> {
+    /// By the source's ids.
+    vms: BTreeMap<&'a str, &'a VmRow>,
+    copied: Copied<'a>,
+}
+
+impl<'a> Left<'a> {
+    pub(super) fn new(vms: &'a [VmRow], copied: &'a [ProgressRow]) -> Left<'a> {
+        Left {
+            vms: vms.iter().map(|row| (row.id.as_str(), row)).collect(),
+            copied: copied.iter().map(|it| ((it.vm.as_str(), it.disk.as_str()), it)).collect(),
+        }
+    }
+
+    /// A VM of a run as a job.
+    pub(super) fn job(&self, tenant: Tenant, vm: &PlannedVm, site: &str) -> Job {
+        let job = job_of(vm, site, self.vms.get(vm.vm.id.as_str()).copied(), &self.copied);
+        // What two plans call by the same word has nothing to do with each other.
+        let anti_affinity = job.anti_affinity.map(|word| format!("{}/{word}", tenant.0));
+        Job { anti_affinity, ..job }
+    }
+
+    /// Whether something of a VM was begun, which has to be seen to.
+    pub(super) fn is_begun(&self, vm: &PlannedVm) -> bool {
+        self.vms.get(vm.vm.id.as_str()).is_some_and(|row| row.is_begun())
+    }
+}
 
 /// A planned VM as a job, with what an earlier run left of it.
-pub(super) fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>, copied: &Copied<'_>) -> Job {
+fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>, copied: &Copied<'_>) -> Job {
     // Only its clean-up is left: for the waves and stages after its own it has arrived.
     let has_arrived = left.is_some_and(|left| left.state.has_arrived());
     let disk = |disk: &drover_plan::PlannedDisk| Disk {
@@ -75,7 +104,7 @@ pub fn host_limits(now: HostLimits, vm: &PlannedVm) -> HostLimits {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use drover_plan::{Plan, resolve};
-    use drover_schedule::{Scheduler, Tenant};
+    use drover_schedule::Scheduler;
     use drover_types::inventory::{Inventory, PowerState, Vm, VmDisk};
 
     use super::*;

@@ -3,6 +3,7 @@
 //! A [`Schedule`] may be shared by several runs of one process: they stand in one order then, by VM. With a folder it shares
 //! the VM slots of hosts ([`claims`]) and the room at targets ([`rooms`]) with other processes, too.
 
+mod again;
 mod claims;
 mod job;
 mod learned;
@@ -18,13 +19,14 @@ use std::time::Duration;
 use drover_mover::{Progress, StopSignal};
 use drover_plan::{Limits, PlannedVm};
 use drover_schedule::{
-    Budgets, Ended, HostLimits, Job, JobId, Quarantined, Resource, Scheduler, Tenant, TenantLimits, Usage,
-    Wait, WaveUsage,
+    Budgets, Ended, HostLimits, JobId, Quarantined, Resource, Scheduler, Tenant, TenantLimits, Usage, Wait,
+    WaveUsage,
 };
 use drover_types::Wave;
 
+pub(crate) use self::again::Again;
 use self::claims::{Claim, Claims};
-use self::job::{Copied, job_of, key_of};
+use self::job::{Left, key_of};
 pub use self::job::{budgets_of, host_limits};
 use self::learned::Learned;
 pub(crate) use self::rooms::{Answer, Asks, Room, Rooms};
@@ -79,6 +81,15 @@ struct One {
     claim: Option<Claim>,
     /// What is promised to it at its target.
     room: Option<Room>,
+}
+
+impl One {
+    /// One that waits.
+    fn new(tenant: Tenant, at: usize, site: &str, vm: &PlannedVm, is_left: bool) -> One {
+        let host = key_of(site, &vm.vm.host_id);
+        let (admitted, has_begun, given_up, claim, room) = (None, false, None, None, None);
+        One { tenant, at, host, admitted, has_begun, is_left, given_up, claim, room }
+    }
 }
 
 /// A run.
@@ -209,21 +220,11 @@ impl Schedule {
         state.scheduler.set_tenant(tenant, own);
         state.scheduler.set_waves(tenant, waves);
         to_call.iter().for_each(|wave| state.scheduler.call_before(tenant, wave));
-        let left: BTreeMap<&str, &VmRow> = left.iter().map(|row| (row.id.as_str(), row)).collect();
-        let copied: Copied<'_> = copied.iter().map(|it| ((it.vm.as_str(), it.disk.as_str()), it)).collect();
-        let job = |vm: &&PlannedVm| {
-            let job = job_of(vm, site, left.get(vm.vm.id.as_str()).copied(), &copied);
-            // What two plans call by the same word has nothing to do with each other.
-            let anti_affinity = job.anti_affinity.map(|word| format!("{}/{word}", tenant.0));
-            Job { anti_affinity, ..job }
-        };
-        let jobs = vms.iter().map(job).collect();
+        let left = Left::new(left, copied);
+        let jobs = vms.iter().map(|vm| left.job(tenant, vm, site)).collect();
         let ids = state.scheduler.add(tenant, jobs, now(clock));
         let one = |(at, (vm, id)): (usize, (&&PlannedVm, &JobId))| {
-            let host = key_of(site, &vm.vm.host_id);
-            let is_left = left.get(vm.vm.id.as_str()).is_some_and(|row| row.is_begun());
-            let (admitted, has_begun, given_up, claim, room) = (None, false, None, None, None);
-            (*id, One { tenant, at, host, admitted, has_begun, is_left, given_up, claim, room })
+            (*id, One::new(tenant, at, site, vm, left.is_begun(vm)))
         };
         state.vms.extend(vms.iter().zip(&ids).enumerate().map(one));
         state.runs.insert(tenant, Run { not_begun: ids.into_iter().collect(), ..Run::default() });

@@ -34,6 +34,7 @@ mod hooks;
 mod progress;
 mod read;
 mod rehearsals;
+mod retries;
 mod rows;
 mod runs;
 mod schema;
@@ -209,10 +210,13 @@ impl Store {
             // Words about waves were given about what is over.
             let over = "DELETE FROM proceed WHERE plan IN (SELECT name FROM plan WHERE name = ?1 AND state IN ('done', 'cancelled'))";
             db.execute(over, [name])?;
+            // It tries all that failed.
+            db.execute("DELETE FROM retry WHERE plan = ?1", [name])?;
             db.execute(
-                "INSERT INTO plan (name, text, folder, state, pid, started_ms) VALUES (?1, ?2, ?3, 'running', ?4, ?5)
+                "INSERT INTO plan (name, text, folder, state, pid, started_ms, takes_retries)
+                 VALUES (?1, ?2, ?3, 'running', ?4, ?5, 1)
                  ON CONFLICT(name) DO UPDATE SET text = ?2, folder = ?3, state = 'running', pid = ?4, cancel_asked = 0,
-                 ended_ms = NULL, started_ms = CASE WHEN state IN ('done', 'cancelled') THEN ?5 ELSE started_ms END",
+                 takes_retries = 1, ended_ms = NULL, started_ms = CASE WHEN state IN ('done', 'cancelled') THEN ?5 ELSE started_ms END",
                 params![name, text, folder.to_string_lossy(), std::process::id(), now_ms()],
             )
         })?;
@@ -229,7 +233,7 @@ impl Store {
     pub fn end_plan(&self, name: &str, state: PlanState) -> Outcome<()> {
         self.change(Durable::Now, |db| {
             db.execute(
-                "UPDATE plan SET state = ?2, pid = NULL, ended_ms = ?3 WHERE name = ?1",
+                "UPDATE plan SET state = ?2, pid = NULL, ended_ms = ?3, takes_retries = 0 WHERE name = ?1",
                 params![name, word(&state), now_ms()],
             )
         })?;

@@ -172,7 +172,7 @@ pub struct EventRow {
     pub vm: Option<String>,
     /// Phase.
     pub phase: Option<String>,
-    /// `started`, `ended`, `note`, `hook`, `error`, `waits`, `wave`, `anew`.
+    /// `started`, `ended`, `note`, `hook`, `error`, `waits`, `wave`, `anew`, `retry`.
     pub kind: String,
     /// Text.
     pub text: String,

@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 12;
+pub(super) const SCHEMA_VERSION: i64 = 13;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -134,6 +134,14 @@ ALTER TABLE vm ADD COLUMN trace_id TEXT NOT NULL DEFAULT '';
 UPDATE vm SET trace_id = lower(hex(randomblob(16)));
 ";
 
+/// What version 13 added: failed VMs that are to be tried again by the run that goes on, and whether that takes such orders.
+const RETRIES: &str = "
+ALTER TABLE plan ADD COLUMN takes_retries INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE retry (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, at_ms INTEGER NOT NULL,
+    PRIMARY KEY (plan, vm));
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -149,10 +157,12 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps =
-            [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE, TRACE]
-                .into_iter()
-                .skip(version.max(0) as usize);
+        let mut steps = [
+            FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE, TRACE,
+            RETRIES,
+        ]
+        .into_iter()
+        .skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;
         change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     }
