@@ -46,6 +46,7 @@ try {
   await keys(page);
   await live(page);
   await orders(page);
+  await retries(page);
   await waves(page);
   await resources(page);
   await accessible(page, 'light');
@@ -154,6 +155,29 @@ async function orders(page) {
   await dialog.getByLabel('Type one to confirm').fill('one');
   await dialog.getByRole('button', { name: 'Cancel' }).click();
   await page.locator('#dialog[open]').waitFor({ state: 'detached' });
+}
+
+async function retries(page) {
+  const dialog = page.locator('#dialog');
+  await page.locator('#orders').getByRole('button', { name: 'Try failed again' }).click();
+  await dialog.getByText('All VMs that failed are tried again').waitFor();
+  await dialog.getByRole('button', { name: 'Back' }).click();
+  // One that has not failed has no such button.
+  await page.getByLabel('Search VMs and hosts').fill('web2 ');
+  await counted(page, `1 of ${VMS} VMs`);
+  await page.locator('.row:visible').first().click();
+  await page.locator('#side').getByText('Timeline').waitFor();
+  assert.equal(await page.locator('#side').getByRole('button', { name: 'Try again' }).count(), 0);
+  await page.locator('#side').getByRole('button', { name: 'Close' }).click();
+  await page.getByLabel('Search VMs and hosts').fill('web53 ');
+  await counted(page, `1 of ${VMS} VMs`);
+  await page.locator('.row:visible').first().click();
+  await page.locator('#side').getByRole('button', { name: 'Try again' }).click();
+  await dialog.getByText('is tried again, in its turn').waitFor();
+  await shot(page, 'retry');
+  await dialog.getByRole('button', { name: 'Try again' }).click();
+  await page.locator('#dialog[open]').waitFor({ state: 'detached' });
+  await page.getByLabel('Search VMs and hosts').fill('');
 }
 
 async function waves(page) {

@@ -108,6 +108,9 @@ pub enum Command {
     /// Let the waves after one that failed go on
     #[command(after_help = examples::PROCEED)]
     Proceed(ProceedArgs),
+    /// Try failed VMs again while their plan goes on
+    #[command(after_help = examples::RETRY)]
+    Retry(RetryArgs),
     /// Remove every snapshot that drover made for a plan
     #[command(after_help = examples::CLEAN)]
     Clean(NamedArgs),
@@ -422,6 +425,20 @@ pub struct ProceedArgs {
     pub plan: String,
     /// The wave of which VMs failed: those after it go on
     pub wave: String,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct RetryArgs {
+    /// Name of the plan, or its file
+    pub plan: String,
+    /// Names of failed VMs at the target
+    #[arg(value_name = "VM", required_unless_present = "all_failed")]
+    pub vms: Vec<String>,
+    /// All VMs that failed, and those that did not begin because of them
+    #[arg(long, conflicts_with = "vms")]
+    pub all_failed: bool,
     #[command(flatten)]
     pub run: RunArgs,
 }

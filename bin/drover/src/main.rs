@@ -108,6 +108,10 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             Some(daemon) => commands::distant::proceed(&daemon, args),
             None => commands::warm::proceed(args),
         },
+        Command::Retry(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::retry(&daemon, args),
+            None => commands::warm::retry(args),
+        },
         Command::Clean(args) => remote::is_absent(&args.run).and_then(|()| commands::warm::clean(args)),
         Command::Import(args) => remote::is_absent(&args.run).and_then(|()| commands::import::run(args)),
         Command::Rehearse(args) => remote::is_absent(&args.run).and_then(|()| commands::rehearse::run(args)),

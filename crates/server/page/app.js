@@ -98,11 +98,18 @@ function tally() {
 
 const ORDERS = [
   { order: 'cutover', title: 'Cut over', states: ['running'], text: 'All VMs that are being copied while they run move over now: each is shut down at the source.', warm: true },
+  { order: 'retry', title: 'Try failed again', states: ['running'], text: 'All VMs that failed are tried again, each in its turn, while the plan goes on. What was copied is kept.', failed: true },
   { order: 'pause', title: 'Pause', states: ['running', 'checking'], text: 'The plan stops after what is being flushed. It can be resumed.' },
   { order: 'resume', title: 'Resume', states: ['paused', 'incomplete', 'refused', 'queued'], text: 'The plan goes on with all VMs that have not arrived, also with those that failed.' },
   { order: 'cancel', title: 'Cancel', states: ['running', 'checking', 'pausing', 'paused', 'incomplete', 'refused', 'queued'], danger: true,
     text: 'The plan stops, and what was begun is undone: images of VMs that have not arrived are removed, and what drover switched off is switched on again.' },
 ];
+
+/** Orders about one VM. */
+const OF_ONE = {
+  cutover: (name) => `${name} moves over now: it is shut down at the source, and its last changes are copied.`,
+  retry: (name) => `${name} is tried again, in its turn, while the plan goes on. What was copied is kept.`,
+};
 
 function drawOrders(plan) {
   const node = byId('orders');
@@ -112,7 +119,7 @@ function drawOrders(plan) {
     node.append(...ORDERS.map((it) => el('button', { type: 'button', class: it.danger ? 'danger' : null, onclick: () => confirmOrder(it) }, it.title)));
   }
   ORDERS.forEach((it, at) => {
-    node.children[at].disabled = !it.states.includes(plan.state) || (it.warm && !app.vms.some((vm) => vm.warm && !vm.ended_ms));
+    node.children[at].disabled = !it.states.includes(plan.state) || (it.warm && !app.vms.some((vm) => vm.warm && !vm.ended_ms)) || (it.failed && !app.vms.some((vm) => vm.state === 'failed'));
   });
 }
 
@@ -120,7 +127,7 @@ function confirmOrder(order, vm = null) {
   const plan = app.plan;
   const name = vm ? vm.name : plan;
   const typed = order.danger ? el('input', { type: 'text', autocomplete: 'off', spellcheck: 'false' }) : null;
-  const text = vm ? `${vm.name} moves over now: it is shut down at the source, and its last changes are copied.` : order.text;
+  const text = vm ? OF_ONE[order.order](vm.name) : order.text;
   ask(`${order.title}: ${name}`, [el('p', {}, text), typed ? el('label', { class: 'field' }, `Type ${plan} to confirm`, typed) : null], order.title, async () => {
     if (typed && typed.value !== plan) throw new Error(`type ${plan} to confirm`);
     const ordered = await post(planPath(plan, '/orders'), { order: order.order, vm: vm ? vm.name : null });
@@ -234,10 +241,11 @@ const shown = () => {
 };
 
 const openRow = (vm) => {
-  const cutover = ORDERS[0];
   app.sheet = vm.name;
-  const can = may('operator') && vm.warm && !vm.ended_ms && cutover.states.includes(current()?.state);
-  openVm(app.plan, vm, app.live.get(vm.name), can ? [el('button', { type: 'button', onclick: () => { byId('side').close(); confirmOrder(cutover, vm); } }, 'Cut over')] : []);
+  const fits = { cutover: vm.warm && !vm.ended_ms, retry: vm.state === 'failed' };
+  const can = may('operator') ? ORDERS.filter((it) => fits[it.order] && it.states.includes(current()?.state)) : [];
+  const title = (it) => (it.failed ? 'Try again' : it.title);
+  openVm(app.plan, vm, app.live.get(vm.name), can.map((it) => el('button', { type: 'button', onclick: () => { byId('side').close(); confirmOrder({ ...it, title: title(it) }, vm); } }, title(it))));
 };
 
 const progressOf = (vm) => {
@@ -509,6 +517,7 @@ async function loadVms(name) {
 const EVENTS = {
   phase_started: (vm, event, at) => Object.assign(vm, { state: 'running', phase: event.phase, started_ms: vm.started_ms ?? at, ended_ms: null, next_ms: null, waits: null }),
   vm_ended: (vm, event, at) => Object.assign(vm, { state: event.state, error: event.error, advice: event.advice, ended_ms: at, waits: null }),
+  vm_retried: (vm) => Object.assign(vm, { state: 'queued', error: null, advice: null, ended_ms: null, waits: null }),
   pass_waits: (vm, event) => Object.assign(vm, { next_ms: event.next_ms }),
 };
 

@@ -41,9 +41,9 @@ function parts(details) {
   const { vm } = details;
   const list = [];
   if (vm.error) list.push(el('p', { class: 'problem' }, vm.error), el('p', {}, vm.advice ? `Try: ${vm.advice}` : ''));
-  list.push(el('h3', {}, 'Timeline'), table('Phases', ['Phase', 'Began', 'Took'], details.phases.map((phase) => [
+  list.push(el('h3', {}, 'Timeline'), table('Phases', ['Phase', 'Began', 'Took'], details.phases.map((phase, at) => [
     words(phase.phase), when(phase.started_ms),
-    phase.ended_ms ? seconds((phase.ended_ms - phase.started_ms) / 1000) : 'at work',
+    phase.ended_ms ? seconds((phase.ended_ms - phase.started_ms) / 1000) : vm.state === 'running' && at === details.phases.length - 1 ? 'at work' : 'did not end',
   ])));
   list.push(el('h3', {}, 'Disks'), table('Disks', ['Disk', 'Size', 'Rate', 'Equal'], details.disks.map((disk) => [
     disk.label ?? '--', bytes(disk.size), rate(disk.read_rate), disk.equal === null || disk.equal === undefined ? 'not checked' : disk.equal ? 'yes' : 'NO',

@@ -315,6 +315,8 @@ pub enum OrderKind {
     Cutover,
     /// The waves after one go on, whatever of it failed.
     Proceed,
+    /// VMs that failed are tried again, while the plan runs.
+    Retry,
     /// Stop after what is being flushed; resumable.
     Pause,
     /// Go on: with all that has not arrived, also what failed.
@@ -329,7 +331,7 @@ pub enum OrderKind {
 pub struct Order {
     /// What.
     pub order: OrderKind,
-    /// Name of the VM that moves over; all that wait if absent.
+    /// Name of the VM that moves over, or is tried again; all that wait, or all that failed, if absent.
     #[serde(default)]
     pub vm: Option<String>,
     /// To proceed: the wave of which VMs failed.

@@ -137,6 +137,7 @@ fn word(order: OrderKind) -> &'static str {
     match order {
         OrderKind::Cutover => "cutover",
         OrderKind::Proceed => "proceed",
+        OrderKind::Retry => "retry",
         OrderKind::Pause => "pause",
         OrderKind::Resume => "resume",
         OrderKind::Cancel => "cancel",

@@ -135,10 +135,15 @@ fn write_status(
     }
     vms.iter().try_for_each(|vm| write_error(text, vm))?;
     match plan.state {
-        PlanState::Running if !interrupted => writeln!(
-            text,
-            "\nfollow it with:  drover status {name} --watch\nstop it with:    drover cancel {name}"
-        ),
+        PlanState::Running if !interrupted => {
+            let has_failed = vms.iter().any(|vm| vm.state == VmState::Failed);
+            let retry = format!("try again with:  drover retry {name} --all-failed\n");
+            writeln!(
+                text,
+                "\n{}follow it with:  drover status {name} --watch\nstop it with:    drover cancel {name}",
+                if has_failed { &retry } else { "" }
+            )
+        }
         PlanState::Running | PlanState::Incomplete => {
             writeln!(text, "\nresume with:     drover resume {name}\nundo with:       drover cancel {name}")
         }

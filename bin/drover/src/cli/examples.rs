@@ -127,6 +127,14 @@ Examples:
 
 Next: drover status fleet.yaml";
 
+pub const RETRY: &str = "\
+Examples:
+  drover retry fleet.yaml web01 web02
+  drover retry fleet.yaml --all-failed
+
+Of a plan that does not run, `drover resume` tries what failed again.
+Next: drover status fleet.yaml --watch";
+
 pub const CLEAN: &str = "\
 Examples:
   drover clean web.yaml

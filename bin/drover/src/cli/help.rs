@@ -13,8 +13,8 @@ pub const GROUPS: [(&str, &[&str]); 7] = [
     (
         "Migrate VMs",
         &[
-            "rehearse", "migrate", "status", "cutover", "proceed", "resume", "cancel", "clean", "report",
-            "import", "serve",
+            "rehearse", "migrate", "status", "cutover", "proceed", "retry", "resume", "cancel", "clean",
+            "report", "import", "serve",
         ],
     ),
     ("Single disks", &["copy", "hash", "verify", "serve-disk", "nbd"]),

@@ -9,10 +9,10 @@ use drover_view::{Display, DisplayMode};
 use serde_json::{Value, json};
 
 use super::migrate::plan_name;
-use super::warm::tell_proceed;
+use super::warm::{tell_proceed, tell_retry};
 use super::watch;
 use crate::cli::{
-    CutoverArgs, MigrateArgs, NamedArgs, ProceedArgs, ReportArgs, ResumeArgs, RunArgs, StatusArgs,
+    CutoverArgs, MigrateArgs, NamedArgs, ProceedArgs, ReportArgs, ResumeArgs, RetryArgs, RunArgs, StatusArgs,
 };
 use crate::exit::{Exit, Failure};
 use crate::plan_file;
@@ -219,6 +219,29 @@ pub fn proceed(daemon: &Remote, args: &ProceedArgs) -> Result<Exit, Failure> {
     let order = Order { order: OrderKind::Proceed, vm: None, wave: Some(args.wave.clone()), start: false };
     let ordered = give(daemon, &name, &order)?;
     tell_proceed(&name, &args.wave, &ordered.vms, ordered.after == "running", &args.run);
+    Ok(Exit::Success)
+}
+
+/// Has failed VMs tried again. Each is an order of its own in the audit log; with the first that is refused the rest are not given.
+pub fn retry(daemon: &Remote, args: &RetryArgs) -> Result<Exit, Failure> {
+    let name = plan_name(&args.plan)?;
+    let order =
+        |vm: Option<&String>| Order { order: OrderKind::Retry, vm: vm.cloned(), wave: None, start: false };
+    let mut vms = Vec::new();
+    let mut ordered = if args.all_failed {
+        give(daemon, &name, &order(None)).map(|ordered| vms = ordered.vms)
+    } else {
+        args.vms
+            .iter()
+            .try_for_each(|vm| give(daemon, &name, &order(Some(vm))).map(|ordered| vms.extend(ordered.vms)))
+    };
+    if let Err(failure) = &mut ordered
+        && !vms.is_empty()
+    {
+        failure.message = format!("{}; ordered before: {}", failure.message, vms.join(", "));
+    }
+    ordered?;
+    tell_retry(&name, &vms, &format!(" --server {}", daemon.url), &args.run);
     Ok(Exit::Success)
 }
 

@@ -1,9 +1,9 @@
-//! `drover cutover`, `drover proceed` and `drover clean`.
+//! `drover cutover`, `drover proceed`, `drover retry` and `drover clean`.
 
 use serde_json::json;
 
 use super::migrate::{open_store, plan_name, state_option, unknown_plan};
-use crate::cli::{CutoverArgs, NamedArgs, ProceedArgs, RunArgs};
+use crate::cli::{CutoverArgs, NamedArgs, ProceedArgs, RetryArgs, RunArgs};
 use crate::exit::{Exit, Failure};
 use crate::plan_file;
 use crate::provider::to_give_up;
@@ -54,6 +54,28 @@ pub fn tell_proceed(plan: &str, wave: &str, after: &[String], running: bool, run
             "whatever of wave {wave} failed, these go on: {}{when}",
             after.join(", ")
         ));
+    }
+}
+
+/// Has failed VMs tried again by the drover that runs their plan.
+pub fn retry(args: &RetryArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    let name = plan_name(&args.plan)?;
+    store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
+    let names = (!args.all_failed).then_some(args.vms.as_slice());
+    let vms = drover_engine::ask_retry(&store, &name, names)?;
+    tell_retry(&name, &vms, &state_option(&args.run), &args.run);
+    Ok(Exit::Success)
+}
+
+/// `at` is the option that says where the plan is.
+pub fn tell_retry(plan: &str, vms: &[String], at: &str, run: &RunArgs) {
+    if run.json {
+        crate::out::json(json!({ "plan": plan, "retry": vms, "running": true }));
+    } else if !run.quiet {
+        let who = vms.join(", ");
+        crate::out::say(format_args!("tried again, in its turn, by the drover that runs the plan: {who}"));
+        crate::out::next(run, format_args!("drover status {plan} --watch{at}"));
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use drover_engine::{
-    OrderRow, PlanRow, PlanState, ServedRow, SystemClock, ask_cutover, ask_proceed, is_running, plan_report,
-    wave_reports,
+    OrderRow, PlanRow, PlanState, ServedRow, SystemClock, ask_cutover, ask_proceed, ask_retry, is_running,
+    plan_report, wave_reports,
 };
 use drover_plan::{Others, PlannedVm, Problem as PlanProblem};
 use drover_schedule::Usage;
@@ -232,8 +232,12 @@ impl Operations for Daemon {
                 let text = "a wave belongs to the order to proceed alone";
                 return Err(Problem::new(Kind::BadRequest, text).advise("leave `wave` out"));
             }
+            OrderKind::Retry => {
+                let names = order.vm.as_ref().map(std::slice::from_ref);
+                ask_retry(&self.0.store, plan, names).map_err(|error| problem(&error.into()))?
+            }
             _ if order.vm.is_some() => {
-                let text = "only a cutover can be ordered for a single VM";
+                let text = "only a cutover and a retry can be ordered for a single VM";
                 return Err(Problem::new(Kind::BadRequest, text).advise("leave `vm` out"));
             }
             OrderKind::Pause => self.pause_plan(plan)?,

@@ -71,7 +71,7 @@ fn what_is_no_order_is_refused_with_its_reason() {
         ("", 400),
         ("{", 400),
         ("{\"order\":\"explode\"}", 400),
-        ("{\"order\":\"retry\"}", 400),
+        ("{\"order\":\"undo\"}", 400),
         ("{\"order\":\"pause\",\"more\":1}", 400),
         ("[]", 400),
     ] {

@@ -90,6 +90,8 @@ fn people_see_and_order_what_the_daemon_does() {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     println!("the page with {VMS} VMs: {}", out.trim());
-    let orders = stage.done.lock().unwrap().orders.clone();
-    assert_eq!(orders, ["Pause one", "Cancel one", "Proceed one"]);
+    let done = stage.done.lock().unwrap();
+    assert_eq!(done.orders, ["Pause one", "Cancel one", "Retry one", "Proceed one"]);
+    let retried = done.audit.iter().find(|row| row.entry.action == "retry").unwrap();
+    assert_eq!(retried.entry.vm.as_deref(), Some("web53 "));
 }
