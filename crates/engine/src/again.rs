@@ -113,7 +113,7 @@ impl Runner<'_> {
         let ends = || run.ends.lock().unwrap_or_else(PoisonError::into_inner);
         let ends: HashMap<String, VmState> = ends().iter().map(|end| (end.name.clone(), end.state)).collect();
         let failed = run.schedule.failed(run.tenant);
-        let mut again = BTreeMap::new();
+        let (mut again, mut is_early) = (BTreeMap::new(), false);
         for id in ordered {
             let Some(at) = places.get(id.as_str()).copied() else {
                 self.store.drop_retry(self.plan, id, NOT_IN_THIS_RUN)?;
@@ -129,10 +129,11 @@ impl Runner<'_> {
                 Some(VmState::Failed) | None if is_last => {
                     self.store.drop_retry(self.plan, id, TOO_LATE)?;
                 }
-                Some(VmState::Failed) | None => {}
+                Some(VmState::Failed) | None => is_early = true,
                 Some(_) => self.store.drop_retry(self.plan, id, DID_NOT_FAIL)?,
             }
         }
-        Ok(again)
+        // What was ordered together begins together: one that never began because of another would fail again without it.
+        Ok(if is_early { BTreeMap::new() } else { again })
     }
 }
