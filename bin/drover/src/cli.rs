@@ -433,7 +433,7 @@ pub struct ProceedArgs {
 pub struct RetryArgs {
     /// Name of the plan, or its file
     pub plan: String,
-    /// Names of failed VMs at the target
+    /// Name of a failed VM at the target, may be given more than once
     #[arg(value_name = "VM", required_unless_present = "all_failed")]
     pub vms: Vec<String>,
     /// All VMs that failed, and those that did not begin because of them

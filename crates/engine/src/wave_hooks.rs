@@ -92,7 +92,8 @@ impl<'a> WaveCalls<'a> {
     pub(crate) fn may_reopen(&self, begun: &Begun, wave: Option<&str>) -> bool {
         let Some(wave) = wave else { return true };
         let is_called = |point| begun.get(&(wave.to_string(), point)) == Some(&false);
-        !is_called(AFTER_WAVE) && !(is_called(BEFORE_WAVE) && self.schedule.is_shut(self.tenant, wave))
+        let has_just_failed = is_called(BEFORE_WAVE) && self.schedule.is_shut(self.tenant, wave);
+        !is_called(AFTER_WAVE) && !has_just_failed
     }
 
     /// VMs of a wave are tried again, as [`WaveCalls::may_reopen`] lets them. If it was over, or what is called before it failed, all around it is called

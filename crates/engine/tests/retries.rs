@@ -259,7 +259,7 @@ fn an_order_to_a_run_that_stops_is_dropped_with_a_note() {
         if let Event::VmEnded { vm, state: VmState::Failed, .. } = event {
             stop.stop();
             // Whoever orders it cannot know of the stop yet.
-            let _ = ask_retry(&world.store, PLAN, Some(&[vm.clone()]));
+            let _ = ask_retry(&world.store, PLAN, Some(std::slice::from_ref(vm)));
         }
     });
     let outcome = world.run_until(&watch, &stop);

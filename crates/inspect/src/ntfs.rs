@@ -268,10 +268,12 @@ impl On {
     /// The content of an attribute that lies in these pieces; absent without any.
     fn stream(&self, pieces: Vec<Vec<u8>>) -> Result<Option<Stream>, String> {
         let Some(first) = pieces.first() else { return Ok(None) };
-        if pieces.iter().any(|piece| u16_at(piece, 12) & COMPRESSED != 0) {
+        // On the index of a folder these say how new files in it are made.
+        let is_data = u32_at(first, 0) == DATA;
+        if is_data && pieces.iter().any(|piece| u16_at(piece, 12) & COMPRESSED != 0) {
             return Err("it is compressed by NTFS, which is not read".into());
         }
-        if pieces.iter().any(|piece| u16_at(piece, 12) & ENCRYPTED != 0) {
+        if is_data && pieces.iter().any(|piece| u16_at(piece, 12) & ENCRYPTED != 0) {
             return Err("it is encrypted".into());
         }
         if first[8] == 0 {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use drover_types::inventory::{Inventory, Nic, PowerState, Vm, VmDisk};
+use drover_types::inventory::{Inventory, Nic, PowerState, Vm, VmDisk, VmPlace};
 
 use crate::resolution::PlannedVm;
 
@@ -25,7 +25,7 @@ pub enum Others {
 }
 
 /// Makes an inventory what it was when the run began, as far as that decides which VMs and disks it is about:
-/// selections and file names go by names, tags and the order of disks, and these may have changed since. A VM
+/// selections and file names go by names, places, tags and the order of disks, and these may have changed since. A VM
 /// that is gone, or whose id another VM has now, stays as it was: the run finds that out when it looks at it.
 /// So it does with disks that were added or removed. A VM keeps its wave, unless the plan names it in another one.
 pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
@@ -36,6 +36,9 @@ pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
         if let Some(wave) = &planned.wave {
             inventory.waves.insert(then.id.clone(), wave.clone());
         }
+        let datastores = then.disks.iter().map(|disk| disk.datastore.clone()).collect();
+        let place = VmPlace { host_id: then.host_id.clone(), datastores };
+        inventory.places.insert(then.id.clone(), place);
         match places.get(&then.id).map(|at| &mut inventory.vms[*at]) {
             Some(now) if !has_arrived && now.instance_uuid == then.instance_uuid => take_back(now, then),
             Some(now) => *now = then.clone(),
@@ -170,6 +173,34 @@ mod tests {
         assert_eq!(wave(&plan("{name: web01}"), on("h3")), "two", "somebody edited the plan");
         let gone = Plan::parse(&format!("{PLAN}waves: [{{name: other, vms: [{{glob: '*'}}]}}]\n")).unwrap();
         assert_eq!(wave(&gone, on("h1")), "other", "its wave is no more");
+    }
+
+    #[test]
+    fn a_vm_that_was_moved_stays_chosen_by_where_it_was_and_is_not_excluded_by_where_it_is() {
+        let host = |number: u32| Host {
+            id: format!("h{number}"),
+            name: format!("esx{number}"),
+            cluster: Some(format!("c{number}")),
+            ..Host::default()
+        };
+        let at = |number: u32| {
+            let mut vm = Vm { host_id: format!("h{number}"), ..vm("vm-1", "web01") };
+            vm.disks.iter_mut().for_each(|disk| disk.datastore = format!("ds{number}"));
+            vm
+        };
+        let seen = |vm: Vm| Inventory { hosts: vec![host(1), host(2)], ..inventory(vec![vm]) };
+        for key in ["host: esx", "cluster: c", "datastore: ds"] {
+            let plan = PLAN.replace("glob: 'web*'", &format!("{key}1")) + &format!("exclude: [{{{key}2}}]\n");
+            let plan = Plan::parse(&plan).unwrap();
+            let planned = resolve(&plan, &seen(at(1))).vms.remove(0);
+            let began = [Begun { planned, has_arrived: false }];
+            let mut now = seen(at(2));
+            as_begun(&mut now, &began, Others::Selected);
+            let resolution = resolve(&plan, &now);
+            assert_eq!(resolution.vms.len(), 1, "{key}: {:?}", resolution.problems);
+            assert_eq!(resolution.vms[0].vm.host_id, "h2", "it is read where it is");
+            assert!(resolve(&plan, &seen(at(2))).vms.is_empty(), "{key}: one that was not begun");
+        }
     }
 
     #[test]

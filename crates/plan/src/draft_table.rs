@@ -199,9 +199,18 @@ impl<'a> Names<'a> {
             }
         }
         let vm = match (id, name) {
-            (Some((number, id)), _) => self.by_id.get(id).copied().ok_or_else(|| {
-                Problem::error("id", format!("there is no VM with the id '{id}'")).at(at(line, number))
-            }),
+            (Some((number, id)), name) => match (self.by_id.get(id).copied(), name) {
+                // Ids are those of one vCenter: in another each is some other VM's.
+                (Some(vm), Some((_, name))) if vm.name != name => {
+                    let text = format!("{id} is the id of '{}', not of '{name}'", vm.name);
+                    Err(Problem::error("id", text).at(at(line, number)).advise("remove one of the two"))
+                }
+                (Some(vm), _) => Ok(vm),
+                (None, _) => {
+                    let text = format!("there is no VM with the id '{id}'");
+                    Err(Problem::error("id", text).at(at(line, number)))
+                }
+            },
             (None, Some((number, name))) => self.named(name).map_err(|problem| problem.at(at(line, number))),
             (None, None) => Err(Problem::error("", "it names no VM").at(at(line, 0))),
         };
@@ -332,13 +341,15 @@ mod tests {
 
     #[test]
     fn every_row_that_is_wrong_is_told_with_its_line() {
-        let problems = told("name,id,wave\nwbe01,,a\ntwin,,a\nx,vm-9,\nweb01,,a\nother,vm-1,b\n,,c\n");
+        let problems =
+            told("name,id,wave\nwbe01,,a\ntwin,,a\nx,vm-9,\nweb01,,a\nother,vm-1,b\n,vm-1,b\n,,c\n");
         let wanted = [
             "2:1: error: name: there is no VM called 'wbe01' (did you mean 'web01'?)",
             "3:1: error: name: 2 VMs are called 'twin': vm-3, vm-4 (add a column id)",
             "4:2: error: id: there is no VM with the id 'vm-9'",
-            "6:1: error: web01 is in line 5, too (leave one of them out)",
-            "7:1: error: it names no VM",
+            "6:2: error: id: vm-1 is the id of 'web01', not of 'other' (remove one of the two)",
+            "7:1: error: web01 is in line 5, too (leave one of them out)",
+            "8:1: error: it names no VM",
         ];
         assert_eq!(problems, wanted);
         assert!(told("")[0].contains("the table is empty"));

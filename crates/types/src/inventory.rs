@@ -28,6 +28,18 @@ pub struct Inventory {
     /// The waves of VMs that a plan began with, by the VM's id. No provider shows them.
     #[serde(skip)]
     pub waves: BTreeMap<String, String>,
+    /// Where VMs were that a plan began with, by the VM's id. No provider shows that either.
+    #[serde(skip)]
+    pub places: BTreeMap<String, VmPlace>,
+}
+
+/// Where a VM is, as far as plans select by it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmPlace {
+    /// The provider's id of its host.
+    pub host_id: String,
+    /// Datastores of its disks.
+    pub datastores: Vec<String>,
 }
 
 impl Inventory {

@@ -129,7 +129,13 @@ impl<'a> Resolver<'a> {
     }
 
     pub(super) fn selects(&self, selector: &Selector, vm: &Vm) -> bool {
-        let host = self.inventory.host(&vm.host_id);
+        // One that was begun may have been moved since.
+        let then = self.inventory.places.get(&vm.id);
+        let host = || self.inventory.host(then.map_or(&vm.host_id, |then| &then.host_id));
+        let lies_in = |name: &String| match then {
+            Some(then) => then.datastores.contains(name),
+            None => vm.disks.iter().any(|disk| disk.datastore == *name),
+        };
         let below = |folder: &String| {
             vm.folder == *folder
                 || vm.folder.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
@@ -139,15 +145,12 @@ impl<'a> Resolver<'a> {
             && selector.folder.as_ref().is_none_or(below)
             && selector.tag.as_ref().is_none_or(|tag| vm.tags.iter().any(|it| matches(tag, it)))
             && selector.id.as_ref().is_none_or(|id| *id == vm.id)
-            && selector.host.as_ref().is_none_or(|name| host.is_some_and(|it| it.name == *name))
+            && selector.host.as_ref().is_none_or(|name| host().is_some_and(|it| it.name == *name))
             && selector
                 .cluster
                 .as_ref()
-                .is_none_or(|name| host.is_some_and(|it| it.cluster.as_ref() == Some(name)))
-            && selector
-                .datastore
-                .as_ref()
-                .is_none_or(|name| vm.disks.iter().any(|disk| disk.datastore == *name))
+                .is_none_or(|name| host().is_some_and(|it| it.cluster.as_ref() == Some(name)))
+            && selector.datastore.as_ref().is_none_or(lies_in)
     }
 
     fn nothing_found(&mut self, selector: &Selector) {
