@@ -100,7 +100,7 @@ fn windows() {
     let made = Command::new("sh").args(["-ec", script]).current_dir(work.path()).status().unwrap();
     assert!(made.success());
     let image = Arc::new(Seen(std::fs::read(work.path().join("part")).unwrap(), Mutex::default()));
-    let inside = drover_inspect::inspect(std::slice::from_ref(&image));
+    let inside = drover_inspect::inspect(&[image.clone() as Arc<dyn drover_inspect::ReadAt>]);
     assert!(inside.windows.is_some_and(|windows| windows.is_hibernated), "{:?}", inside.unseen);
     let mut kept = vec![0; image.0.len()];
     for sector in image.1.lock().unwrap().iter() {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use drover_types::inventory::Vm;
+use drover_types::inventory::{Vm, VmPlace};
 
 use super::{Choice, Resolver};
 use crate::glob::matches;
@@ -44,7 +44,7 @@ impl<'a> Resolver<'a> {
         let mut places: HashMap<&str, usize> = HashMap::new();
         let index = VmIndex::new(&self.inventory.vms);
         let selected = |this: &Self, selector: &Selector| -> Vec<&'a Vm> {
-            index.candidates(selector).iter().copied().filter(|vm| this.selects(selector, vm)).collect()
+            index.candidates(selector).iter().copied().filter(|vm| this.chooses(selector, vm)).collect()
         };
         let excluded: HashSet<&str> =
             self.plan.exclude.iter().flat_map(|out| selected(self, out)).map(|vm| vm.id.as_str()).collect();
@@ -110,7 +110,7 @@ impl<'a> Resolver<'a> {
                 continue;
             }
 
-            if self.inventory.vms.iter().any(|vm| self.selects(selector, vm)) {
+            if self.inventory.vms.iter().any(|vm| self.chooses(selector, vm)) {
                 continue;
             }
             let names = self.inventory.vms.iter().map(|vm| vm.name.as_str());
@@ -128,9 +128,18 @@ impl<'a> Resolver<'a> {
         self.problems.push(problem.at(selector.at).advise("remove it here or in `exclude`"));
     }
 
+    /// Whether a selector chooses a VM for the plan, or leaves it out. One that was begun may have been moved since: where it was then
+    /// counts.
+    fn chooses(&self, selector: &Selector, vm: &Vm) -> bool {
+        self.selects_at(selector, vm, self.inventory.places.get(&vm.id))
+    }
+
+    /// Whether a selector selects a VM where it is now.
     pub(super) fn selects(&self, selector: &Selector, vm: &Vm) -> bool {
-        // One that was begun may have been moved since.
-        let then = self.inventory.places.get(&vm.id);
+        self.selects_at(selector, vm, None)
+    }
+
+    fn selects_at(&self, selector: &Selector, vm: &Vm, then: Option<&VmPlace>) -> bool {
         let host = || self.inventory.host(then.map_or(&vm.host_id, |then| &then.host_id));
         let lies_in = |name: &String| match then {
             Some(then) => then.datastores.contains(name),
