@@ -52,10 +52,15 @@ pub struct Inspected {
     concerns: Vec<Concern>,
 }
 
+/// Whether the drivers of a Windows were read: its registry may be damaged.
+fn knows_windows_drivers(inside: &Inside) -> bool {
+    inside.only_windows().is_some_and(|windows| windows.drivers.is_some())
+}
+
 impl Inspected {
     /// Whether it tells which drivers this VM starts with.
     pub fn tells_of(&self, vm: &PlannedVm) -> bool {
-        self.id == vm.vm.id && (self.inside.initramfs.is_some() || self.inside.only_windows().is_some())
+        self.id == vm.vm.id && (self.inside.initramfs.is_some() || knows_windows_drivers(&self.inside))
     }
 
     /// A line for people, one for the drivers of virtio that a Windows has, and one for each of its network settings.
@@ -151,7 +156,7 @@ pub fn inspect_plan(
         match seen {
             Ok(inside) => {
                 let concerns = concerns_inside(vm, &inside);
-                if inside.only_windows().is_some() {
+                if knows_windows_drivers(&inside) {
                     // What the guest id made likely is known now.
                     vm.concerns.retain(|it| it.id != "needs-drivers");
                 }

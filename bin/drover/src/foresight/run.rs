@@ -104,7 +104,7 @@ fn foresee_all(runs: &[Arc<Begun>], progress: Vec<Vec<Progress>>, rates: Rates) 
     let counts: Vec<usize> = questions.iter().map(|it| it.vms.len()).collect();
     let shared = runs.first().map(|run| run.shared.clone()).unwrap_or_default();
     let forecast = foresee_roughly(&Question { rates, ..together(questions, &shared) });
-    let Forecast { plan_ends_s, vms, makespan_s, .. } = forecast;
+    let Forecast { plan_ends_s, vms, .. } = forecast;
     let mut vms = vms.into_iter();
     let of_run = |(at, run): (usize, &Arc<Begun>)| {
         let left = run.ids.iter().zip(&progress[at]).filter(|(_, progress)| **progress != Progress::Ended);
@@ -112,11 +112,12 @@ fn foresee_all(runs: &[Arc<Begun>], progress: Vec<Vec<Progress>>, rates: Rates) 
             let end_ms = moments(at_ms, it.end_s?);
             Some((id.clone(), VmEnds { end_ms, downtime_ms: it.downtime_s.map(millis) }))
         };
-        Ends {
-            at_ms,
-            end_ms: moments(at_ms, plan_ends_s[at].unwrap_or(makespan_s)),
-            vms: left.zip(vms.by_ref().take(counts[at])).filter_map(of_vm).collect(),
-        }
+        let vms: BTreeMap<String, VmEnds> =
+            left.zip(vms.by_ref().take(counts[at])).filter_map(of_vm).collect();
+        // Of one with VMs that never arrive: until the others have.
+        let last = |part: usize| vms.values().map(|it| it.end_ms[part]).max().unwrap_or(at_ms);
+        let end_ms = plan_ends_s[at].map_or_else(|| [0, 1, 2].map(last), |end| moments(at_ms, end));
+        Ends { at_ms, end_ms, vms }
     };
     runs.iter().enumerate().map(of_run).collect()
 }
