@@ -249,9 +249,9 @@ fn value(kind: Kind, cell: &str) -> String {
     }
 }
 
-/// `Wave 1` as a plan may call it: `wave-1`.
-fn short_name(word: &str) -> String {
-    let fits = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
+/// `Wave 1` as plans, waves and groups may be called: `wave-1`; empty if nothing of it may be in such a name.
+pub fn short_name(word: &str) -> String {
+    let fits = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let letters: String = word.chars().map(fits).collect();
     let parts: Vec<&str> = letters.split('-').filter(|part| !part.is_empty()).collect();
     parts.join("-")

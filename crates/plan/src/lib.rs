@@ -42,7 +42,7 @@ pub use concern::{
     has_known_loader, lacking_driver, lacking_windows_driver, names_of_slots, renamed,
 };
 pub use draft::{DraftOptions, DraftSource, draft, draft_rows, unmatched};
-pub use draft_table::{DraftTable, draft_table};
+pub use draft_table::{DraftTable, draft_table, short_name};
 pub use draft_waves::{DraftMember, DraftWave, draft_waves};
 pub use flat::{FlatSetting, settings};
 pub use glob::matches as name_matches;

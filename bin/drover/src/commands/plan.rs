@@ -505,11 +505,7 @@ fn draft_name(args: &PlanNewArgs) -> String {
         args.table.as_deref().and_then(stem),
         Some(args.provider.provider.clone()),
     ];
-    let fits = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let fit = |name: String| {
-        let letters: String = name.chars().map(fits).take(64).collect();
-        letters.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
-    };
+    let fit = |name: String| drover_plan::short_name(&name.chars().take(64).collect::<String>());
     let mut names = candidates.into_iter().flatten().map(fit).filter(|name| !name.is_empty());
     args.name.clone().or_else(|| names.next()).unwrap_or_else(|| "plan".to_string())
 }

@@ -147,11 +147,8 @@ impl Claims {
         }
         let text = match cluster.get(objects::ROUTES) {
             Ok(Some(_)) => return None,
-            Ok(None) => "the cluster has no routes: route.openshift.io/v1 is not served".to_string(),
-            Err(error) if error.kind == KubeErrorKind::NotServed => {
-                "the cluster has no routes: route.openshift.io/v1 is not served".to_string()
-            }
-            Err(error) => error.what,
+            Err(error) if error.kind != KubeErrorKind::NotServed => error.what,
+            Ok(None) | Err(_) => "the cluster has no routes: route.openshift.io/v1 is not served".to_string(),
         };
         Some(Problem::error("target.reach", text).advise("only OpenShift has them: choose another `reach`"))
     }
