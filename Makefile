@@ -11,7 +11,7 @@ help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
 	@echo "make demo-kube moves them to volumes of a real Kubernetes of two nodes by the operator, proves them from outside, boots them (as root)"
 	@echo "make test    all tests (CI runs this)"
-	@echo "make build   target/release/drover"
+	@echo "make build   target/release/drover and drover-lab"
 	@echo "make packages   deb, rpm, tarball and container image in target/packages, tried in a bare Debian"
 	@echo "make image   the container image, target/packages/drover-*-oci.tar, beside the other packages"
 	@echo "make bench   drover beside curl, nbdcopy and qemu-img on the same data"
@@ -20,7 +20,7 @@ help:
 	@echo "make bench-warm  passes of a warm migration, many disks of one host through VDDK's stand-in"
 	@echo "make bench-fleet  5,000 VMs in the simulator, as one plan and as 40; plans that share hosts; runs that break"
 	@echo "make bench-operator  5,000 Migrations of the operator beside a real API server, their workers played (as root)"
-	@echo "make bench-live  drover bench memory: running guests that move, by QEMU alone and by drover, also over a long line (as root; ARGS='--size 1g')"
+	@echo "make bench-live  drover-lab bench memory: running guests that move, by QEMU alone and by drover, also over a long line (as root; ARGS='--size 1g')"
 	@echo "make soak    kills, resumes and suspends copies while 20 guests move warm, lines are cut and everything goes wrong (HOURS=2 in all)"
 	@echo "make soak-operator   cuts the line to the node of the operator's worker again and again, 28 times in some 35 minutes (ROUNDS=28, as root)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
@@ -32,12 +32,10 @@ help:
 
 # It makes its guests itself, and needs no more of the lab: what the tests need takes a quarter of an hour longer.
 demo: prepare build $(LAB)/vsphere-sim
-	@$(CARGO) build -q --release -p drover-lab --bin drover-demo
-	@target/release/drover-demo
+	@target/release/drover-lab demo
 
 demo-kube: prepare build lab
-	@$(CARGO) build -q --release -p drover-lab --bin drover-demo-kube
-	@target/release/drover-demo-kube
+	@target/release/drover-lab demo-kube
 
 test: prepare build-for-tests check-go check-rust check-packages
 	@echo "make test: all is well"
@@ -51,21 +49,21 @@ build-for-tests:
 
 # The tests of `make test` compare the pages with the code.
 reference:
-	@DROVER_WRITE_REFERENCE=1 $(CARGO) test -q --workspace --bin drover -- the_reference_is_what_the_code_makes
+	@DROVER_WRITE_REFERENCE=1 $(CARGO) test -q --workspace --bin drover --bin drover-lab -- the_reference_is_what_the_code_makes
 
 prepare:
 	@scripts/prepare lab
 
 build:
-	@echo "building drover (release)"
-	@$(CARGO) build -q --release -p drover
+	@echo "building drover and drover-lab (release)"
+	@$(CARGO) build -q --release -p drover -p drover-lab-cli
 
 # The static program is another build: its flags must not reach the one that is linked to the system's C library.
 packages: prepare build $(LAB)/vsphere-sim
 	@scripts/get-bare-debian $(LAB)/bare.tar
-	@echo "building drover (release, static)"
-	@RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build -q --release -p drover --target $(HOST)
-	@scripts/make-packages --program target/release/drover --static target/$(HOST)/release/drover --out target/packages
+	@echo "building drover and drover-lab (release, static)"
+	@RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build -q --release -p drover -p drover-lab-cli --target $(HOST)
+	@scripts/make-packages --programs target/release --static target/$(HOST)/release --out target/packages
 	@scripts/test-packages target/packages
 
 image: packages
@@ -105,8 +103,8 @@ check-rust:
 # Of the program that the tests use, so that nothing is built for it.
 check-packages: lab
 	@echo "tests of the packages"
-	@$(CARGO) build -q -p drover
-	@scripts/make-packages --program target/debug/drover --out $(LAB)/packages
+	@$(CARGO) test -q --workspace --no-run
+	@scripts/make-packages --programs target/debug --out $(LAB)/packages
 	@scripts/test-packages $(LAB)/packages
 
 check-go: $(LAB)/vsphere-sim
@@ -116,30 +114,25 @@ check-go: $(LAB)/vsphere-sim
 
 bench: build lab
 	@scripts/prepare bench
-	@$(CARGO) build -q --release -p drover-lab --bin drover-bench
-	@target/release/drover-bench
+	@target/release/drover-lab bench copy
 
 bench-relay: build
 	@scripts/prepare bench
-	@$(CARGO) build -q --release -p drover-lab --bin drover-relay-bench
-	@target/release/drover-relay-bench
+	@target/release/drover-lab bench relay
 
 bench-wan: build
 	@scripts/prepare bench
-	@$(CARGO) build -q --release -p drover-lab --bin drover-wan-bench
-	@target/release/drover-wan-bench
+	@target/release/drover-lab bench wan
 
 bench-warm: build prepare lab
-	@$(CARGO) build -q --release -p drover-lab --bin drover-bench
-	@target/release/drover-bench warm
+	@target/release/drover-lab bench warm
 
 # Its own guests and ways, unless ARGS say others.
 bench-fleet: build lab
-	@$(CARGO) build -q --release -p drover-lab --bin drover-bench
-	@target/release/drover-bench fleet
+	@target/release/drover-lab bench fleet
 
 bench-live: build prepare lab
-	@target/release/drover bench memory --qemu $(LAB)/qemu/qemu-system-x86_64 --accel tcg \
+	@target/release/drover-lab bench memory --qemu $(LAB)/qemu/qemu-system-x86_64 --accel tcg \
 		$(if $(findstring --place,$(ARGS)),,--place here,line) $(ARGS)
 
 # Its own number of Migrations, unless MIGRATIONS says another.
@@ -149,7 +142,7 @@ bench-operator: prepare lab
 check-conversion: prepare lab
 	@scripts/get-v2v $(LAB)/v2v
 	@lab/guests/make-vmware-guest $(LAB)/vmware
-	@DROVER_NEEDS_V2V=1 $(CARGO) test -q --workspace --test conversion --test live_target_libvirt_convert -- --include-ignored --nocapture
+	@DROVER_NEEDS_V2V=1 $(CARGO) test -q --workspace --test conversion --test live_target_libvirt_convert --test live_operator_convert -- --include-ignored --nocapture
 
 cluster: prepare
 	@scripts/get-cluster $(LAB)/cluster

@@ -1,7 +1,6 @@
 //! The command line.
 
 pub mod agent;
-mod bench;
 mod disks;
 mod examples;
 mod forecast;
@@ -10,7 +9,6 @@ mod forecast;
 mod grammar;
 mod help;
 mod kubectl;
-mod lab;
 mod link;
 mod live;
 mod memory;
@@ -29,12 +27,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub use agent::AgentCommand;
-pub use bench::{AccelArg, BenchCommand, BenchMemoryArgs, By, MemoryUse, Pattern, Place, Way, Writes};
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use forecast::{AssessArgs, ForecastArgs, FormArgs, PlanWavesArgs, SimulateArgs, WhatIfArgs};
-pub use help::program;
+pub use help::{program, told};
 pub use kubectl::{ClusterArgs, KubectlCommand, KubectlLogsArgs, KubectlStatusArgs, KubectlVmsArgs, words};
-pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DirectAt, DisksArg, LiveArgs, LiveCommand};
 pub use memory::{CompressArg, MemoryArgs, ThrottleArg};
@@ -96,9 +92,12 @@ pub enum Command {
     /// Import an appliance (.ova, .ovf or a folder) as a VM
     #[command(after_help = examples::IMPORT)]
     Import(ImportArgs),
-    /// Stop a running plan, or undo an interrupted one
+    /// Stop and undo a plan, or give single VMs of it up
     #[command(after_help = examples::CANCEL)]
-    Cancel(NamedArgs),
+    Cancel(CancelArgs),
+    /// Stop a running plan; what was copied is kept
+    #[command(after_help = examples::PAUSE)]
+    Pause(PauseArgs),
     /// Move VMs of a warm plan over now
     #[command(after_help = examples::CUTOVER)]
     Cutover(CutoverArgs),
@@ -150,16 +149,6 @@ pub enum Command {
     Vddk {
         #[command(subcommand)]
         command: VddkCommand,
-    },
-    /// Emulate a long, lossy line
-    Lab {
-        #[command(subcommand)]
-        command: LabCommand,
-    },
-    /// Measure moves of running guests on this host
-    Bench {
-        #[command(subcommand)]
-        command: BenchCommand,
     },
     /// Measure the line to another site
     Link {
@@ -271,6 +260,9 @@ pub struct PlanNewArgs {
     /// Table of the VMs to take, with a column name or id, and others for keys such as wave, mode or target_name
     #[arg(long, value_name = "CSV", conflicts_with = "vms")]
     pub table: Option<PathBuf>,
+    /// Take those alone that run, or are off
+    #[arg(long, value_name = "STATE")]
+    pub power: Option<PowerWord>,
     /// Plan's name [default: that of the file, else of the VMs]
     #[arg(long)]
     pub name: Option<String>,
@@ -280,6 +272,15 @@ pub struct PlanNewArgs {
     /// File to write; standard output if absent
     #[arg(long, short)]
     pub output: Option<PathBuf>,
+}
+
+/// A power state that VMs are taken by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PowerWord {
+    /// They run
+    On,
+    /// They are off
+    Off,
 }
 
 #[derive(Debug, Args)]
@@ -396,11 +397,34 @@ pub struct NamedArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct CancelArgs {
+    /// Name of the plan, or its file
+    pub plan: String,
+    /// Name of a VM at the target, or a pattern (web*), given up while others go on
+    #[arg(value_name = "VM")]
+    pub vms: Vec<String>,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct PauseArgs {
+    /// Name of the plan, or its file
+    pub plan: String,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
 pub struct CutoverArgs {
     /// Name of the plan, or its file
     pub plan: String,
-    /// Name of the VM at the target; all that wait if absent
-    pub vm: Option<String>,
+    /// Name of a VM at the target, or a pattern (web*); all that wait if absent
+    #[arg(value_name = "VM")]
+    pub vms: Vec<String>,
+    /// Name of a wave, of which all VMs move over that wait
+    #[arg(long, value_name = "NAME", conflicts_with = "vms")]
+    pub wave: Option<String>,
     #[command(flatten)]
     pub run: RunArgs,
 }
@@ -433,7 +457,7 @@ pub struct ProceedArgs {
 pub struct RetryArgs {
     /// Name of the plan, or its file
     pub plan: String,
-    /// Name of a failed VM at the target, may be given more than once
+    /// Name of a VM at the target, or a pattern (web*), that failed or was given up
     #[arg(value_name = "VM", required_unless_present = "all_failed")]
     pub vms: Vec<String>,
     /// All VMs that failed, and those that did not begin because of them

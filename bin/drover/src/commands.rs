@@ -2,7 +2,6 @@
 
 pub mod agent;
 pub mod assess;
-pub mod bench;
 mod bitmap;
 mod clone;
 pub mod complete;
@@ -15,7 +14,6 @@ pub mod hash;
 pub mod import;
 pub mod inventory;
 pub mod kubectl;
-pub mod lab;
 pub mod link;
 pub mod live;
 mod manifest;

@@ -1,17 +1,18 @@
 //! From plans, flags and what earlier runs measured to a forecast.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use drover_engine::{Clock, Store, StoreError, SystemClock, VmReport, host_limits};
+use drover_engine::{Clock, DiskReport, PlanRow, Store, StoreError, SystemClock, VmReport, host_limits};
 use drover_forecast::{
-    Copies, FleetVm, Line, Measured, Quantity, Question, Rates, Seen, WINDOW_DAYS_MAX, daily_windows,
+    Copies, FleetVm, Line, Measured, Part, Quantity, Question, Rates, Seen, To, WINDOW_DAYS_MAX, spans_of,
     spread_over,
 };
 use drover_plan::{Plan, PlannedVm};
 use drover_schedule::{Budgets, HostLimits};
 use drover_types::inventory::{Inventory, WriteRates};
-use drover_types::{Wave, WaveWindow};
+use drover_types::{Wave, WaveWindow, Windows};
 
 use crate::cli::WhatIfArgs;
 use crate::exit::Failure;
@@ -43,16 +44,49 @@ pub fn seen(store: &Store) -> Result<Seen, StoreError> {
     let mut seen = Seen::default();
     for plan in store.plans()?.into_iter().take(PLANS_MAX) {
         let mut copies = Copies::default();
+        let source = store.runs(&plan.name)?.pop().map(|run| run.facts.source_uuid).unwrap_or_default();
+        let is_limited = OnceCell::new();
+        let is_limited = || *is_limited.get_or_init(|| limits_its_line(&plan, store.folder()));
         drover_engine::arrived_vms(store, &plan.name, |vm| {
             let measured = measured(vm);
-            seen.see(&measured);
+            seen.see(&measured, vm.row.ended_ms);
             if let Some(host) = &vm.source_host {
-                copies.see(host, &measured);
+                copies.see(host, &measured, &parts(vm, &source, &is_limited));
             }
         })?;
-        seen.copied.extend(copies.hosts());
+        seen.see_run(&copies);
     }
     Ok(seen)
+}
+
+/// Whether the plan or its site says what the line to that carries: then a run shows no more than that.
+fn limits_its_line(plan: &PlanRow, state: &Path) -> bool {
+    let Ok(Plan { target, .. }) = Plan::parse(&plan.text) else { return true };
+    let of_site = |site: &str| !sites::limits_of(Some(state), site).is_empty();
+    !target.rate_limit.is_empty() || target.via.as_deref().is_some_and(of_site)
+}
+
+/// What the copy of a VM shows of its datastores, and of where it went.
+fn parts(vm: &VmReport, source: &str, is_limited: &dyn Fn() -> bool) -> Vec<Part> {
+    let to = |disk: &DiskReport| match &vm.row {
+        row if row.target_host.is_some() => None,
+        row => match &row.site {
+            Some(site) => (!is_limited()).then(|| To::Site(site.clone())),
+            None => disk.pool.clone().map(To::Pool),
+        },
+    };
+    let part = |disk: &DiskReport| {
+        let read_bytes = disk.details.read_bytes?;
+        Some(Part {
+            datastore: Rates::datastore_key(source, disk.datastore.as_ref()?),
+            to: to(disk),
+            disks: 1,
+            read_bytes,
+            read_s: read_bytes as f64 / disk.read_rate?,
+            waited_for_target: disk.attribution.map_or(0.0, |it| it.target_part()),
+        })
+    };
+    vm.disks.iter().filter_map(part).collect()
 }
 
 /// What the move of a VM showed.
@@ -123,6 +157,15 @@ pub fn lines_of(plans: &[&Plan], state: Option<&Path>) -> Vec<Line> {
     lines
 }
 
+/// The sites that plans go to, by the numbers of the plans, where neither they nor those say what the lines to them carry.
+pub fn sites_of(plans: &[&Plan], state: Option<&Path>) -> BTreeMap<usize, String> {
+    let site = |(number, plan): (usize, &&Plan)| {
+        let site = plan.target.via.as_deref().filter(|_| plan.target.rate_limit.is_empty())?;
+        sites::limits_of(state, site).is_empty().then(|| (number, site.to_string()))
+    };
+    plans.iter().enumerate().filter_map(site).collect()
+}
+
 /// The question of VMs, changed as the flags say. `lines` are what they may send.
 pub fn question(
     vms: Vec<FleetVm>,
@@ -160,9 +203,13 @@ pub fn question(
         question.vms.iter_mut().for_each(|vm| vm.churn_bytes_per_hour = None);
     }
     if !args.window.is_empty() {
-        let windows = daily_windows(&args.window, start_ms);
+        let windows = spans_of(&args.window, start_ms);
         question.vms.iter_mut().for_each(|vm| vm.windows.clone_from(&windows));
-        question.waves.values_mut().flatten().for_each(|wave| wave.window = WaveWindow::default());
+        for WaveWindow { windows, from_ms, until_ms, .. } in
+            question.waves.values_mut().flatten().map(|wave| &mut wave.window)
+        {
+            (*windows, *from_ms, *until_ms) = (Windows::default(), None, None);
+        }
         crate::out::say(format_args!(
             "windows of {WINDOW_DAYS_MAX} days are looked at; a VM that begins in one may end after it"
         ));
@@ -179,6 +226,7 @@ pub fn host_of(vm: &PlannedVm, inventory: &Inventory) -> String {
 /// VMs of a plan; `written` tells what some of them write.
 pub fn fleet(vms: &[PlannedVm], plan: usize, inventory: &Inventory, written: &WriteRates) -> Vec<FleetVm> {
     let of = |vm: &PlannedVm| FleetVm {
+        source: inventory.about.instance_uuid.clone(),
         churn_bytes_per_hour: written.get(&vm.vm.id).map(|rate| rate.bytes_per_hour),
         ..FleetVm::planned(vm, plan, &host_of(vm, inventory))
     };
@@ -211,7 +259,7 @@ mod tests {
     fn plans_to_one_site_share_its_limit_and_have_their_own_unless_a_flag_tells_another() {
         let state = tempfile::tempdir().unwrap();
         let folder = Folder::open(state.path()).unwrap();
-        let limits = vec![DayLimit { from: 480, to: 1080, bytes_per_second: 25_000_000 }];
+        let limits = vec!["Mon-Fri 08:00-18:00 Europe/Berlin=200m".parse::<DayLimit>().unwrap()];
         let peer = Peer::new("site-b", Fingerprint([1; 32]), vec!["b:1".to_string()], 0);
         Peers::new(folder).add(Peer { limits: limits.clone(), ..peer }).unwrap().unwrap();
         let plan = |name: &str, target: &str| {

@@ -405,12 +405,8 @@ impl Disk for HotAddedDisk {
 
     fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
         check_span(DiskOp::Extents, span, self)?;
-        match &self.extents {
-            None => self.inner.extents(span),
-            Some(source) => {
-                source.extents(span).map_err(|error| DiskError::new(DiskOp::Extents, span, &self.name, error))
-            }
-        }
+        let told = self.extents.as_ref().and_then(|source| source.extents(span));
+        told.map_or_else(|| self.inner.extents(span), Ok)
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {

@@ -18,11 +18,12 @@ use drover_plan::{
 use drover_qcow2::Qcow2Disk;
 use drover_types::ByteSpan;
 use drover_types::Bytes;
-use drover_types::guest::{Inside, Windows, WindowsDriver};
+use drover_types::guest::{FoundSystem, Inside, Windows, WindowsDriver};
 use drover_view::clean;
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure};
+use crate::found;
 use crate::plan_file::PlanFile;
 use crate::provider::Provider;
 use crate::signals::Undo;
@@ -61,6 +62,17 @@ impl Inspected {
     /// Whether it tells which drivers this VM starts with.
     pub fn tells_of(&self, vm: &PlannedVm) -> bool {
         self.id == vm.vm.id && (self.inside.initramfs.is_some() || knows_windows_drivers(&self.inside))
+    }
+
+    /// What of it stands in the way at the target.
+    pub fn at_target(
+        &self,
+        resolution: &Resolution,
+        target: &PlanTarget,
+        stop: &StopSignal,
+    ) -> Option<Problem> {
+        let vm = resolution.vms.iter().find(|vm| vm.vm.id == self.id)?;
+        target.check_inside(vm, &self.inside, stop)
     }
 
     /// A line for people, one for the drivers of virtio that a Windows has, and one for each of its network settings.
@@ -108,22 +120,13 @@ fn drivers(windows: &Windows) -> String {
     }
 }
 
-/// What was found in all VMs, and what of that stands in the way at the target.
-#[derive(Default)]
-pub struct Inspection {
-    pub inspected: Vec<Inspected>,
-    pub at_target: Vec<Problem>,
-}
-
-/// Looks into every VM of a plan that can be frozen and was not begun, adds what was found to its concerns, and holds it against the
-/// target.
+/// Looks into every VM of a plan that can be frozen and was not begun, and adds what was found to it and its concerns.
 pub fn inspect_plan(
     file: &PlanFile,
     state: Option<&Path>,
     resolution: &mut Resolution,
-    target: &PlanTarget,
     stop: &StopSignal,
-) -> Result<Inspection, Failure> {
+) -> Result<Vec<Inspected>, Failure> {
     // Held even where nothing was begun yet: a run may begin meanwhile.
     let store = Store::open(&state_folder(state)).map_err(Failure::from)?;
     let _looking = Looking::begin(&store, &file.plan.name).map_err(Failure::from)?;
@@ -131,8 +134,7 @@ pub fn inspect_plan(
     provider.find_proxies(file, &provider.inventory()?);
     provider.stop_when(stop);
     let begun = begun_here(&file.plan.name, state);
-    let Inspection { mut inspected, mut at_target } = Inspection::default();
-    let mut left_behind = Vec::new();
+    let (mut inspected, mut left_behind) = (Vec::new(), Vec::new());
     for vm in &mut resolution.vms {
         if stop.is_set() {
             break;
@@ -155,14 +157,19 @@ pub fn inspect_plan(
         }
         match seen {
             Ok(inside) => {
+                vm.found = inside.system_found();
+                if let Err(error) = found::keep(state, vm) {
+                    let text =
+                        format!("what was found in {} cannot be kept for its run: {error}", vm.vm.name);
+                    resolution.problems.push(of_vm(vm, &text));
+                }
                 let concerns = concerns_inside(vm, &inside);
-                if knows_windows_drivers(&inside) {
+                if knows_windows_drivers(&inside) || vm.found == Some(FoundSystem::Linux) {
                     // What the guest id made likely is known now.
                     vm.concerns.retain(|it| it.id != "needs-drivers");
                 }
                 vm.concerns.extend(concerns.iter().cloned());
                 let (network, seconds) = (fates(vm, &inside), began.elapsed().as_secs_f64());
-                at_target.extend(target.check_inside(vm, &inside, stop));
                 let (id, vm) = (vm.vm.id.clone(), vm.vm.name.clone());
                 inspected.push(Inspected { id, vm, seconds, inside, network, concerns });
             }
@@ -177,7 +184,7 @@ pub fn inspect_plan(
     }
     resolution.problems.extend(left_behind);
     provider.close()?;
-    Ok(Inspection { inspected, at_target })
+    Ok(inspected)
 }
 
 fn left_problem(plan: &str, vm: &PlannedVm, why: &str) -> Problem {
@@ -236,16 +243,21 @@ struct Budget {
 }
 
 impl Budget {
+    /// Whether the look may go on, also by what it read before.
+    fn check(&self) -> io::Result<()> {
+        match () {
+            () if self.stop.is_set() => Err(io::Error::other("the look was stopped")),
+            () if Instant::now() >= self.until => {
+                Err(io::Error::other(format!("a look ends after {} s", LOOK_TIME_MAX.as_secs())))
+            }
+            () => Ok(()),
+        }
+    }
+
     fn take(&self, bytes: u64) -> io::Result<()> {
-        let why = match () {
-            () if self.stop.is_set() => "the look was stopped".to_string(),
-            () if Instant::now() >= self.until => format!("a look ends after {} s", LOOK_TIME_MAX.as_secs()),
-            () => match self.bytes.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)) {
-                Ok(_) => return Ok(()),
-                Err(_) => format!("a look reads at most {}", Bytes(LOOK_BYTES_MAX)),
-            },
-        };
-        Err(io::Error::other(why))
+        let taken = self.bytes.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes));
+        let beyond = |_| io::Error::other(format!("a look reads at most {}", Bytes(LOOK_BYTES_MAX)));
+        taken.map(drop).map_err(beyond)
     }
 }
 
@@ -321,6 +333,7 @@ impl ReadAt for Reader {
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.size()) {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it lies past the end of the disk"));
         }
+        self.budget.check()?;
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let step = self.chunk_bytes();
         let mut done = 0;
@@ -337,8 +350,29 @@ impl ReadAt for Reader {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_look_ends_at_once_also_where_it_reads_what_it_has_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, [7; 4096]).unwrap();
+        let reader = |until, stop: &StopSignal| {
+            let budget = Budget { bytes: AtomicU64::new(LOOK_BYTES_MAX), until, stop: stop.clone() };
+            let disk = Arc::new(FileDisk::open_for_verify(&path).unwrap());
+            Reader { disk, budget: Arc::new(budget), hand: Mutex::default() }
+        };
+        let (now, stop, mut bytes) = (Instant::now(), StopSignal::default(), [0; 8]);
+        let read = reader(now + LOOK_TIME_MAX, &stop);
+        read.read_at(8, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 8]);
+        stop.stop();
+        assert_eq!(read.read_at(8, &mut bytes).unwrap_err().to_string(), "the look was stopped");
+        let late = reader(now, &StopSignal::default());
+        assert_eq!(late.read_at(8, &mut bytes).unwrap_err().to_string(), "a look ends after 300 s");
+    }
 
     #[test]
     fn a_look_that_was_stopped_names_what_it_left() {

@@ -263,7 +263,7 @@ mod tests {
         }
 
         fn set(&self, rate: Option<u64>) {
-            let limits = rate.map(|bytes_per_second| DayLimit { from: 0, to: 0, bytes_per_second });
+            let limits = rate.map(DayLimit::always);
             let peers = Peers::new(self.folder.clone());
             assert!(peers.set_limits("site-b", limits.into_iter().collect()).unwrap());
         }
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn runs_that_share_a_plans_limit_have_a_part_each() {
-        let limits = vec![DayLimit { from: 0, to: 0, bytes_per_second: WHOLE }];
+        let limits = vec![DayLimit::always(WHOLE)];
         let own = Own { limits, ..Own::default() };
         let at = |count: u64| {
             own.sharers.set(count);

@@ -3,17 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use drover_agent::Home;
-use drover_agent::machine::{Accelerator, Attach, Bus, Firmware, Machine, MachineDisk, MachineNic, Model};
+use drover_agent::machine::{Accelerator, Attach, Bus, Firmware, Machine, MachineDisk, MachineNic};
 use drover_plan::{NetworkTarget, PlannedDisk, PlannedNic, PlannedVm, Target, TargetBus, UefiFiles};
 use drover_qemu::{
-    Cache, Clock, DiskBus, DiskSpec, MachineFirmware, MachineSpec, NicAttach, NicModel, NicSpec, Ovmf,
-    QemuError, VmFolder,
+    Cache, Clock, DiskBus, DiskSpec, MachineFirmware, MachineSpec, NicAttach, NicSpec, Ovmf, QemuError,
+    VmFolder,
 };
-use drover_types::inventory::Vm;
 
 /// What a machine is made of; `origin` says in words where it comes from.
 pub fn machine_of(vm: &PlannedVm, target: &Target, origin: &str) -> Machine {
-    let is_windows = is_windows(&vm.vm);
     Machine {
         name: vm.target_name.clone(),
         uuid: Some(vm.vm.uuid.clone()).filter(|uuid| !uuid.is_empty()),
@@ -27,9 +25,9 @@ pub fn machine_of(vm: &PlannedVm, target: &Target, origin: &str) -> Machine {
         cpus: vm.vm.cpus.max(1),
         cores_per_socket: vm.vm.cores_per_socket.max(1),
         memory_mib: vm.vm.memory_mib,
-        local_time: is_windows,
+        local_time: vm.is_windows(),
         disks: vm.disks.iter().map(disk_of).collect(),
-        nics: vm.nics.iter().map(nic_of).collect(),
+        nics: vm.nics.iter().map(|nic| nic_of(vm, nic)).collect(),
         accelerator: match target.accelerator {
             drover_plan::Accelerator::Auto => Accelerator::Auto,
             drover_plan::Accelerator::Kvm => Accelerator::Kvm,
@@ -55,7 +53,7 @@ fn disk_of(disk: &PlannedDisk) -> MachineDisk {
     MachineDisk { disk: site_name(&disk.path), bus, capacity_bytes: disk.disk.capacity_bytes }
 }
 
-fn nic_of(nic: &PlannedNic) -> MachineNic {
+fn nic_of(vm: &PlannedVm, nic: &PlannedNic) -> MachineNic {
     MachineNic {
         mac: nic.mac.clone(),
         attach: match &nic.target {
@@ -65,12 +63,7 @@ fn nic_of(nic: &PlannedNic) -> MachineNic {
             // What only libvirt or KubeVirt attaches a NIC to is told to it alone.
             NetworkTarget::None | NetworkTarget::Libvirt(_) | NetworkTarget::Kubevirt(_) => Attach::None,
         },
-        model: match nic.model.as_str() {
-            "e1000" => Model::E1000,
-            "e1000e" => Model::E1000e,
-            "vmxnet3" => Model::Vmxnet3,
-            _ => Model::Virtio,
-        },
+        model: vm.nic_model_of(nic),
     }
 }
 
@@ -116,11 +109,6 @@ fn firmware_of(machine: &Machine, uefi: Option<&UefiFiles>) -> Result<MachineFir
     Ok(MachineFirmware::Uefi { secure_boot, files })
 }
 
-/// Whether a VM is Windows, by its guest id.
-pub fn is_windows(vm: &Vm) -> bool {
-    vm.guest_id.to_ascii_lowercase().starts_with("win")
-}
-
 /// The bus of the disk that is booted from, as QEMU builds the machine.
 pub fn boot_bus_of(spec: &MachineSpec) -> DiskBus {
     spec.disks.first().map_or(DiskBus::Virtio, |disk| disk.bus)
@@ -157,11 +145,6 @@ fn nic_spec(nic: &MachineNic) -> NicSpec {
             Attach::User => NicAttach::User,
             Attach::None => NicAttach::None,
         },
-        model: match nic.model {
-            Model::Virtio => NicModel::Virtio,
-            Model::E1000e => NicModel::E1000e,
-            Model::E1000 => NicModel::E1000,
-            Model::Vmxnet3 => NicModel::Vmxnet3,
-        },
+        model: nic.model,
     }
 }

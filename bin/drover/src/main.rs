@@ -13,6 +13,7 @@ mod exit;
 mod far;
 mod files;
 mod foresight;
+mod found;
 mod hooks;
 mod hot_add;
 mod hypervisor;
@@ -35,7 +36,6 @@ mod remote;
 mod rights;
 mod run;
 mod serve;
-mod signals;
 mod signature;
 mod sites;
 mod source;
@@ -48,12 +48,14 @@ mod vddk;
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
+use drover_console::signals;
 
-use cli::{
-    AgentCommand, BenchCommand, Cli, Command, LabCommand, LinkCommand, NbdCommand, NfcCommand, PlanCommand,
-    VddkCommand,
-};
+use cli::{AgentCommand, Cli, Command, LinkCommand, NbdCommand, NfcCommand, PlanCommand, VddkCommand};
 use exit::{Exit, Failure};
+
+/// What to try where a daemon was named for a command that works at a plan which nobody runs.
+const BESIDE_DAEMON: &str =
+    "run it on the daemon's machine without --server, when the plan does not run there";
 
 fn main() -> ExitCode {
     drover_tcp::keep_few_heaps();
@@ -61,7 +63,8 @@ fn main() -> ExitCode {
     if let Some(columns) = out::columns() {
         drover_view::set_columns(columns);
     }
-    let matches = cli::program().get_matches_from(cli::words(std::env::args_os()));
+    let matches = cli::program().try_get_matches_from(cli::words(std::env::args_os()));
+    let matches = matches.unwrap_or_else(|error| cli::told(error).exit());
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let command = matches.subcommand_name().unwrap_or_default();
     match log::start(&cli.log, command).and_then(|()| run(&cli)) {
@@ -100,6 +103,10 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             Some(daemon) => commands::distant::cancel(&daemon, args),
             None => commands::migrate::cancel(args),
         },
+        Command::Pause(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::pause(&daemon, args),
+            None => commands::migrate::pause(args),
+        },
         Command::Cutover(args) => match remote::daemon(&args.run)? {
             Some(daemon) => commands::distant::cutover(&daemon, args),
             None => commands::warm::cutover(args),
@@ -112,9 +119,16 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             Some(daemon) => commands::distant::retry(&daemon, args),
             None => commands::warm::retry(args),
         },
-        Command::Clean(args) => remote::is_absent(&args.run).and_then(|()| commands::warm::clean(args)),
-        Command::Import(args) => remote::is_absent(&args.run).and_then(|()| commands::import::run(args)),
-        Command::Rehearse(args) => remote::is_absent(&args.run).and_then(|()| commands::rehearse::run(args)),
+        Command::Clean(args) => {
+            remote::is_absent(&args.run, BESIDE_DAEMON).and_then(|()| commands::warm::clean(args))
+        }
+        Command::Import(args) => {
+            let advice = "leave --server out and stop the daemon, or give it a plan with `drover migrate`";
+            remote::is_absent(&args.run, advice).and_then(|()| commands::import::run(args))
+        }
+        Command::Rehearse(args) => {
+            remote::is_absent(&args.run, BESIDE_DAEMON).and_then(|()| commands::rehearse::run(args))
+        }
         Command::Status(args) => match remote::daemon(&args.run)? {
             Some(daemon) => commands::distant::status(&daemon, args),
             None => commands::show::status(args),
@@ -136,9 +150,6 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Nfc { command: NfcCommand::Check(args) } => commands::nfc::check(args),
         Command::Vddk { command: VddkCommand::Check(args) } => commands::vddk::check(args),
         Command::Vddk { command: VddkCommand::Logs(args) } => commands::vddk::logs(args),
-        // It ends as the command does that it runs.
-        Command::Lab { command: LabCommand::Wan(args) } => return Ok(commands::lab::wan(args)),
-        Command::Bench { command: BenchCommand::Memory(args) } => commands::bench::memory(args),
         Command::Link { command: LinkCommand::Test(args) } => commands::link::test(args),
         Command::Tune(args) => commands::tune::run(args),
         Command::Agent { command: AgentCommand::Run(args) } => commands::agent::run(args),

@@ -19,6 +19,8 @@ use drover_vsphere::{NfcAccess, Route, Session, VsphereError, VsphereErrorKind};
 
 /// Folder of the ledger, where it is another one.
 const LEDGER: &str = "DROVER_NFC_LEDGER";
+/// Bytes of buffers of each disk, where somebody else keeps the ledger: the operator, for its workers.
+const DISK_BYTES: &str = "DROVER_NFC_DISK_BYTES";
 const PORT: u16 = 902;
 /// How long a host without room is asked again. It cannot be stopped meanwhile.
 const PATIENCE_MAX: Duration = Duration::from_secs(60);
@@ -48,6 +50,12 @@ impl NfcWay {
     pub fn unasked() -> NfcWay {
         let nfc = Nfc { encrypted: true, compression: None, memory: None, timeout: PATIENCE_MAX };
         NfcWay { nfc, ledger: Ledger::new(ledger_folder()), patience: Duration::ZERO, insists: true }
+    }
+
+    /// With the data through TLS, or in the clear.
+    pub fn encrypted(mut self, encrypted: bool) -> NfcWay {
+        self.nfc.encrypted = encrypted;
+        self
     }
 
     /// Which hosts' NFC servers cannot be used from here. Opens no disk.
@@ -91,6 +99,7 @@ impl NfcWay {
             },
             extents,
             trace,
+            buffers_max: disk_bytes(std::env::var(DISK_BYTES).ok().as_deref()),
             ..NfcOptions::new(&format!("{}/{}", vm.name, disk.label), &frozen.path)
         };
         NfcDisk::open(options, Arc::new(tickets), Arc::new(Rustls), self.ledger.clone())
@@ -140,6 +149,10 @@ pub fn late_notes(state: &NfcState) -> Vec<String> {
         times => format!("connected anew {times} times"),
     });
     packed.into_iter().chain(anew).chain(state.notes.iter().cloned()).collect()
+}
+
+fn disk_bytes(told: Option<&str>) -> u64 {
+    told.and_then(|bytes| bytes.parse().ok()).unwrap_or(u64::MAX)
 }
 
 /// The folder that all drovers of this machine (of this user, where it is not root's) find.
@@ -248,4 +261,14 @@ fn provider_error(error: NfcError) -> ProviderError {
     let mut wrapped = ProviderError::new(cause, format!("NFC: {error}"));
     wrapped.advice = error.advice().map(str::to_string);
     wrapped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_takes_what_the_operator_told_its_worker_and_else_what_the_ledger_gives() {
+        assert_eq!((disk_bytes(Some("262144")), disk_bytes(None)), (262_144, u64::MAX));
+    }
 }

@@ -14,6 +14,7 @@ mod lease;
 mod migrations;
 mod plans;
 mod resolve;
+mod waves;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -118,6 +119,12 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
             }
         }),
     };
+    for image in shape.by_tag() {
+        crate::out::say(format_args!(
+            "warning: {image} is named by a tag: once that is pushed anew, workers of one plan may run different programs; name it by digest \
+             (NAME@sha256:...)"
+        ));
+    }
     let budgets = Budgets { vms_per_host: args.vms_per_host, disks: args.disks, ..Budgets::default() };
     let (sender, receiver) = sync_channel(QUEUE);
     KINDS.iter().try_for_each(|kind| follow(*kind, &cluster, &namespace, &sender))?;

@@ -28,9 +28,14 @@ pub fn read(path: &Path) -> Result<PlanFile, Failure> {
     parse(text, absolute, folder)
 }
 
+/// The text of a plan file; nothing if it cannot be read.
+pub fn text_of(path: &Path) -> Option<String> {
+    read_text(path, PLAN_BYTES_MAX).ok()
+}
+
 /// Reads a plan file without a word; nothing if that cannot be done.
 pub fn read_quietly(path: &Path) -> Option<PlanFile> {
-    let text = read_text(path, PLAN_BYTES_MAX).ok()?;
+    let text = text_of(path)?;
     parse_quietly(text, path.to_path_buf(), PathBuf::from(".")).ok()
 }
 

@@ -58,10 +58,11 @@ pub fn is_here(endpoint: &Endpoint) -> bool {
 }
 
 /// Refuses a command that daemons do not take.
-pub fn is_absent(args: &RunArgs) -> Result<(), Failure> {
+pub fn is_absent(args: &RunArgs, advice: &str) -> Result<(), Failure> {
     match &args.server.server {
-        Some(url) if !url.is_empty() => Err(Failure::new(Exit::Usage, "a daemon does not take this command")
-            .advise("leave --server out and stop the daemon, or give it a plan with `drover migrate`")),
+        Some(url) if !url.is_empty() => {
+            Err(Failure::new(Exit::Usage, "a daemon does not take this command").advise(advice))
+        }
         _ => Ok(()),
     }
 }

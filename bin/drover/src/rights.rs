@@ -21,9 +21,11 @@ const READ_FILES: &str = "VirtualMachine.Provisioning.GetVmFiles";
 /// Either gets a ticket to read by NFC.
 const NFC: [&str; 2] = [READ_FILES, READ_DISK];
 
+/// To list the files of a datastore, on the datastore: their times tell whether a copy may go on.
+const BROWSE: &str = "Datastore.Browse";
 /// To read a file of a datastore over HTTPS, on the datastore. Source: vSphere Web Services SDK Programming Guide, "Privilege
 /// Requirements for HTTP Access".
-const READ_STORES: &[&str] = &["Datastore.Browse", "Datastore.FileManagement"];
+const READ_STORES: &[&str] = &[BROWSE, "Datastore.FileManagement"];
 
 /// What each is for. Source: vSphere API reference, "Required Privileges" of the methods that are called.
 fn what_for(privilege: &str) -> &'static str {
@@ -130,19 +132,25 @@ fn no_nfc(vms: &[&str], insists: bool) -> Problem {
     }
 }
 
-/// Where disks are read by HTTPS ranges, or may have to be. Absent if the server cannot tell.
+/// Where disks are read by HTTPS ranges, or may have to be, or a cold copy of them should go on after an interruption. Absent if
+/// the server cannot tell.
 fn on_datastores(
     session: &Session,
     way: &Way,
     resolution: &Resolution,
     inventory: &Inventory,
 ) -> Result<Option<Vec<Problem>>, VsphereError> {
-    let is_fallback = match way {
-        Way::Https(_) => false,
-        Way::Nfc(nfc) if !nfc.insists => true,
-        Way::Nfc(_) | Way::Vddk(_) => return Ok(Some(Vec::new())),
+    let (asked, is_must, what_for): (&[&str], bool, &str) = match way {
+        Way::Https(_) => (READ_STORES, true, "to read disks over HTTPS"),
+        Way::Nfc(nfc) if !nfc.insists => {
+            (READ_STORES, false, "where disks cannot be read by NFC and are read over HTTPS")
+        }
+        Way::Nfc(_) | Way::Vddk(_) => {
+            (&[BROWSE], false, "for a cold copy that was interrupted to go on where it was")
+        }
     };
-    let disks = resolution.vms.iter().flat_map(|vm| &vm.disks);
+    let is_read = |vm: &&PlannedVm| asked == READ_STORES || vm.warm.is_none();
+    let disks = resolution.vms.iter().filter(is_read).flat_map(|vm| &vm.disks);
     let names: BTreeSet<&str> = disks.map(|disk| disk.disk.datastore.as_str()).collect();
     // Datacenters may have datastores of one name each.
     let stores: Vec<_> = inventory.datastores.iter().filter(|it| names.contains(it.name.as_str())).collect();
@@ -150,7 +158,7 @@ fn on_datastores(
         return Ok(Some(Vec::new()));
     }
     let ids: Vec<&str> = stores.iter().map(|store| store.id.as_str()).collect();
-    let Some(missing) = session.missing_privileges(Entity::Datastore, &ids, READ_STORES)? else {
+    let Some(missing) = session.missing_privileges(Entity::Datastore, &ids, asked)? else {
         return Ok(None);
     };
     let problem = |privilege: &&str| {
@@ -160,17 +168,14 @@ fn on_datastores(
         if lacking.is_empty() {
             return None;
         }
-        let text = lacks(privilege, &lacking);
-        let problem = match is_fallback {
-            false => Problem::error("source.user", format!("{text}: it is needed to read disks over HTTPS")),
-            true => Problem::warning(
-                "source.user",
-                format!("{text}: it is needed where disks cannot be read by NFC and are read over HTTPS"),
-            ),
+        let text = format!("{}: it is needed {what_for}", lacks(privilege, &lacking));
+        let problem = match is_must {
+            true => Problem::error("source.user", text),
+            false => Problem::warning("source.user", text),
         };
         Some(problem.advise("give the user's role this privilege on the datastores or a folder above them"))
     };
-    Ok(Some(READ_STORES.iter().filter_map(problem).collect()))
+    Ok(Some(asked.iter().filter_map(problem).collect()))
 }
 
 fn lacks(privilege: &str, names: &[&str]) -> String {

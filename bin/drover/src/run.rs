@@ -12,13 +12,15 @@ use drover_engine::{
 };
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
-use drover_plan::{Limits, Others, PlannedVm, Problem, as_begun, resolve};
+use drover_plan::{Limits, NAMES_SHOWN_MAX, Others, PlannedVm, Problem, as_begun, resolve};
 use drover_types::inventory::{About, Inventory};
+use drover_types::some_of;
 
 use crate::commands::plan;
 use crate::evidence;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, of_cause};
 use crate::foresight;
+use crate::found;
 use crate::hooks::Outside;
 use crate::inventories;
 use crate::limits::Sharers;
@@ -155,6 +157,7 @@ impl Prepared {
         provider.warnings().iter().for_each(|warning| words.say(&format!("warning: {warning}")));
         let mut resolution = resolution?;
         plan::judge_here(&file, &provider, &inventory, &mut resolution);
+        found::recall(state, &mut resolution.vms);
         policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
         if resolution.is_ok() {
             meant.map_or(Ok(()), |meant| meant.check_alone(&resolution.vms))?;
@@ -163,6 +166,7 @@ impl Prepared {
         let target = PlanTarget::shared(&file, &inventory.about, state, stop, sharers);
         target.site().map_or(Ok(()), |site| site?.dial())?;
         let site = plan::judge(&file, &mut resolution, &begun, (&provider, &target), false);
+        resolution.problems.extend(plan::others_have(&file, &resolution.vms, &begun, store));
         for told in [plan::told_hosts(&resolution, false), site].iter().filter(|told| !told.is_empty()) {
             words.site(told.trim_end());
         }
@@ -203,9 +207,9 @@ impl Prepared {
         let disks = u64::from(self.file.plan.limits.disks);
         drover_relay::raise_files(FILES_MIN + disks * FILES_PER_DISK);
         // Beside the run: neither a plan that is refused nor a first transfer waits for it.
-        let (plan, hosts) = (&self.file.plan, &self.facts.source_hosts);
+        let (plan, facts) = (&self.file.plan, &self.facts);
         let shared = setting.schedule.map(|schedule| schedule.budgets());
-        let foresight = foresight::begin(setting.store, plan, &self.vms, hosts, shared.as_ref());
+        let foresight = foresight::begin(setting.store, plan, &self.vms, facts, shared.as_ref());
         let plan = &self.file.plan.name;
         log!(
             "run",
@@ -269,19 +273,19 @@ const FILES_MIN: u64 = 1024;
 /// A disk has connections, its image, its journal and their locks.
 const FILES_PER_DISK: u64 = 32;
 
-/// A plan that was edited must not leave a VM switched off, or with drover's snapshot.
+/// A plan that was edited must not leave a VM switched off, with drover's snapshot, or with half an image that no command knows any more.
 fn check_none_is_left_out(store: &Store, plan: &str, vms: &[PlannedVm]) -> Result<(), Failure> {
     let names = drover_engine::left_out(store, plan, vms)?;
     if names.is_empty() {
         return Ok(());
     }
+    let shown = some_of(&names, NAMES_SHOWN_MAX);
     let text = format!(
-        "{} was begun by an earlier run of {plan} and is not in the plan any more, but is switched off by drover or has \
-         drover's snapshot",
-        names.join(", ")
+        "an earlier run of {plan} began VMs that the plan does not have any more: {shown}; nothing was touched"
     );
     Err(Failure::new(Exit::Plan, text).advise(format!(
-        "put it back into the plan; or `drover resume {plan}` goes on with the plan as it was, and `drover cancel {plan}` undoes it"
+        "put them back into the plan, or give them up with `drover cancel {plan} VM...`, which undoes what was begun; \
+         `drover resume {plan}` goes on with the plan as it was"
     )))
 }
 
@@ -315,6 +319,9 @@ fn check_what_arrived(
                 place.display()
             ));
         }
+    }
+    if gone.is_empty() && done.len() == vms.len() {
+        words.say("every VM of the plan has arrived, in an earlier run");
     }
     if gone.is_empty() || done.len() < vms.len() {
         gone.iter().for_each(|text| words.say(&format!("warning: {text}")));
@@ -373,7 +380,7 @@ pub fn exit_of(outcome: &RunOutcome, stopped: bool) -> Exit {
         [] if outcome.skipped == outcome.unfinished => Exit::Skipped,
         [] => Exit::Interrupted,
         _ if stopped => Exit::Interrupted,
-        [cause] => Exit::from(*cause),
+        [cause] => of_cause(*cause),
         _ => Exit::Mixed,
     }
 }
@@ -399,6 +406,11 @@ pub fn file_of(store: &Store, row: PlanRow) -> Result<PlanFile, Failure> {
     plan_file::parse(row.text, path, row.folder)
 }
 
+/// The same of one at which something is undone: nobody is told of its file.
+pub fn recorded_file(row: PlanRow) -> Result<PlanFile, Failure> {
+    plan_file::parse(row.text, row.folder.join(format!("{}.yaml", row.name)), row.folder)
+}
+
 /// Refuses to go on with a plan that was given up.
 pub fn check_not_given_up(row: &PlanRow) -> Result<(), Failure> {
     match row.state {
@@ -410,7 +422,7 @@ pub fn check_not_given_up(row: &PlanRow) -> Result<(), Failure> {
 
 /// Stops whoever runs a plan, waits for it, and undoes what was begun.
 pub fn give_up(row: PlanRow, store: &Store, state: Option<&Path>) -> Result<GivenUp, Failure> {
-    let file = plan_file::parse(row.text, row.folder.join(format!("{}.yaml", row.name)), row.folder)?;
+    let file = recorded_file(row)?;
     give_up_by_leave(&file, store, state, None, &|| Ok(()))
 }
 

@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use drover_engine::{Clock, PlanRow, Schedule, ServedRow, Store, StoreError, SystemClock, is_running};
+use drover_engine::{
+    Clock, ForecastError, PlanRow, Schedule, ServedRow, Store, StoreError, SystemClock, is_running,
+};
 use drover_mover::MemoryBudget;
 use drover_plan::Others;
 use drover_schedule::Budgets;
@@ -52,6 +54,8 @@ struct Inner {
     /// What plans may do here.
     policy: PlanPolicy,
     jobs: Mutex<BTreeMap<String, Arc<Job>>>,
+    /// By plan: when it was done, and how far its forecast was off.
+    errors: Mutex<BTreeMap<String, (i64, Option<ForecastError>)>>,
     /// Held while an order is carried out.
     orders: Mutex<()>,
     ending: AtomicBool,
@@ -72,7 +76,8 @@ impl Daemon {
         })?;
         let schedule = Arc::new(schedule);
         let folder = folder.to_path_buf();
-        let (jobs, orders, ending) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        let (jobs, errors) = (Mutex::default(), Mutex::default());
+        let (orders, ending) = (Mutex::default(), AtomicBool::new(false));
         Ok(Daemon(Arc::new(Inner {
             folder,
             store,
@@ -82,6 +87,7 @@ impl Daemon {
             memory,
             policy,
             jobs,
+            errors,
             orders,
             ending,
         })))

@@ -10,7 +10,7 @@ use std::time::Duration;
 use drover_agent::trust::{DayLimit, Folder, Identity, Peer, Peers, limit_at};
 use drover_agent::{AgentDisk, Refusal, Route, Site, dial};
 use drover_engine::chain;
-use drover_link::{LinkError, RateLimit, Session, StripeBounds};
+use drover_link::{LinkError, RateLimit, RdmaMode, Session, StripeBounds};
 use drover_mover::StopSignal;
 
 use crate::exit::{Exit, Failure};
@@ -124,6 +124,15 @@ pub fn limits_of(state: Option<&Path>, name: &str) -> Vec<DayLimit> {
     folder(state).and_then(|folder| dialled(folder, name)).map(|peer| peer.limits).unwrap_or_default()
 }
 
+/// Where the agent of the site of that name is; nothing where that is not known.
+pub fn addresses_of(state: Option<&Path>, name: &str) -> Vec<String> {
+    // Nothing is made only to look.
+    if !Folder::is_there(&state_folder(state)) {
+        return Vec::new();
+    }
+    folder(state).and_then(|folder| dialled(folder, name)).map(|peer| peer.addresses).unwrap_or_default()
+}
+
 /// A site whose line is measured.
 pub struct Measured {
     identity: Identity,
@@ -133,11 +142,12 @@ pub struct Measured {
     share: Arc<RateLimit>,
 }
 
-/// The site of that name, to measure the line to it.
-pub fn measured(state: Option<&Path>, name: &str) -> Result<Measured, Failure> {
+/// The site of that name, to measure the line to it; over RDMA as that says, else as it was paired.
+pub fn measured(state: Option<&Path>, name: &str, rdma: Option<RdmaMode>) -> Result<Measured, Failure> {
     let folder = folder(state)?;
     let identity = identity(&folder)?;
-    let peer = dialled(folder.clone(), name)?;
+    let mut peer = dialled(folder.clone(), name)?;
+    peer.rdma = rdma.unwrap_or(peer.rdma);
     let limit = limit_at(&peer.limits, drover_agent::now());
     let share = followed(folder, &peer, Own::default());
     Ok(Measured { identity, peer, limit, share })
@@ -171,6 +181,7 @@ fn route(peer: &Peer, limit: Arc<RateLimit>) -> Route {
         sources: peer.sources.clone(),
         own_name: own_name(),
         rate_limit,
+        rdma: peer.rdma,
         ..Route::default()
     }
 }

@@ -179,11 +179,14 @@ impl VsphereSource {
         record: Record<'_>,
     ) -> Result<OpenedSource, ProviderError> {
         let frozen = self.frozen(vm, disk, snapshot)?;
-        let identity = self.identity(vm, disk, snapshot, &frozen);
+        let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
         let notes: Arc<Mutex<Vec<String>>> = Arc::default();
         let extents = self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes);
         let session = &self.session;
-        hot_add.open(&hot_add::Asked { session, vm, frozen: &frozen, identity, extents, record })
+        let asked = hot_add::Asked { session, vm, frozen: &frozen, identity, extents, record };
+        let mut opened = hot_add.open(&asked)?;
+        opened.notes.extend(doubt);
+        Ok(opened)
     }
 
     /// Which hosts do not give their disks in the way of the plan, as far as it can be told without opening one.
@@ -257,6 +260,7 @@ impl VsphereSource {
         snapshot: &str,
     ) -> Result<OpenedSource, ProviderError> {
         let frozen = self.frozen(vm, disk, snapshot)?;
+        let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
         let notes: Arc<Mutex<Vec<String>>> = Arc::default();
         let opened = way.open(Asked {
             session: &self.session,
@@ -264,12 +268,12 @@ impl VsphereSource {
             disk: &disk.disk,
             frozen: &frozen,
             route: self.route(&vm.route)?,
-            identity: self.identity(vm, disk, snapshot, &frozen),
+            identity,
             extents: self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes),
             trace: None,
         })?;
         let disk = Arc::new(opened);
-        let (first, read) = (nfc::notes(&disk), disk.clone());
+        let (first, read) = (nfc::notes(&disk).into_iter().chain(doubt).collect(), disk.clone());
         let late = move || {
             let of_map = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
             nfc::late_notes(&read.state()).into_iter().chain(of_map).collect()
@@ -281,12 +285,31 @@ impl VsphereSource {
         frozen(&self.session, &vm.vm, &disk.disk, snapshot)
     }
 
-    /// What tells the frozen file's state is its time, which only the datastore knows; then a copy may go on by another
-    /// way. Where it cannot be asked, another snapshot counts as another state.
-    fn identity(&self, vm: &PlannedVm, disk: &PlannedDisk, snapshot: &str, frozen: &VmDisk) -> String {
+    /// What tells the frozen files' state, and why it is not known, if it is not. It is the same by whatever way the disk is
+    /// read, so that a copy may go on by another one. The browser is asked first: it tells also of files that a client that
+    /// vanished still has locked. Where nobody tells anything, another snapshot counts as another state.
+    fn identity(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        frozen: &VmDisk,
+    ) -> (String, Option<String>) {
+        let by_snapshot = format!("vsphere {} file={} snapshot={snapshot}", vm.vm.instance_uuid, frozen.path);
+        // Passes go by what change tracking tells, whatever state the files are in.
+        if vm.warm.is_some() {
+            return (by_snapshot, None);
+        }
+        let untold = match self.session.disk_state(&vm.vm, frozen, Some(snapshot)) {
+            Ok(state) => return (state, None),
+            Err(untold) => drover_engine::chain(&untold),
+        };
         match self.open_https(vm, disk, snapshot) {
-            Ok(opened) => opened.disk.identity(),
-            Err(_) => format!("vsphere {} file={} snapshot={snapshot}", vm.vm.instance_uuid, frozen.path),
+            Ok(opened) => (opened.disk.identity(), None),
+            Err(_) => (
+                by_snapshot,
+                Some(format!("should it be interrupted, it begins again with its first byte: {untold}")),
+            ),
         }
     }
 
@@ -298,13 +321,14 @@ impl VsphereSource {
         snapshot: &str,
     ) -> Result<OpenedSource, ProviderError> {
         let frozen = self.frozen(vm, disk, snapshot)?;
-        let identity = self.identity(vm, disk, snapshot, &frozen);
+        let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
         let log = log_path(&disk.path);
         let is_here = vm.site.is_none() && log.parent().is_some_and(Path::is_dir);
         let log = is_here.then_some(log);
         let frozen = FrozenFile { snapshot: Some(snapshot), file: frozen.path, identity };
         let opened = way.open(&self.session, vm, disk, frozen, log)?;
-        Ok(OpenedSource { disk: Arc::new(opened), notes: vec![way.note(vm)], late: None })
+        let notes = std::iter::once(way.note(vm)).chain(doubt).collect();
+        Ok(OpenedSource { disk: Arc::new(opened), notes, late: None })
     }
 
     fn route(&self, route: &PlanRoute) -> Result<Route, ProviderError> {

@@ -30,9 +30,18 @@ fn state_of(is_root: bool, variable: impl Fn(&str) -> Option<PathBuf>) -> PathBu
 
 /// The VMs of a plan that were begun; none where its state cannot be looked at.
 pub fn begun_here(plan: &str, state: Option<&Path>) -> Vec<Begun> {
+    store_here(state).map(|store| begun_in(&store, plan)).unwrap_or_default()
+}
+
+/// The same in a state that is open.
+pub fn begun_in(store: &Store, plan: &str) -> Vec<Begun> {
+    drover_engine::begun(store, plan, Others::Selected).unwrap_or_default()
+}
+
+/// The state, to look into; none where there is none, or it cannot be read.
+pub fn store_here(state: Option<&Path>) -> Option<Store> {
     let folder = state_folder(state);
-    let begun = || drover_engine::begun(&Store::open_to_read(&folder)?, plan, Others::Selected);
-    if Store::is_there(&folder) { begun().unwrap_or_default() } else { Vec::new() }
+    Store::is_there(&folder).then(|| Store::open_to_read(&folder).ok()).flatten()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 #[allow(clippy::unwrap_used)]
 mod conformance;
 pub mod conversion;
+mod far_copy;
 mod here;
 mod kubevirt;
 mod libvirt;
@@ -24,15 +25,17 @@ use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, 
 use drover_qemu::MachineSpec;
 use drover_types::guest::Inside;
 use drover_types::inventory::About;
+use drover_types::some_of;
 use drover_view::count;
 
 use crate::exit::Failure;
 use crate::limits::Sharers;
 use crate::plan_file::PlanFile;
-use conversion::OnThisMachine;
+use conversion::{DueInside, OnThisMachine};
+pub use far_copy::FarCopy;
 use here::Here;
 use kubevirt::Claims;
-use libvirt::Domains;
+use libvirt::{ConvertedBy, Domains};
 pub use there::There;
 
 /// The target of one plan. VMs that an earlier plan brought elsewhere are looked at there.
@@ -156,13 +159,49 @@ impl PlanTarget {
             let problem = problem.at(At { line: vm.line, column: 1 });
             Some(error.advice.into_iter().fold(problem, Problem::advise))
         };
-        here.filter_map(problem).collect()
+        here.clone().filter_map(problem).chain(self.over_link(here)).collect()
+    }
+
+    /// Warnings about VMs that are due to be converted over a link.
+    fn over_link<'a>(&self, vms: impl Iterator<Item = &'a PlannedVm>) -> Vec<Problem> {
+        let mut found: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();
+        for vm in vms.filter(|vm| conversion::is_due(vm, self.here.boot_bus(vm))) {
+            if let Ok(ConvertedBy::OverLink { site, why }) = self.domains.converted_by(vm) {
+                found.entry((site, why)).or_default().push(&vm.vm.name);
+            }
+        }
+        found.iter().map(|((site, why), names)| conversion::over_link(names, site, why)).collect()
+    }
+
+    /// What `drover plan check` tells of conversions where volumes are.
+    pub fn told_converters(&self, vms: &[PlannedVm]) -> String {
+        let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for vm in vms.iter().filter(|vm| conversion::is_due(vm, self.here.boot_bus(vm))) {
+            if vm.daemon.is_some()
+                && let Ok(ConvertedBy::ItsHost { there, .. }) = self.domains.converted_by(vm)
+            {
+                found.entry(there.name().to_string()).or_default().push(&vm.vm.name);
+            }
+        }
+        let line = |(site, names): (&String, &Vec<&str>)| {
+            format!("converted by the agent of {site}, beside their volumes: {}\n", some_of(names, NAMED_MAX))
+        };
+        found.iter().map(line).collect()
     }
 
     /// What stands in the way of converting a VM that was looked into, where its guest id did not tell of it; touches nothing.
     pub fn check_inside(&self, vm: &PlannedVm, inside: &Inside, stop: &StopSignal) -> Option<Problem> {
         match self.converts_at(vm) {
             ConvertsAt::Here => self.here.converter.check_inside(vm, self.here.boot_bus(vm), inside, stop),
+            ConvertsAt::OverLink { site, why } => {
+                let boot_bus = self.here.boot_bus(vm);
+                let warning = || {
+                    DueInside::of(vm, boot_bus, inside)
+                        .map(|_| conversion::over_link(&[&vm.vm.name], &site, &why))
+                };
+                self.here.converter.check_inside(vm, boot_bus, inside, stop).or_else(warning)
+            }
+            ConvertsAt::Volumes { there, machine } => there.check_inside(&machine, inside, stop),
             ConvertsAt::Claims(claims) => claims.check_inside(vm, inside, stop),
             ConvertsAt::Site(there) => there.check_inside(vm, inside, stop),
             ConvertsAt::Nowhere => None,
@@ -178,13 +217,16 @@ impl PlanTarget {
         let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for vm in vms {
             let lack = match self.converts_at(vm) {
-                ConvertsAt::Here if conversion::may_be_due(vm, self.here.boot_bus(vm)) => {
+                ConvertsAt::Here | ConvertsAt::OverLink { .. }
+                    if conversion::may_be_due(vm, self.here.boot_bus(vm)) =>
+                {
                     conversion::lack_here()
                 }
                 ConvertsAt::Claims(claims) => claims.lack_if_due(vm),
                 // A site that does not answer was told of already.
                 ConvertsAt::Site(there) => there.lack_if_due(vm).ok().flatten(),
-                ConvertsAt::Here | ConvertsAt::Nowhere => None,
+                ConvertsAt::Here | ConvertsAt::OverLink { .. } => None,
+                ConvertsAt::Volumes { .. } | ConvertsAt::Nowhere => None,
             };
             if let Some(lack) = lack {
                 found.entry(lack.what).or_default().push(&vm.vm.name);
@@ -198,7 +240,7 @@ impl PlanTarget {
             let text = format!(
                 "{} may not boot without conversion ({}), which guest ids do not tell, and {lack}",
                 count(names.len(), "VM"),
-                some_of(&names),
+                some_of(&names, NAMED_MAX),
             );
             Problem::warning("convert", text).advise(advice)
         };
@@ -208,7 +250,13 @@ impl PlanTarget {
     /// Where a VM's guest is converted.
     fn converts_at(&self, vm: &PlannedVm) -> ConvertsAt {
         match &vm.site {
-            _ if vm.daemon.is_some() => ConvertsAt::Here,
+            _ if vm.daemon.is_some() => match self.domains.converted_by(vm) {
+                Ok(ConvertedBy::ThisMachine) => ConvertsAt::Here,
+                Ok(ConvertedBy::OverLink { site, why }) => ConvertsAt::OverLink { site, why },
+                Ok(ConvertedBy::ItsHost { there, machine }) => ConvertsAt::Volumes { there, machine },
+                // A site that does not answer was told of.
+                Err(_) => ConvertsAt::Nowhere,
+            },
             // No host takes it, and that was told.
             None if self.about.target.libvirt().is_some() => ConvertsAt::Nowhere,
             None => ConvertsAt::Here,
@@ -220,23 +268,30 @@ impl PlanTarget {
         }
     }
 
-    /// The machine of a VM, to be rehearsed here.
-    pub fn machine(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
-        match (self.why_not_rehearsed(vm), &vm.daemon) {
-            (Some(why), _) => {
-                Err(ProviderError::new(Cause::Plan, format!("{} cannot be rehearsed: {why}", vm.target_name)))
-            }
-            (None, Some(_)) => self.domains.rehearsed(vm),
-            (None, None) => self.here.spec(vm),
+    /// The machine of a VM, to be rehearsed here, and its copy if that is another host's.
+    pub fn rehearsed(&self, vm: &PlannedVm) -> Result<(MachineSpec, Option<FarCopy>), ProviderError> {
+        if let Some(why) = self.why_not_rehearsed(vm) {
+            let what = format!("{} cannot be rehearsed: {why}", vm.target_name);
+            return Err(ProviderError::new(Cause::Plan, what));
         }
+        let there = vm.site.as_deref().map(|site| self.sites.of(site)).transpose()?;
+        let spec = match (&vm.daemon, &there) {
+            (Some(_), _) => self.domains.rehearsed(vm)?,
+            (None, Some(there)) => there.rehearsed(vm)?,
+            (None, None) => self.here.spec(vm)?,
+        };
+        let far = there.map(|there| FarCopy::open(&there, vm)).transpose()?;
+        Ok((spec, far))
     }
 
     /// Why a VM cannot be rehearsed on this machine, whatever became of its copy.
     pub fn why_not_rehearsed(&self, vm: &PlannedVm) -> Option<String> {
         match &vm.site {
-            Some(site) => {
-                Some(format!("its disks are at {site}, and a rehearsal needs them on this machine"))
+            Some(site) if Kubevirt::is_site(site) => {
+                Some(format!("its disks are at {site}, where nothing serves them to a rehearsal"))
             }
+            // A host that is away is told at once, and fails its own VMs only.
+            Some(site) => self.sites.there(site).and_then(|there| there.dial()).err().map(|it| it.message),
             None if vm.daemon.is_none() && self.about.target.libvirt().is_some() => {
                 Some("no host takes it".into())
             }
@@ -244,9 +299,15 @@ impl PlanTarget {
         }
     }
 
-    /// Converts the guest of a machine, as a run would.
-    pub fn convert_on(&self, spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        conversion::convert(&OnThisMachine { spec, vm, stop: &self.about.stop }, vm)
+    /// Converts the guest of a machine, as a run would, on overlays of its copy.
+    pub fn convert_on(
+        &self,
+        spec: &MachineSpec,
+        vm: &PlannedVm,
+        far: Option<&FarCopy>,
+    ) -> Result<Converted, ProviderError> {
+        let far = far.map(FarCopy::disks).unwrap_or_default();
+        conversion::convert(&OnThisMachine { spec, vm, stop: &self.about.stop, far }, vm)
     }
 
     /// Why the host of a VM, one of several, was away when it was asked.
@@ -283,17 +344,19 @@ enum ConvertsAt {
     Here,
     /// That of this machine, if the cluster lets it.
     Claims(Arc<Claims>),
+    /// That of this machine, of volumes at a site.
+    OverLink {
+        site: String,
+        why: String,
+    },
+    /// That of an agent, of volumes whose domain a daemon has.
+    Volumes {
+        there: Arc<There>,
+        machine: Box<PlannedVm>,
+    },
     /// That of an agent.
     Site(Arc<There>),
     Nowhere,
-}
-
-fn some_of(names: &[&str]) -> String {
-    let shown = names.iter().take(NAMED_MAX).copied().collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(NAMED_MAX) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
 }
 
 /// VMs that are named of those that one warning is about.

@@ -1,20 +1,18 @@
 //! `drover agent` and copies to it, over real TLS links on this host.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::process::{EndsWithTest, recorded_in, wait_until};
-use common::sites::{Sites, done};
-use common::{MIB, disk_file, same_bytes};
 use drover_agent::limits::parts;
 use drover_agent::trust::Folder;
 use drover_disk::fence::{Gate, fence_path};
 use drover_lab::Drover;
+use drover_stage::process::{EndsWithTest, recorded_in, wait_until};
+use drover_stage::sites::{Sites, done};
+use drover_stage::{MIB, disk_file, same_bytes};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -2,18 +2,16 @@
 //! copy (fatal), slow it down (degraded), or be made good (retried).
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use common::nbdkit::Nbdkit;
-use common::process::{recorded_in, wait_until};
-use common::proxy::Proxy;
-use common::sites::{Sites, done};
-use common::{MIB, disk_file, same_bytes};
+use drover_stage::nbdkit::Nbdkit;
+use drover_stage::process::{recorded_in, wait_until};
+use drover_stage::proxy::Proxy;
+use drover_stage::sites::{Sites, done};
+use drover_stage::{MIB, disk_file, same_bytes};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 

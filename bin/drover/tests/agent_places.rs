@@ -1,18 +1,16 @@
 //! What an agent serves beside folders of files: block devices, NBD exports, pools of libvirt; and its systemd unit.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::loops::{Loop, ran};
-use common::nbdkit::Nbdkit;
-use common::process::EndsWithTest;
-use common::sites::{Sites, done};
-use common::{MIB, disk_file, same_bytes};
 use drover_lab::{Drover, Output};
+use drover_stage::loops::{Loop, ran};
+use drover_stage::nbdkit::Nbdkit;
+use drover_stage::process::EndsWithTest;
+use drover_stage::sites::{Sites, done};
+use drover_stage::{MIB, disk_file, same_bytes};
 use serde_json::Value;
 
 fn copy(sites: &Sites, source: &Path, target: &str, more: &[&str]) -> Output {
@@ -160,5 +158,5 @@ fn a_pool_of_libvirt_is_its_folder() {
 
 #[test]
 fn systemd_finds_no_fault_with_the_unit() {
-    common::units::assert_sound("drover-agent.service", "ExecStart=/usr/bin/drover agent run");
+    drover_stage::units::assert_sound("drover-agent.service", "ExecStart=/usr/bin/drover agent run");
 }

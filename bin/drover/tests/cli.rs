@@ -1,11 +1,9 @@
 //! What a newcomer meets: checks of many VMs, the log, completions, and the command that comes next.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::process::{Command, Stdio};
 
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
 const FLEET: usize = 60;

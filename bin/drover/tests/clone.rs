@@ -1,12 +1,10 @@
 //! `drover copy --no-hash`: shared blocks where the file system can, a plain copy where not.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{MIB, disk_file, same_bytes};
+use drover_stage::{MIB, disk_file, same_bytes};
 
 fn copy(source: &Path, target: &Path, more: &[&str]) -> Output {
     let args = ["copy", source.to_str().unwrap(), target.to_str().unwrap(), "--no-hash"];

@@ -2,16 +2,14 @@
 //! has a Windows to boot: what is looked at is what a conversion leaves in the registry.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use common::debian::guest_of_vmware;
-use common::process::wait_until;
-use common::{Stage, vm, with};
-use drover_lab::v2v::{V2v, make_virtio_win, make_windows, windows_file};
+use drover_lab::v2v::{V2v, make_virtio_win, make_windows, windows_file, windows_folder};
+use drover_stage::debian::guest_of_vmware;
+use drover_stage::process::wait_until;
+use drover_stage::{Stage, vm, with};
 use serde_json::json;
 
 struct Windows {
@@ -26,7 +24,8 @@ impl Windows {
         let stage = Stage::new(number, |folder| {
             let disk = folder.join("win");
             make_windows(&v2v, &disk).unwrap();
-            vec![with(vm("win", &[&disk]), json!({"guest_id": "windows9_64Guest", "nics": []}))]
+            let nics = json!([{"network": "VM Network", "mac": "00:50:56:aa:00:01"}]);
+            vec![with(vm("win", &[&disk]), json!({"guest_id": "windows9_64Guest", "nics": nics}))]
         })?;
         Some(Windows { stage, v2v })
     }
@@ -100,17 +99,28 @@ fn windows_without_its_drivers_is_not_converted_and_with_them_it_is() {
 }
 
 #[test]
-#[ignore = "takes minutes; `make check-conversion` runs it"]
-fn windows_that_goes_to_virtio_scsi_starts_from_it() {
+fn windows_that_goes_to_virtio_scsi_starts_from_it_and_finds_a_script_for_its_addresses() {
     let Some(it) = Windows::new(177) else { return };
     make_virtio_win(&it.drivers(), &["viostor", "vioscsi", "NetKVM"]).unwrap();
-    let edits =
-        [("convert: never", "convert: auto"), ("- name: \"win\"", "- name: \"win\"\n    disk_bus: scsi")];
+    let win = "- name: \"win\"\n    disk_bus: scsi\n    \
+               addresses: {\"00:50:56:aa:00:01\": \"192.0.2.7/24 192.0.2.1 2001:db8::7/64\"}";
+    let edits = [("convert: never", "convert: auto"), ("- name: \"win\"", win)];
     it.fine(&["migrate", &it.stage.plan("scsi", &edits)]);
     let service = it.key(VIOSCSI);
     assert!(service.contains("\"Start\"=dword:00000000"), "{service}");
     assert!(it.has("/Windows/System32/drivers/vioscsi.sys"));
+    let image = it.stage.image("win", 0);
+    let names = windows_folder(&image, SCRIPTS).unwrap();
+    let scripts = names.iter().filter(|name| name.ends_with(".bat"));
+    let mut scripts = scripts.map(|name| windows_file(&image, &format!("{SCRIPTS}/{name}")).unwrap());
+    // The converter calls it by the end of its path.
+    let own = scripts.find_map(|text| String::from_utf8(text).ok().filter(|text| text.contains("by drover")));
+    let own = own.unwrap_or_else(|| panic!("{names:?}"));
+    assert!(own.starts_with("@echo off\r\nrem Written by drover") && !own.contains("\r\r"), "{own}");
+    assert!(own.contains(" address=192.0.2.7 ") && own.contains(" address=2001:db8::7/64\r\n"), "{own}");
 }
+
+const SCRIPTS: &str = "/Program Files/Guestfs/Firstboot/scripts";
 
 /// A package for the first boot, and a script that tells whether it is installed.
 const AGENT: &str =

@@ -1,15 +1,13 @@
 //! `drover copy`: one disk from any source to any target.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
-use common::nbdkit::{Nbdkit, SLOWLY};
-use common::process::wait_for_records;
-use common::{MIB, Stage, disk_file, same_bytes, vm};
 use drover_lab::Drover;
+use drover_stage::nbdkit::{Nbdkit, SLOWLY};
+use drover_stage::process::wait_for_records;
+use drover_stage::{MIB, Stage, disk_file, same_bytes, vm};
 
 fn setup() -> (tempfile::TempDir, Drover) {
     let folder = tempfile::tempdir().unwrap();

@@ -1,15 +1,13 @@
 //! Block devices as targets: loop devices, where this machine has them.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 
-use common::loops::{Loop, ran};
-use common::nbdkit::{Nbdkit, SLOWLY};
-use common::process::{PATIENCE, recorded_in, wait_until};
-use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
+use drover_stage::loops::{Loop, ran};
+use drover_stage::nbdkit::{Nbdkit, SLOWLY};
+use drover_stage::process::{PATIENCE, recorded_in, wait_until};
+use drover_stage::{MIB, disk_file, same_bytes};
 
 fn setup() -> (tempfile::TempDir, Drover) {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,6 @@
 //! What `drover copy` reads beside files: web servers, devices, servers behind TLS; and what it leaves of the page cache.
 #![allow(clippy::unwrap_used)]
 
-mod common;
 #[path = "../../../crates/http/tests/server/mod.rs"]
 mod web;
 
@@ -9,10 +8,10 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 
-use common::loops::{Loop, ran};
-use common::process::EndsWithTest;
-use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
+use drover_stage::loops::{Loop, ran};
+use drover_stage::process::EndsWithTest;
+use drover_stage::{MIB, disk_file, same_bytes};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;

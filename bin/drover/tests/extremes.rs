@@ -1,15 +1,13 @@
 //! Disks and places at the edge of what is usual.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 
-use common::{MIB, disk_file, same_bytes};
 use drover_lab::{Drover, run_by};
+use drover_stage::{MIB, disk_file, same_bytes};
 
 fn setup() -> (tempfile::TempDir, Drover) {
     let folder = tempfile::tempdir().unwrap();

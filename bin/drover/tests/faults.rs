@@ -1,12 +1,10 @@
 //! Faults in mid-copy, each declared: retried (R) or a clear error with a state to resume from (E).
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::small_disk::SmallDisk;
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::small_disk::SmallDisk;
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
 fn stage(number: u8, mib: u64) -> Option<Stage> {

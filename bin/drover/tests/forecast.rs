@@ -1,9 +1,7 @@
 //! What a fleet comes to, what a plan will take, and what came of it, from the simulated vCenter.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
 /// VMs of so many MiB each, by turns on two hosts.
@@ -29,7 +27,7 @@ fn provider(stage: &Stage) -> Vec<String> {
 
 #[test]
 fn a_fleet_is_assessed_foreseen_moved_and_compared() {
-    let Some(stage) = stage(91, &[8, 4, 12]) else { return };
+    let Some(stage) = stage(91, &[8, 12, 8]) else { return };
     let before = stage.source_state();
     let args = provider(&stage);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -38,10 +36,10 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
     assert!(text.out.lines().all(|line| line.chars().count() <= 80), "{}", text.out);
     let json = stage.run(&[&args[..], &["--json"]].concat()).json().unwrap();
     assert_eq!((&json["totals"]["vms"], &json["totals"]["disks"]), (&json!(4), &json!(4)));
-    assert_eq!(json["totals"]["capacity_bytes"], 88 * MIB);
+    assert_eq!(json["totals"]["capacity_bytes"], 92 * MIB);
     assert_eq!(
         (&json["totals"]["data_bytes"], &json["totals"]["unknown_allocation"]),
-        (&json!(24 * MIB), &json!(0))
+        (&json!(28 * MIB), &json!(0))
     );
     assert!(json["estimate"]["cold"]["makespan_s"]["p50"].as_f64().unwrap() > 1.0, "{json}");
     let page = stage.path("assess.html").display().to_string();
@@ -53,8 +51,8 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
     assert_eq!(forecast["vms"].as_array().unwrap().len(), 4);
     assert!(forecast["makespan_s"]["p10"].as_f64() < forecast["makespan_s"]["p90"].as_f64());
     let narrow = stage.run(&["forecast", &plan, "--json", "--link", "8m"]).json().unwrap();
-    // 24 MiB at 1 MB/s.
-    assert!(narrow["makespan_s"]["p50"].as_f64().unwrap() > 24.0, "{}", narrow["makespan_s"]);
+    // 28 MiB at 1 MB/s.
+    assert!(narrow["makespan_s"]["p50"].as_f64().unwrap() > 28.0, "{}", narrow["makespan_s"]);
     assert_eq!(stage.source_state(), before, "nothing was touched");
 
     let tuned = stage.run(&["tune", &plan]);
@@ -69,6 +67,9 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
     assert_eq!(both.code, Some(2), "{}", both.err);
     assert_eq!(stage.source_state(), before, "nothing was touched");
 
+    // Two hosts that give so much each read one datastore at once, which none of them is.
+    let rate = 8_000_000;
+    stage.sim.post("/rate", json!({ "bytes_per_s": rate, "per": "host" })).unwrap();
     stage.migrate(&plan);
     let report = stage.report(&plan);
     let compared = &report["forecast"];
@@ -76,11 +77,24 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
     assert_eq!(compared["vms"], 4, "{compared}");
     assert!(stage.run(&["report", &plan]).out.contains("\nforecast: "));
     let measured = stage.run(&["forecast", &plan, "--json"]).json().unwrap();
-    let origin = |name: &str| {
+    let by = |name: &str| {
         let all = measured["by"].as_array().unwrap();
-        all.iter().find(|it| it["name"] == name).unwrap()["origin"].clone()
+        all.iter().find(|it| it["name"] == name).unwrap_or(&Value::Null).clone()
     };
-    assert!(origin("look and snapshot")["measured"].is_u64(), "{}", measured["by"]);
+    for (name, least, most) in
+        [("look and snapshot", 0.0, 60.0), ("a host", 4e6, 10e6), ("datastore ds1", 8e6, 20e6)]
+    {
+        let it = by(name);
+        assert!(
+            it["origin"]["measured"].is_u64() && it["measured_ms"].is_u64(),
+            "{name}: {}",
+            measured["by"]
+        );
+        assert!((least..most).contains(&it["p50"].as_f64().unwrap()), "{name}: {it}");
+    }
+    assert!(by("a datastore")["origin"]["assumed"].is_string(), "of others nothing is known");
+    // 28 MiB at some 14 MB/s.
+    assert!(measured["makespan_s"]["p50"].as_f64().unwrap() > 1.2, "{}", measured["makespan_s"]);
 }
 
 /// What counters say of each VM, as `assess` tells it.

@@ -1,19 +1,17 @@
 //! What `drover copy` must not overwrite, and options at their edges.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::process::{PATIENCE, wait_until};
-use common::{MIB, disk_file, same_bytes};
 use drover_copy::{Entry, Leaf};
 use drover_disk::{Buffer, Disk, FileDisk, Request, Work};
 use drover_lab::Drover;
 use drover_mover::{JournalFile, file_tag, journal_path};
 use drover_qcow2::{Qcow2Disk, Qcow2Options};
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, disk_file, same_bytes};
 use drover_types::ByteSpan;
 
 fn setup() -> (tempfile::TempDir, Drover) {

@@ -1,15 +1,13 @@
 //! Hooks and checks of real programs and servers: exit codes, kill -9 in their middle, Ctrl-C, and what the report has of them.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::process::{PATIENCE, wait_until};
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 

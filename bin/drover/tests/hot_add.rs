@@ -2,16 +2,14 @@
 //! stands for the proxy's `/dev/disk/by-id`. That a guest sees them is shown by `hot_add_guest.rs`.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::process::{PATIENCE, wait_for_records, wait_until};
-use common::sites::Sites;
-use common::{MIB, Stage, disk_file, vm, with};
 use drover_lab::Output;
+use drover_stage::process::{PATIENCE, wait_for_records, wait_until};
+use drover_stage::sites::Sites;
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use drover_vsphere::{Attach, Wanted};
 use serde_json::{Value, json};
 
@@ -84,7 +82,12 @@ impl Proxied {
     #[track_caller]
     fn assert_equal(&self, plan: &str, vm: &str, disk: usize, file: &Path) {
         let image = self.image(plan, vm, disk);
-        assert!(common::same_bytes(&image, file), "{} differs from {}", image.display(), file.display());
+        assert!(
+            drover_stage::same_bytes(&image, file),
+            "{} differs from {}",
+            image.display(),
+            file.display()
+        );
     }
 
     fn hot_added(&self) -> Value {
@@ -403,6 +406,33 @@ fn a_snapshot_whose_removal_an_attached_disk_blocks_is_removed_or_who_blocks_it_
     it.run(&["resume", &plan], 0);
     it.assert_equal("theirs", "one", 0, &it.stage.path("a"));
     it.assert_nothing_left();
+}
+
+/// The classic orphan, in the one moment in which nobody looks any more: what was attached is detached, and the snapshot is
+/// about to be removed.
+#[test]
+fn what_is_attached_to_a_proxy_of_the_plan_right_before_a_removal_is_detached_and_leaves_no_file() {
+    for (number, removal) in [(184, "left"), (185, "refused")] {
+        let Some(it) = Proxied::one(number, 2, &[]) else { return };
+        it.stage.sim.post("/hotadd/set", json!({"removal": removal})).unwrap();
+        // The removal waits for the end of another task, for a second, and then for two.
+        let busy =
+            json!({"method": "RemoveSnapshot_Task", "as": "task", "fault": "TaskInProgress", "count": 2});
+        it.stage.sim.post("/fault/soap", busy).unwrap();
+        let calls = |method: &str| it.stage.sim.get("/stats").unwrap()["soap"][method].as_u64().unwrap_or(0);
+        let plan = it.plan("again", "hotadd", PROXY, &[]);
+        let mut running = it.stage.drover.start(&["migrate", &plan]).unwrap();
+        wait_until("the snapshot is to be removed", PATIENCE, || calls("RemoveSnapshot_Task") > 0);
+        assert_eq!(it.attached(), 0, "{removal}: drover's own is detached before");
+        it.attach_by_somebody("proxy01");
+        assert_eq!(running.child.wait().unwrap().code(), Some(0), "{removal}");
+        it.assert_equal("again", "one", 0, &it.stage.path("a"));
+        it.assert_nothing_left();
+        assert_eq!(it.hot_added()["attaches"], 2, "{removal}");
+        // Where it is refused, the removal that follows the detaching leaves nothing to consolidate.
+        let consolidations = if removal == "left" { 1 } else { 0 };
+        assert_eq!(calls("ConsolidateVMDisks_Task"), consolidations, "{removal}");
+    }
 }
 
 /// Small disks, so that most of a run is what is done to VMs: snapshots, attaching, detaching.

@@ -2,17 +2,15 @@
 //! taken out of the running guest as SCSI disks.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::process::{wait_for_records, wait_until};
-use common::sites::own_address;
-use common::{MIB, Stage, disk_file, vm, with};
 use drover_lab::{Drover, lab_folder, workspace};
+use drover_stage::process::{wait_for_records, wait_until};
+use drover_stage::sites::own_address;
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::json;
 
 /// A guest boots under emulation, beside other tests.

@@ -1,15 +1,13 @@
 //! Appliances become machines: as plans, by `drover import`, resumed, and refused where they are not whole.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::process::{PATIENCE, recorded_blocks, wait_until};
-use common::{MIB, disk_file, same_bytes};
 use drover_lab::{Drover, Guests, Output, lab_folder};
+use drover_stage::process::{PATIENCE, recorded_blocks, wait_until};
+use drover_stage::{MIB, disk_file, same_bytes};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

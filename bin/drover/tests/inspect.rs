@@ -2,18 +2,16 @@
 //! mounting anything.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 use std::process::Stdio;
 
-use common::debian::{
+use drover_lab::windows::Windows;
+use drover_stage::debian::{
     HAS_DRIVERS, VIRTIO, debian, disk_of, partition, put_converter, put_converter_tried, put_windows_tools,
     puts_loader, uefi_debian, windows_of,
 };
-use common::process::{PATIENCE, wait_until};
-use common::{MIB, Stage, disk_file, same_bytes, vm, with};
-use drover_lab::windows::Windows;
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, Stage, disk_file, same_bytes, vm, with};
 use serde_json::{Value, json};
 
 /// The ids of what was found in a VM.
@@ -153,6 +151,26 @@ fn a_check_tells_what_the_registry_of_windows_says_and_what_keeps_it_from_bootin
     assert_eq!(stage.source_state(), before, "power, snapshots and files are as they were");
 }
 
+/// Runs commands beside a converter that has what Windows wants; gives their exit codes and what they told.
+fn with_windows_tools(stage: &Stage) -> impl Fn(&[&str]) -> (Option<i32>, String) {
+    let tools = stage.path("tools");
+    let path = put_converter(
+        &tools,
+        &format!("[ \"$3\" ] || exit 0\necho x >>\"$(dirname \"$0\")/runs\"\n{HAS_DRIVERS}"),
+    );
+    let drivers = put_windows_tools(&tools);
+    move |words| {
+        let output = stage.drover.command(words).env("PATH", &path).envs(drivers.clone()).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+/// How many guests that converter converted.
+fn conversions(stage: &Stage) -> usize {
+    std::fs::read_to_string(stage.path("tools").join("runs")).unwrap().lines().count()
+}
+
 #[test]
 fn a_windows_is_judged_by_what_was_found_in_it() {
     let mut is_made = true;
@@ -172,17 +190,7 @@ fn a_windows_is_judged_by_what_was_found_in_it() {
         ]
     });
     let Some(stage) = stage.filter(|_| is_made) else { return };
-    let tools = stage.path("tools");
-    let path = put_converter(
-        &tools,
-        &format!("[ \"$3\" ] || exit 0\necho x >>\"$(dirname \"$0\")/runs\"\n{HAS_DRIVERS}"),
-    );
-    let drivers = put_windows_tools(&tools);
-    let run = |words: &[&str]| {
-        let output = stage.drover.command(words).env("PATH", &path).envs(drivers.clone()).output().unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
-    };
+    let run = with_windows_tools(&stage);
     let plan = stage.plan("found", &[("convert: never", "convert: auto")]);
     let (code, told) = run(&["plan", "check", &plan]);
     assert_eq!(code, Some(0), "by guest ids the drivers of 2019 may do for all: {told}");
@@ -194,8 +202,32 @@ fn a_windows_is_judged_by_what_was_found_in_it() {
     let plan = stage.plan("moved", &[("convert: never", "convert: auto"), ("  - name: \"old\"\n", "")]);
     let (code, told) = run(&["migrate", &plan]);
     assert_eq!(code, Some(0), "{told}");
-    let runs = std::fs::read_to_string(tools.join("runs")).unwrap();
-    assert_eq!(runs.lines().count(), 2, "the one of no known guest id, too: {}", stage.report(&plan));
+    assert_eq!(conversions(&stage), 2, "the one of no known guest id, too: {}", stage.report(&plan));
+}
+
+#[test]
+fn an_older_guest_id_keeps_no_newer_windows_from_its_move_once_it_was_looked_into() {
+    let mut is_made = true;
+    let stage = Stage::new(229, |folder| {
+        let disk = windows_of(folder, "aged", &Windows::server());
+        is_made &= disk.is_some();
+        let disk = disk.unwrap_or_else(|| disk_file(folder, "aged", 2 * MIB));
+        vec![with(vm("aged", &[&disk]), json!({"guest_id": "winNetStandard64Guest", "nics": []}))]
+    });
+    let Some(stage) = stage.filter(|_| is_made) else { return };
+    let plan = stage.plan("aged", &[("convert: never", "convert: auto")]);
+    let run = with_windows_tools(&stage);
+    let run = |words: &[&str]| run(&[words, &[plan.as_str()]].concat());
+    let (code, told) = run(&["plan", "check"]);
+    assert!(code == Some(7) && told.contains("the guest id winNetStandard64Guest (2k3)"), "{told}");
+    assert!(told.contains("or have `drover plan check --inspect` find which Windows it is"), "{told}");
+    let (code, told) = run(&["plan", "check", "--inspect"]);
+    assert_eq!(code, Some(0), "what is in it is a Windows of 2019: {told}");
+    let (code, told) = run(&["plan", "check"]);
+    assert_eq!(code, Some(0), "that is kept: {told}");
+    let (code, told) = run(&["migrate"]);
+    assert_eq!(code, Some(0), "{told}");
+    assert_eq!(conversions(&stage), 1, "{told}");
 }
 
 #[test]
@@ -385,7 +417,7 @@ fn work_for_the_first_boot_is_given_to_the_converter_and_refused_where_it_cannot
 fn windows_gets_the_addresses_that_its_tools_told_while_it_ran() {
     let Some(stage) = Stage::new(181, |folder| {
         let nics = json!([
-            {"network": "VM Network", "mac": "00:50:56:aa:00:01", "addresses": ["192.0.2.7/24"], "gateway": "192.0.2.1", "dns": ["192.0.2.53"]},
+            {"network": "VM Network", "mac": "00:50:56:aa:00:01", "addresses": ["192.0.2.7/24", "192.0.2.8/24"], "gateway": "192.0.2.1", "dns": ["192.0.2.53"]},
             {"network": "VM Network", "mac": "00:50:56:aa:00:02"},
         ]);
         let about =
@@ -394,8 +426,8 @@ fn windows_gets_the_addresses_that_its_tools_told_while_it_ran() {
     }) else {
         return;
     };
-    let tells =
-        "[ \"$1\" != --help ] || { echo --write; exit; }\nprintf '%s\\n' \"$@\" >\"$(dirname \"$0\")/told\"";
+    let tells = "[ \"$1\" != --help ] || { echo --write; exit; }\n\
+                 while [ \"$1\" ]; do [ \"$1\" != --firstboot ] || cat \"$2\" >>\"$(dirname \"$0\")/told\"; shift; done";
     let tools = stage.path("tools");
     let path = put_converter(&tools, &format!("{tells}\n{HAS_DRIVERS}"));
     let command = |words: &[&str]| {
@@ -411,7 +443,9 @@ fn windows_gets_the_addresses_that_its_tools_told_while_it_ran() {
     let plain = stage.plan("plain", &[("convert: never", "convert: auto")]);
     let (code, text) = run(&["plan", "check", &plain]);
     assert!(
-        code == Some(0) && text.contains("has fixed addresses (192.0.2.7/24), which stay with its old card"),
+        code == Some(0)
+            && text
+                .contains("has fixed addresses (192.0.2.7/24, 192.0.2.8/24), which stay with its old card"),
         "{text}"
     );
     let plan = stage.plan("keep", &[("convert: never", "convert: auto\nkeep_addresses: true")]);
@@ -426,8 +460,12 @@ fn windows_gets_the_addresses_that_its_tools_told_while_it_ran() {
     let (code, text) = run(&["resume", "keep"]);
     assert_eq!(code, Some(0), "{text}");
     let told = std::fs::read_to_string(tools.join("told")).unwrap();
-    assert!(told.contains("--mac\n00:50:56:aa:00:01:ip:192.0.2.7,192.0.2.1,24,192.0.2.53\n"), "{told}");
-    assert!(!told.contains("00:50:56:aa:00:02:ip"), "{told}");
+    assert!(told.contains("\ncall :find 00:50:56:AA:00:01\nif defined CARD call :card0\nexit"), "{told}");
+    assert!(told.contains(" address=192.0.2.7 mask=255.255.255.0 gateway=192.0.2.1 "), "{told}");
+    assert!(
+        told.contains(" address=192.0.2.8 mask=255.255.255.0\n") && told.contains(" address=192.0.2.53 "),
+        "{told}"
+    );
 }
 
 #[test]

@@ -1,9 +1,7 @@
 //! `drover link test`, against a true agent on this host.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::sites::Sites;
+use drover_stage::sites::Sites;
 use serde_json::Value;
 
 #[test]

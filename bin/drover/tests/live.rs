@@ -1,16 +1,16 @@
 //! `drover live`: running guests move between two QEMUs, beat on, and find their memory and disks as they left them.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::moves::{self, SLOWLY, ask, busy, events, idle, say, say_with, with_disks, written_sectors};
-use common::pair::Pair;
 use drover_lab::{Drover, Output, PulseOptions};
 use drover_qemu::Qmp;
+use drover_stage::moves::{
+    self, SLOWLY, ask, busy, events, idle, say, say_with, with_disks, written_sectors,
+};
+use drover_stage::pair::Pair;
 use serde_json::{Value, json};
 
 #[test]

@@ -1,14 +1,12 @@
 //! `drover live` after an earlier run of it was killed: both QEMUs say where they stand, and the guest runs once.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::moves::{self, SLOWLY, idle, is_sending, say, written_sectors};
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
 use drover_qemu::Qmp;
+use drover_stage::moves::{self, SLOWLY, idle, is_sending, say, written_sectors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -1,17 +1,15 @@
 //! `drover live` in post-copy, on a line that breaks: it is made anew, or what is lost is told.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::line::Line;
-use common::moves::{self, events, with_disks, written_sectors};
-use common::process::wait_until;
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
 use drover_qemu::Qmp;
+use drover_stage::line::Line;
+use drover_stage::moves::{self, events, with_disks, written_sectors};
+use drover_stage::process::wait_until;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -1,16 +1,14 @@
 //! `drover live --via SITE --or-direct HOST`: memory and disks go past the link where that is found to be as good.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::net::TcpListener;
 use std::process::Child;
 
-use common::moves::{self, SLOWLY, busy, events, idle, place, route, with_disks, written_sectors};
-use common::process::wait_until;
-use common::scene::{PATIENCE, Scene};
-use common::sites::Sites;
 use drover_lab::{Output, Pulse, PulseOptions};
+use drover_stage::moves::{self, SLOWLY, busy, events, idle, place, route, with_disks, written_sectors};
+use drover_stage::process::wait_until;
+use drover_stage::scene::{PATIENCE, Scene};
+use drover_stage::sites::Sites;
 use serde_json::Value;
 
 /// Where the source was told to send memory.

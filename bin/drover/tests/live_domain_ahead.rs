@@ -1,14 +1,12 @@
 //! `drover live DOMAIN --to URI --allow postcopy`: domains of libvirt that go ahead of their memory, and lines that break then.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::process::Child;
 
-use common::domains::{NAME, Pair};
-use common::line::Line;
-use common::moves::{self, events, is_told};
 use drover_lab::{Output, PulseOptions};
+use drover_stage::domains::{NAME, Pair};
+use drover_stage::line::Line;
+use drover_stage::moves::{self, events, is_told};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -84,7 +82,7 @@ impl Scene {
             self.pair.state("a") == "paused (post-copy failed)"
                 && self.pair.state("b").contains("post-copy failed")
         };
-        common::process::wait_until("both daemons know", std::time::Duration::from_secs(120), is_known);
+        drover_stage::process::wait_until("both daemons know", std::time::Duration::from_secs(120), is_known);
     }
 
     fn ended(&self, child: Child) -> Output {

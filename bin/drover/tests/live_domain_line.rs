@@ -4,14 +4,12 @@
 //! `cargo test -p drover --test live_domain_line -- --ignored --nocapture`.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::time::Duration;
 
-use common::domains::{NAME, Pair};
-use common::moves::{self, events, is_eased};
-use common::sites::Sites;
 use drover_lab::{PulseOptions, run_by};
+use drover_stage::domains::{NAME, Pair};
+use drover_stage::moves::{self, events, is_eased};
+use drover_stage::sites::Sites;
 use drover_wan::line::LineSpec;
 use drover_wan::line::units::{Rate, Share};
 use drover_wan::{Site, Wan, WanSpec};

@@ -4,17 +4,15 @@
 //! the agent with those of the second, and the line between both can be cut.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::ErrorKind;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command};
 
-use common::domains::{NAME, Pair};
-use common::line::Line;
-use common::moves::{self, EASED, events, is_eased, is_sending, place, route};
-use common::sites::Sites;
 use drover_lab::{Output, PulseOptions, run_by};
+use drover_stage::domains::{NAME, Pair};
+use drover_stage::line::Line;
+use drover_stage::moves::{self, EASED, events, is_eased, is_sending, place, route};
+use drover_stage::sites::Sites;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

@@ -1,16 +1,14 @@
 //! `drover live` where a disk is full, and where somebody stops it, once or again, in each of its phases.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::process::Command;
 use std::time::Duration;
 
-use common::line::Line;
-use common::moves::{self, SLOWLY, ask, busy, events, idle, with_disks};
-use common::pair::Pair;
-use common::process::wait_until;
 use drover_lab::{Output, PulseOptions};
+use drover_stage::line::Line;
+use drover_stage::moves::{self, SLOWLY, ask, busy, events, idle, with_disks};
+use drover_stage::pair::Pair;
+use drover_stage::process::wait_until;
 use serde_json::{Value, json};
 
 /// Both QEMUs know the place of disks by one name, and each means its own: between them lies the line.

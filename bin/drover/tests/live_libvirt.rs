@@ -3,13 +3,11 @@
 //! The daemons are true ones, in namespaces of their own (`lab/libvirt/hosts`); guests run under software emulation.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::time::Duration;
 
-use common::domains::{NAME, Pair};
-use common::moves::{self, events, is_sending};
 use drover_lab::{Drover, Output, PulseOptions, put_script};
+use drover_stage::domains::{NAME, Pair};
+use drover_stage::moves::{self, events, is_sending};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -169,7 +167,7 @@ fn with_virsh_killed_too_libvirt_cancels_and_the_next_try_moves_it() {
     child.wait().unwrap();
     kill_process(virsh[0], Signal::KILL).unwrap();
     let is_over = || pair.state("b").is_empty() && pair.job("a").contains("None");
-    common::process::wait_until("libvirt cancels", Duration::from_secs(120), is_over);
+    drover_stage::process::wait_until("libvirt cancels", Duration::from_secs(120), is_over);
     pair.runs_on();
     let again = pair.live(&["--downtime", "2s"]);
     assert_eq!(again.code, Some(0), "{again:?}");
@@ -215,7 +213,7 @@ fn a_daemon_that_does_not_answer_for_a_moment_costs_nothing() {
     assert!(moves::is_told(&pair.told(), is_sending), "nothing is sent");
     let place = |name: &str| pair.folder.path().join(name);
     std::fs::write(place("silent"), "").unwrap();
-    common::process::wait_until("it is asked again", Duration::from_secs(120), || {
+    drover_stage::process::wait_until("it is asked again", Duration::from_secs(120), || {
         std::fs::read(place("asked")).is_ok_and(|asked| asked.len() >= 8)
     });
     std::fs::remove_file(place("silent")).unwrap();

@@ -5,15 +5,13 @@
 //! line with `DROVER_LINE_RTT_MS` (55).
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use common::moves::{self, busy, events, with_disks};
-use common::sites::Sites;
 use drover_lab::{Output, Pulse, PulseOptions, run_by};
+use drover_stage::moves::{self, busy, events, with_disks};
+use drover_stage::sites::Sites;
 use drover_wan::line::LineSpec;
 use drover_wan::line::units::{Rate, Share};
 use drover_wan::{Site, Wan, WanSpec};

@@ -1,17 +1,15 @@
 //! `drover live --via`: running guests move over the link to another site's agent, over true TLS connections.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::os::unix::net::UnixListener;
 use std::process::Child;
 
-use common::moves::{self, EASED, SLOWLY, busy, events, idle, is_eased, with_disks, written_sectors};
-use common::process::wait_until;
-use common::scene::{PATIENCE, Scene};
-use common::sites::Sites;
 use drover_lab::{Pulse, PulseOptions};
 use drover_qemu::Qmp;
+use drover_stage::moves::{self, EASED, SLOWLY, busy, events, idle, is_eased, with_disks, written_sectors};
+use drover_stage::process::wait_until;
+use drover_stage::scene::{PATIENCE, Scene};
+use drover_stage::sites::Sites;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 

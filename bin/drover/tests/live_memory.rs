@@ -1,14 +1,12 @@
 //! `drover live`: memory that is encrypted by QEMU, compressed, or sent by what changed in it; set on both sides and back.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::certificates::certificates;
-use common::moves::{self, ask, busy, events, say, say_with, with_disks, written_sectors};
-use common::pair::Pair;
 use drover_lab::{Output, Pulse, PulseOptions};
+use drover_stage::certificates::certificates;
+use drover_stage::moves::{self, ask, busy, events, say, say_with, with_disks, written_sectors};
+use drover_stage::pair::Pair;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;

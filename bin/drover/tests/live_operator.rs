@@ -2,16 +2,14 @@
 //! simulator become machines of the cluster by Jobs. KubeVirt's controllers are played by the lab.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
-use common::kubernetes::{CLAIMS, MACHINES, NAMESPACE, PODS, SECRETS, assert_holds};
-use common::operated::{DEPLOYMENT, JOBS, LOCKS, OWN, Operated, condition, process_of};
-use common::{MIB, disk_file, vm, with};
 use drover_lab::cluster::{CLASS, Volume};
 use drover_lab::{PASSWORD, chart};
+use drover_stage::kubernetes::{CLAIMS, MACHINES, NAMESPACE, PODS, SECRETS, assert_holds};
+use drover_stage::operated::{DEPLOYMENT, JOBS, LOCKS, OWN, Operated, condition, process_of};
+use drover_stage::{MIB, disk_file, vm, with};
 use serde_json::{Value, json};
 
 #[test]
@@ -179,15 +177,14 @@ fn a_warm_vm_in_a_file_system_moves_over_when_kubectl_asks_for_it() {
     let a = operated.landing.cluster.volume("v-a", Volume::Folder, 128 * MIB).unwrap();
     operated.landing.cluster.volume("s-a", Volume::Folder, 64 * MIB).unwrap();
     // The plan file of `drover migrate`, but for the address at which pods find the source.
-    let tomorrow = Command::new("date").args(["-u", "-d", "1 day", "+%FT%TZ"]).output().unwrap();
-    let tomorrow = String::from_utf8(tomorrow.stdout).unwrap();
     let port = operated.landing.stage.sim.port;
     let (hosts, own) =
         (format!("    from: hosts\n    port: {port}\n"), format!("endpoint: 127.0.0.1:{port}"));
-    let warm = format!("mode: warm\nwarm: {{interval: 1s, cutover: \"{}\"}}", tomorrow.trim());
+    // The cutover is manual, as it is unless a plan says another.
+    let warm = "mode: warm\nwarm: {interval: 1s}\nwaves: [{name: all, vms: [{glob: 'web*'}], until: 2099-01-01T00:00:00Z, if_failed: go_on}]";
     let there = format!("endpoint: {}", operated.address);
     let edits = [
-        ("mode: cold", warm.as_str()),
+        ("mode: cold", warm),
         (hosts.as_str(), "    from: provider\n"),
         ("  image_pull", "  volume_mode: filesystem\n  image_pull"),
         (own.as_str(), there.as_str()),
@@ -202,6 +199,10 @@ fn a_warm_vm_in_a_file_system_moves_over_when_kubectl_asks_for_it() {
     assert!(refused.code == Some(3) && refused.err.contains("the Provider other is of"), "{refused:?}");
     operated.moves("web01", 0);
     assert_eq!(operated.landing.stage.sim.vm("web01").unwrap()["power"], "poweredOn");
+    // Its worker has its own wave alone.
+    let spec = operated.migration("web01").unwrap()["spec"].clone();
+    let wave = json!([{"name": "all", "vms": [{"id": spec["vm"]["id"]}], "until": "2099-01-01T00:00:00Z"}]);
+    assert_eq!((&spec["wave"], &spec["plan"]["waves"]), (&json!("all"), &wave));
     let mut watching = operated.kubectl(&["status", "--plan", "warm", "--watch", "--json"]);
     let watching = watching.stdout(Stdio::piped()).spawn().unwrap();
     operated.says(&["cutover", "--plan", "warm"]);
@@ -284,12 +285,14 @@ fn a_drain_and_an_api_server_that_is_away_lose_nothing() {
     let seen = operated.done_bytes("web01");
     operated.moves("web01", seen);
 
-    // A drain: the node takes no pods any more, and the worker's is evicted.
+    // A drain: the node takes no pods any more, and the worker's and its agent's are evicted.
     let failures = operated.migration("web01").unwrap()["status"]["failures"].clone();
     operated.cordon("node-1", true);
     let pod = operated.worker("web01").unwrap();
-    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}});
-    cluster.make(&format!("{PODS}/{pod}/eviction"), &eviction).unwrap();
+    for pod in [pod.as_str(), "web01-drover"] {
+        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}});
+        cluster.make(&format!("{PODS}/{pod}/eviction"), &eviction).unwrap();
+    }
     operated.wait("its worker waits for a node", || {
         let job = operated.migration("web01").unwrap()["status"]["job"]["name"].clone();
         let pods = operated.items(PODS);
@@ -507,6 +510,11 @@ fn what_is_wrong_is_told_by_conditions_and_mended_by_edits() {
     operated.wait("the misspelt VM is told", || condition(&plan(), "Resolved")["reason"] == "PlanHasErrors");
     let message = condition(&plan(), "Resolved")["message"].to_string();
     assert!(message.contains("there is no VM called 'web02'"), "{message}");
+    let is_told = |event: &Value| {
+        (&event["involvedObject"]["kind"], &event["reason"]) == (&json!("Plan"), &json!("PlanHasErrors"))
+    };
+    let events = || cluster.get("/api/v1/namespaces/vms/events").unwrap().unwrap();
+    operated.wait("an event says it", || events()["items"].as_array().unwrap().iter().any(is_told));
     let edited =
         json!({"spec": {"plan": {"vms": [{"name": "web01"}], "target": {"namespace": "kube-system"}}}});
     cluster.merge(&format!("{OWN}/plans/bad"), &edited).unwrap();

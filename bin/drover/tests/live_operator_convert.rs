@@ -1,18 +1,16 @@
 //! Guests that workers of the operator convert, in a true Kubernetes whose pods run.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::debian::{DISK_BYTES, debian, guest_of_vmware, marked, put_marking_converter};
-use common::kubernetes::{CLAIMS, NAMESPACE, assert_holds};
-use common::operated::{JOBS, LOCKS, OWN, Operated};
-use common::{MIB, disk_file, vm, with};
 use drover_lab::cluster::{Cluster, Volume};
 use drover_lab::v2v::V2v;
 use drover_lab::{chart, workspace};
+use drover_stage::debian::{DISK_BYTES, debian, guest_of_vmware, marked, put_marking_converter};
+use drover_stage::kubernetes::{CLAIMS, NAMESPACE, assert_holds};
+use drover_stage::operated::{JOBS, LOCKS, OWN, Operated};
+use drover_stage::{MIB, disk_file, vm, with};
 use serde_json::{Value, json};
 
 /// What the image with a converter is called.

@@ -1,20 +1,18 @@
 //! The line to the node of one of the operator's workers is cut at random moments, in a true Kubernetes of two nodes.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::kubernetes::{PODS, assert_holds};
-use common::operated::{OWN, Operated, process_of};
-use common::process::{PATIENCE, is_stopped, wait_until};
-use common::{MIB, disk_file, vm};
 use drover_lab::cluster::Volume;
 use drover_operator::RETRY;
+use drover_stage::kubernetes::{PODS, assert_holds};
+use drover_stage::operated::{OWN, Operated, process_of};
+use drover_stage::process::{PATIENCE, is_stopped, wait_until};
+use drover_stage::{MIB, disk_file, vm};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 

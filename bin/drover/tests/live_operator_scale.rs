@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use drover_kubevirt::{Access, Change, Cluster, Seen};
 use drover_lab::chart;
-use drover_operator::model::{DiskSize, MigrationSpec, Pinned, Size, SourceId, VmId};
+use drover_operator::model::{Conversion, DiskSize, MigrationSpec, Pinned, Size, SourceId, VmId};
 use drover_operator::objects::{migration, migration_name};
 use drover_operator::{EPOCH, MIGRATION};
 use serde_json::{Value, json};
@@ -131,6 +131,14 @@ fn pinned(object: &Value) -> Pinned {
     Pinned { name: text("name"), uid: text("uid"), generation: metadata["generation"].as_i64().unwrap() }
 }
 
+/// Makes a Plan that counts as laid over its Provider.
+fn laid(kube: &Cluster, plan: &Value, provider: &Pinned) -> Pinned {
+    let plan = pinned(&kube.create(&format!("{OWN}/plans"), plan, false).unwrap());
+    let status = json!({"status": {"observedGeneration": 1, "resolvedGeneration": 1, "provider": provider}});
+    kube.change(&format!("{OWN}/plans/{}/status", plan.name), Change::Merge, &status).unwrap();
+    plan
+}
+
 /// The Provider and a Plan that counts as laid over it, and their Migrations.
 fn make(kube: &Arc<Cluster>, count: usize) {
     let api = "drover.dev/v1alpha1";
@@ -139,9 +147,7 @@ fn make(kube: &Arc<Cluster>, count: usize) {
     let provider = pinned(&kube.create(&format!("{OWN}/providers"), &provider, false).unwrap());
     let plan = json!({"apiVersion": api, "kind": "Plan", "metadata": {"name": "all"},
         "spec": {"provider": "vcenter", "plan": {"target": {"type": "kubevirt"}, "vms": [{"glob": "*"}]}}});
-    let plan = pinned(&kube.create(&format!("{OWN}/plans"), &plan, false).unwrap());
-    let status = json!({"status": {"observedGeneration": 1, "resolvedGeneration": 1, "provider": provider}});
-    kube.change(&format!("{OWN}/plans/all/status"), Change::Merge, &status).unwrap();
+    let plan = laid(kube, &plan, &provider);
     std::thread::scope(|scope| {
         for maker in 0..MAKERS {
             let (plan, provider) = (&plan, &provider);
@@ -209,6 +215,70 @@ fn assert_log(log: &Path, count: usize) {
     assert_eq!(names.len(), count);
 }
 
+/// A Plan with waves, of which one cannot go on, one is after it and one has its window in a time to come; and one in a freeze. Then the first
+/// is given up. No worker moves what is not to begin: those that are played would have it arrive at once.
+fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Duration) {
+    let of = |name: &str, more: Value| {
+        let mut plan = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Plan", "metadata": {"name": name},
+            "spec": {"provider": "vcenter", "plan": {"target": {"type": "kubevirt"}, "vms": [{"glob": "*"}]}}});
+        plan["spec"]["plan"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        plan
+    };
+    // The API server knows the keys of a plan, and keeps others for the operator, which refuses them.
+    let plans = format!("{OWN}/plans");
+    let refused = kube.create(&plans, &of("wrong", json!({"mode": "lukewarm"})), true).unwrap_err();
+    assert!(refused.what.contains("lukewarm"), "{refused}");
+    for other in [
+        json!({"exlude": [{"name": "web01"}]}),
+        json!({"waves": [{"name": "a", "windows": "22:00-06:00"}]}),
+        json!({"vms": [{"name": "web01", "nmae": "web01"}]}),
+        json!({"hooks": {"before": {"copy": {"command": ["true"]}}}}),
+    ] {
+        let plan = of("wrong", other);
+        assert_eq!(kube.create(&plans, &plan, true).unwrap()["spec"]["plan"], plan["spec"]["plan"]);
+    }
+    let provider = pinned(&kube.get(&format!("{OWN}/providers/vcenter")).unwrap().unwrap());
+    let waves = json!([{"name": "pilot"}, {"name": "web", "after": ["pilot"]}, {"name": "night", "window": "2099-01-01"}]);
+    let waved = laid(kube, &of("waved", json!({"waves": waves})), &provider);
+    let freezes = json!({"waves": [{"name": "all"}], "freezes": "2020-01-01 - 2098-12-31 Europe/Berlin"});
+    let frozen = laid(kube, &of("frozen", freezes), &provider);
+    let path = |number: usize| {
+        let spec = spec(number, &waved, &provider);
+        format!("{OWN}/migrations/{}", migration_name(SOURCE, &spec.vm.instance_uuid))
+    };
+    let all = [("pilot", &waved), ("web", &waved), ("night", &waved), ("all", &frozen)];
+    for (number, (wave, plan)) in (90_000..).zip(all) {
+        // Nothing begins of one that needs what this operator has not.
+        let conversion = if wave == "pilot" { Conversion::Needed } else { Conversion::No };
+        let spec = MigrationSpec { wave: Some(wave.into()), conversion, ..spec(number, plan, &provider) };
+        let name = migration_name(SOURCE, &spec.vm.instance_uuid);
+        kube.create(&format!("{OWN}/migrations"), &migration(&name, &spec), false).unwrap();
+    }
+    let arrived = |number: usize| {
+        let found = kube.get(&path(number)).unwrap().unwrap();
+        let conditions = found["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let it = conditions.into_iter().find(|it| it["type"] == "Arrived").unwrap_or_default();
+        let text = |key: &str| it[key].as_str().unwrap_or_default().to_string();
+        (text("reason"), text("message"))
+    };
+    let reasons = || [0, 1, 2, 3].map(|number| arrived(90_000 + number).0);
+    let waiting = ["ConverterMissing", "WaitsForWave", "WaitsForWindow", "WaitsForWindow"];
+    wait("each says what it waits for", log, patience, || reasons() == waiting);
+    assert!(arrived(90_001).1.contains("wave pilot"), "{:?}", arrived(90_001));
+    assert!(arrived(90_002).1.contains("Thu 2099-01-01 00:00 UTC"), "{:?}", arrived(90_002));
+    assert!(arrived(90_003).1.contains("Thu 2099-01-01 00:00 Europe/Berlin"), "{:?}", arrived(90_003));
+    kube.change(&path(90_000), Change::Merge, &json!({"spec": {"cancel": true}})).unwrap();
+    wait("the next wave goes", log, patience, || arrived(90_001).0 == "Arrived");
+    assert_eq!(reasons()[2..], waiting[2..], "and no other");
+    wait("the Plan tells of its waves", log, patience, || {
+        let plan = kube.get(&format!("{OWN}/plans/waved")).unwrap().unwrap();
+        let waves = &plan["status"]["waves"];
+        waves[1]["arrived"] == 1
+            && waves[1]["passed"] == true
+            && waves[2]["waits"].to_string().contains("2099-01-01")
+    });
+}
+
 #[test]
 fn many_migrations_cost_the_same_each() {
     let count = std::env::var("DROVER_MIGRATIONS").map_or(100, |it| it.parse().unwrap());
@@ -267,4 +337,5 @@ fn many_migrations_cost_the_same_each() {
     assert!(each <= REQUESTS_MAX, "{each} requests for each Migration");
     assert!(asked_again <= 100 + count as u64 / 100, "{asked_again} requests of one that begins again");
     assert!(rss.max(rss_again) < RSS_MAX, "{rss} and {rss_again} bytes");
+    waves_windows_and_freezes_are_kept(&kube, &log, patience);
 }

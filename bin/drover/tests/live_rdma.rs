@@ -1,23 +1,26 @@
-//! `drover live` by RDMA, carried by soft RDMA (rxe): what a card would carry goes from one QEMU to another, and is proved by the guest.
+//! `drover live` by RDMA, and links over RDMA, carried by soft RDMA (rxe): what a card would carry goes from one QEMU to another, and is
+//! proved by the guest, or from one drover to another.
 //!
 //! This machine may have neither a card nor the kernel's module. So the test that runs here starts a VM that has both
 //! (`scripts/get-rdma-vm`) with this very program in it, and there the tests run that are ignored here.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use common::moves::{self, ask, say_with};
-use common::pair::Pair;
-use drover_lab::{Output, PulseOptions, RdmaVm};
+use drover_lab::{Output, Pulse, PulseOptions, RdmaVm};
+use drover_stage::line::Line;
+use drover_stage::moves::{self, ask, say_with};
+use drover_stage::pair::Pair;
+use drover_stage::process::wait_until;
+use drover_stage::scene::Scene;
+use drover_stage::sites::{Sites, done};
+use drover_stage::{MIB, disk_file, same_bytes};
 use serde_json::{Value, json};
 
 const CHUNK: &str = "x-rdma-chunk-size";
-const MIB: u64 = 1 << 20;
 const POLL: Duration = Duration::from_millis(100);
 /// A line is said, and a downtime of seconds: what software carries in a VM that is emulated itself is none of these tests.
 const PATIENTLY: [&str; 4] = ["--line", "100m", "--downtime", "8s"];
@@ -34,7 +37,7 @@ fn guests_move_by_rdma_in_a_vm_that_has_it() {
     let programs = [&here, Path::new(env!("CARGO_BIN_EXE_drover"))];
     let told = vm.run(folder.path(), &programs, "--ignored --nocapture --test-threads=1").unwrap();
     println!("{told}");
-    assert!(told.contains("test result: ok. 2 passed") && !told.contains("skipped"), "{told}");
+    assert!(told.contains("test result: ok. 5 passed") && !told.contains("skipped"), "{told}");
 }
 
 /// A guest of 64 MiB of which half holds nothing, and a QEMU that waits for it.
@@ -167,4 +170,100 @@ fn begins(pair: &mut Pair) -> Child {
         pair.wait_anew(&format!("begins-{again}"), &guest());
     }
     panic!("rxe gave up {TRIES} times");
+}
+
+/// RDMA or nothing.
+const REQUIRED: [&str; 2] = ["--rdma", "require"];
+/// In which a disk goes that is slowed down, over whatever is left.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+/// Two sites with an agent at these addresses; `None`, after a printed line, without a device.
+fn sites(addresses: &str, more: &[&str]) -> Option<Sites> {
+    if !RdmaVm::is_here() {
+        println!("skipped: no soft RDMA here");
+        return None;
+    }
+    let mut sites = Sites::not_started();
+    sites.address = addresses.to_string();
+    sites.more = more.iter().map(|it| (*it).to_string()).collect();
+    sites.start();
+    Some(sites)
+}
+
+/// Packets that the device has sent. One takes 4 KiB of data at most.
+fn packets() -> u64 {
+    let told = std::fs::read_to_string("/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts").unwrap();
+    told.trim().parse().unwrap()
+}
+
+const PACKET_BYTES: u64 = 4096;
+
+#[test]
+#[ignore = "runs in the VM"]
+fn a_link_carries_a_disk_over_rdma_alone() {
+    let Some(sites) = sites(&format!("{}:0", RdmaVm::ADDRESS), &REQUIRED) else { return };
+    sites.pair_over(&sites.address, &REQUIRED);
+    let source = disk_file(sites.folder.path(), "source", 16 * MIB);
+    let before = packets();
+    let sent = done(&sites.copy(&source, &["--verify", "full"]))["link"]["bytes_sent"].as_u64().unwrap();
+    assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+    let carried = (packets() - before) * PACKET_BYTES;
+    println!("{sent} bytes of the disk were sent, {carried} over RDMA at most");
+    assert!(
+        sent > 8 * MIB && carried >= sent,
+        "{sent} bytes of the disk were sent, {carried} over RDMA at most"
+    );
+}
+
+#[test]
+#[ignore = "runs in the VM"]
+fn a_link_carries_a_guests_memory_over_rdma_alone() {
+    let allowed = |sites: &Sites| format!("unix:{}", sites.path("b/*").display());
+    let Some(mut sites) = sites(&format!("{}:0", RdmaVm::ADDRESS), &REQUIRED) else { return };
+    sites.kill();
+    sites.more.extend(["--allow-connect".to_string(), allowed(&sites)]);
+    sites.start();
+    sites.pair_over(&sites.address, &REQUIRED);
+    let source = Pulse::start(&sites.path("a"), &guest()).unwrap();
+    let target = Pulse::waiting(&sites.path("b"), &guest()).unwrap();
+    source.beat(3).unwrap();
+    let line = Line::to(&sites.address);
+    let mut scene = Scene { source, target, sites, line };
+    let before = packets();
+    let output = scene.live(&PATIENTLY);
+    let moved = scene.has_moved(&output);
+    let carried = (packets() - before) * PACKET_BYTES;
+    println!("{moved}; {carried} over RDMA at most");
+    assert_eq!(moved["link"]["congestion"], "rdma", "{moved}");
+    assert!(carried > 16 * MIB, "{carried} bytes over RDMA at most: {moved}");
+}
+
+/// `rdma link delete` waits for those who use the device (kernel 6.1): its network goes away under it, as with a cable. It stays away, so this
+/// test is to be the last, in the order of their names.
+#[test]
+#[ignore = "runs in the VM"]
+fn when_a_device_vanishes_its_link_goes_on_over_tcp() {
+    let addresses = format!("{}:7843,127.0.0.1:7843", RdmaVm::ADDRESS);
+    let Some(sites) = sites(&addresses, &[]) else { return };
+    sites.pair_at(&addresses);
+    let source = disk_file(sites.folder.path(), "source", 48 * MIB);
+    let before = packets();
+    let mut command = sites.here.command(&["copy", source.to_str().unwrap(), "agent://site-b/vms/disk.raw"]);
+    let log = sites.path("log");
+    let log_to = std::fs::File::create(&log).unwrap();
+    command.args(["--rate-limit", "4MiB"]).stdout(Stdio::null()).stderr(log_to);
+    let mut copying = command.spawn().unwrap();
+    let said = || std::fs::read_to_string(&log).unwrap();
+    wait_until("blocks go over RDMA", PATIENCE, || {
+        assert_eq!(copying.try_wait().unwrap(), None, "it ended: {}", said());
+        (packets() - before) * PACKET_BYTES > 8 * MIB
+    });
+    let down = Command::new("/usr/sbin/ip").args(["link", "set", "dummy1", "down"]).status();
+    assert!(down.unwrap().success());
+    let gone = packets();
+    assert!(copying.wait().unwrap().success(), "{}", said());
+    assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+    let (then, since) = ((gone - before) * PACKET_BYTES, (packets() - gone) * PACKET_BYTES);
+    println!("over RDMA at most: {then} bytes before the device vanished, {since} after it");
+    assert!(since < 8 * MIB, "{since} bytes over RDMA after it vanished");
 }

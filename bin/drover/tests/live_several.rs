@@ -1,17 +1,15 @@
 //! `drover live` for several guests: they share one budget, and each is where it should be, whatever becomes of the others.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::line::Line;
-use common::moves::{self, events, idle};
-use common::sites::Sites;
 use drover_lab::{Drover, Hosts, Output, Pulse, PulseOptions, run_by};
+use drover_stage::line::Line;
+use drover_stage::moves::{self, events, idle};
+use drover_stage::sites::Sites;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -2,16 +2,14 @@
 //! machines past the true schemas of KubeVirt. Its controllers are played by the lab.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::process::{Command, Stdio};
 
-use common::debian::{DISK_BYTES, debian, marked, put_marking_converter};
-use common::kubernetes::{CLAIMS, Landing, MACHINES, PATIENCE, PODS, SECRETS, SERVICES, assert_holds};
-use common::process::{EndsWithTest, wait_until};
-use common::{MIB, disk_file, vm, with};
 use drover_lab::cluster::Volume;
 use drover_lab::{lab_folder, run_by};
+use drover_stage::debian::{DISK_BYTES, debian, marked, put_marking_converter};
+use drover_stage::kubernetes::{CLAIMS, Landing, MACHINES, PATIENCE, PODS, SECRETS, SERVICES, assert_holds};
+use drover_stage::process::{EndsWithTest, wait_until};
+use drover_stage::{MIB, disk_file, vm, with};
 use serde_json::json;
 
 #[test]
@@ -211,33 +209,19 @@ const NODE: &str = "10.99.0.1";
 const ROUTES_PATH: &str = "/apis/route.openshift.io/v1/namespaces/vms/routes";
 
 /// What this project knows of OpenShift's Routes, written by hand: the true schema cannot be had here, and has more.
-const ROUTES: &str = r#"apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: routes.route.openshift.io}
-spec:
-  group: route.openshift.io
-  scope: Namespaced
-  names: {kind: Route, listKind: RouteList, plural: routes, singular: route}
-  versions:
-    - name: v1
-      served: true
-      storage: true
-      subresources: {status: {}}
-      schema:
-        openAPIV3Schema:
-          type: object
-          required: [spec]
-          properties:
-            spec:
-              type: object
-              required: [to]
-              properties:
-                host: {type: string}
-                to: {type: object, required: [kind, name], properties: {kind: {type: string}, name: {type: string}}}
-                port: {type: object, required: [targetPort], properties: {targetPort: {x-kubernetes-int-or-string: true}}}
-                tls: {type: object, required: [termination], properties: {termination: {type: string, enum: [edge, passthrough, reencrypt]}}}
-            status: {type: object, x-kubernetes-preserve-unknown-fields: true}
-"#;
+const ROUTES: &str = "
+required: [spec]
+properties:
+  spec:
+    type: object
+    required: [to]
+    properties:
+      host: {type: string}
+      to: {type: object, required: [kind, name], properties: {kind: {type: string}, name: {type: string}}}
+      port: {type: object, required: [targetPort], properties: {targetPort: {x-kubernetes-int-or-string: true}}}
+      tls: {type: object, required: [termination], properties: {termination: {type: string, enum: [edge, passthrough, reencrypt]}}}
+  status: {type: object, x-kubernetes-preserve-unknown-fields: true}
+";
 
 /// What OpenShift's router does for the next Route that there is: it admits it by a name, and passes connections on to the pod.
 fn play_router(landing: &Landing) -> EndsWithTest {
@@ -275,8 +259,7 @@ fn an_agent_is_reached_by_the_way_that_the_plan_says_and_by_auto_where_it_answer
         ("load-balancer", false, "by a Service of type LoadBalancer, at 10.99.0.1:7843"),
         ("route", false, "by a Route, at localhost:443"),
     ];
-    landing.cluster.apply(ROUTES, "vms").unwrap();
-    wait_until("routes are served", PATIENCE, || landing.cluster.get(ROUTES_PATH).ok().flatten().is_some());
+    landing.cluster.install_known("routes.route.openshift.io", "Route", ROUTES).unwrap();
     for (number, (reach, is_cut, words)) in ways.into_iter().enumerate() {
         let volume = landing.cluster.volume(&format!("v-{number}"), Volume::Block, 2 * MIB).unwrap();
         let (reach, target) = (format!("reach: {reach}"), format!("web{number}"));
@@ -434,6 +417,10 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
                  "resources": {"requests": {"storage": "1Mi"}}}});
     landing.cluster.make(CLAIMS, &claim).unwrap();
     check(&[], &["persistent volume claim vms/web01-0 is there already: drover did not make it"]);
+    check(
+        &[("storage_class: lab", "storage_class: nothing")],
+        &["no storage class nothing", "web01-0 is there already"],
+    );
     landing.cluster.remove(&format!("{CLAIMS}/web01-0")).unwrap();
     wait_until("the claim goes", PATIENCE, || landing.names(CLAIMS).is_empty());
     // A namespace that takes no pod of root's: block devices want one, files do not.
@@ -443,6 +430,12 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
     let fine = landing.plan("fine", &[("image_pull", "volume_mode: filesystem\n  image_pull")]);
     let output = landing.stage.run(&["plan", "check", &fine]);
     assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    for user in ["certificate", "program"] {
+        let context = format!("  context: {user}\n  namespace: vms");
+        let edits = [("image_pull", "volume_mode: filesystem\n  image_pull"), ("  namespace: vms", &context)];
+        let output = landing.stage.run(&["plan", "check", &landing.plan(user, &edits)]);
+        assert_eq!(output.code, Some(0), "{user}: {}{}", output.out, output.err);
+    }
     assert!(landing.all().is_empty());
     // A volume that is not there ends the wait for the pod.
     let soft = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": null}}});

@@ -1,14 +1,12 @@
 //! Plans whose disks go through CDI's upload proxy, because no pod of drover's may run in the namespace: a true API server with the true
-//! schemas of KubeVirt and CDI, and a stand-in for CDI (`common/cdi.rs`).
+//! schemas of KubeVirt and CDI, and a stand-in for CDI (`crates/stage/src/cdi.rs`).
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::cdi::{Cdi, Fault};
-use common::kubernetes::{CLAIMS, Landing, MACHINES, PATIENCE, assert_holds};
-use common::process::{EndsWithTest, wait_until};
-use common::{MIB, disk_file, vm, with};
 use drover_lab::Output;
+use drover_stage::cdi::{Cdi, Fault};
+use drover_stage::kubernetes::{CLAIMS, Landing, MACHINES, PATIENCE, assert_holds};
+use drover_stage::process::{EndsWithTest, wait_until};
+use drover_stage::{MIB, disk_file, vm, with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 

@@ -2,18 +2,17 @@
 //! virt-v2v-in-place that writes a mark. What the true one makes of a guest is `conversion.rs`.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use common::debian::{
+use drover_lab::v2v::V2v;
+use drover_stage::debian::{
     HAS_DRIVERS, debian, guest_of_vmware, marked, put_converter, put_marking_converter, put_windows_tools,
 };
-use common::landing::{Agent, Landing, hear};
-use common::process::{PATIENCE, wait_until};
-use common::{MIB, disk_file, vm, with};
-use drover_lab::v2v::V2v;
+use drover_stage::landing::{Agent, Landing, hear};
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, disk_file, vm, with};
 use serde_json::json;
 
 /// The source's disk, and the converter's folder.
@@ -21,7 +20,7 @@ struct Scene {
     landing: Landing,
     /// Where the volume is.
     host: &'static str,
-    _agent: Option<Agent>,
+    agent: RefCell<Option<Agent>>,
     tools: PathBuf,
     before: Vec<u8>,
 }
@@ -32,24 +31,30 @@ const STARTED: [(&str, &str); 2] =
 impl Scene {
     /// A guest that runs, and that would not find its disk on virtio.
     fn new(number: u8) -> Option<Scene> {
-        Scene::on(number, "a")
+        Scene::on(number, "a", false)
     }
 
     /// The same on another host, by its agent.
     fn far(number: u8) -> Option<Scene> {
-        Scene::on(number, "b")
+        Scene::on(number, "b", false)
     }
 
-    fn on(number: u8, host: &'static str) -> Option<Scene> {
+    /// The same, whose agent has the converter, too.
+    fn by_agent(number: u8) -> Option<Scene> {
+        Scene::on(number, "b", true)
+    }
+
+    fn on(number: u8, host: &'static str, by_agent: bool) -> Option<Scene> {
         let landing = Landing::new(number, |folder| {
             vec![with(vm("vmware", &[&debian(folder, "vmware", &[])]), json!({"power": "on", "nics": []}))]
         })?;
         let (tools, disk) = (landing.stage.path("bin"), landing.stage.path("vmware"));
         let pool = format!("images={}", landing.image("b", "").display());
-        let agent = (host == "b").then(|| landing.agent("b", "site-b", &[&pool]));
-        let scene = Scene { landing, host, _agent: agent, tools, before: std::fs::read(disk).unwrap() };
-        scene.convert("");
-        Some(scene)
+        put_marking_converter(&tools, "");
+        let converter = by_agent.then_some(tools.as_path());
+        let agent = (host == "b").then(|| landing.agent_that_may_convert("b", "site-b", &[&pool], converter));
+        let agent = RefCell::new(agent);
+        Some(Scene { landing, host, agent, tools, before: std::fs::read(disk).unwrap() })
     }
 
     fn plan(&self, name: &str) -> String {
@@ -87,6 +92,20 @@ impl Scene {
         assert_eq!(self.source_power(), "poweredOff");
     }
 
+    fn agent_converts(&self) -> bool {
+        self.agent.borrow().as_ref().is_some_and(|agent| agent.converter.is_some())
+    }
+
+    /// From now on the agent converts, or does so no more.
+    fn another_converts(&self) {
+        if let Some(agent) = &mut *self.agent.borrow_mut() {
+            agent.kill();
+            agent.converter = agent.converter.is_none().then(|| self.tools.clone());
+            agent.may_start = true;
+            agent.start();
+        }
+    }
+
     fn source_power(&self) -> String {
         self.landing.stage.sim.vm("vmware").unwrap()["power"].as_str().unwrap().to_string()
     }
@@ -102,7 +121,10 @@ impl Scene {
         drover.wait().unwrap();
         std::fs::remove_file(begun).unwrap();
         let process = Path::new("/proc").join(self.runs().last().unwrap());
-        wait_until("the converter ends with drover", PATIENCE, || !process.exists());
+        // One of an agent ends when somebody else comes.
+        if !self.agent_converts() {
+            wait_until("the converter ends with drover", PATIENCE, || !process.exists());
+        }
         self.convert("");
         assert!(self.volume() == self.before, "the volume is not converted in part");
     }
@@ -133,9 +155,23 @@ fn killed_around_its_conversion_a_guest_is_given_up_whole_or_converted_once() {
 #[test]
 fn the_same_holds_for_a_volume_of_another_host() {
     let Some(scene) = Scene::far(182) else { return };
+    let told = scene.checked();
+    let warned = "VM (vmware) is converted on this machine, over the link to site-b: the agent of site-b converts no guests.";
+    assert!(told.contains(warned), "{told}");
     scene.is_given_up_whole_or_converted_once();
     let report = scene.landing.stage.report("killed").to_string();
-    assert!(report.contains("converted; log in"), "{report}");
+    assert!(report.contains("converted; log in /"), "{report}");
+}
+
+#[test]
+fn an_agent_that_has_a_converter_converts_the_volumes_of_its_host() {
+    let Some(scene) = Scene::by_agent(201) else { return };
+    let told = scene.checked();
+    let line = "converted by the agent of site-b, beside their volumes: vmware\n";
+    assert!(told.contains(line) && !told.contains("over the link"), "{told}");
+    scene.is_given_up_whole_or_converted_once();
+    let report = scene.landing.stage.report("killed").to_string();
+    assert!(report.contains("converted; log in site-b:/"), "{report}");
 }
 
 #[test]
@@ -159,6 +195,14 @@ fn a_merge_into_a_volume_of_another_host_that_was_cut_off_is_done_again() {
 }
 
 impl Scene {
+    /// What a check says of a plan that has it converted in any case.
+    fn checked(&self) -> String {
+        let always = ("convert: never", "convert: always");
+        let plan = self.landing.far_plan("always", &self.landing.hosts.uri(self.host), &[always]);
+        let checked = self.landing.arrives(&["plan", "check", &plan]);
+        checked.out + &checked.err
+    }
+
     fn is_given_up_whole_or_converted_once(&self) {
         let (scene, landing, host) = (self, &self.landing, self.host);
         let plan = scene.plan("killed");
@@ -175,6 +219,7 @@ impl Scene {
         assert!(landing.killed_at(&["resume", "killed"], ("phase_ended", "convert")).is_some());
         let runs = scene.runs();
         assert!(scene.is_converted() && landing.state(host, "vmware") != "running");
+        scene.another_converts();
         landing.arrives(&["resume", "killed"]);
         scene.has_arrived();
         assert_eq!(scene.runs(), runs, "what is converted is not converted again");
@@ -214,7 +259,7 @@ fn what_windows_needs_is_named_before_anything_moves() {
     let plan = landing.plan("windows", &[("convert: never", "convert: always")]);
     let mut check = landing.command(&["plan", "check", &plan]);
     check.envs(put_windows_tools(&tools)).env("VIRTIO_WIN", "/none");
-    let checked = common::moves::run(check);
+    let checked = drover_stage::moves::run(check);
     assert_eq!(checked.code, Some(7), "{checked:?}");
     assert!(
         checked.err.contains("virtio-win, which has the drivers for Windows, is not installed"),

@@ -2,15 +2,13 @@
 //! has the files of that host (`lab/libvirt/hosts`).
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use common::certificates::certificates_for;
-use common::landing::{EARLY_EDGES, Landing, edges, hear};
-use common::{MIB, disk_file, same_bytes, vm, with};
 use drover_lab::{Guests, lab_folder};
+use drover_stage::certificates::certificates_for;
+use drover_stage::landing::{EARLY_EDGES, Landing, edges, hear};
+use drover_stage::{MIB, disk_file, same_bytes, vm, with};
 use serde_json::json;
 
 fn pool_of(landing: &Landing, host: &str) -> String {

@@ -1,11 +1,9 @@
 //! `drover live` between QEMUs of other versions, old and new, and what one of them lacks.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::moves::{SLOWLY, ask, busy, events, idle};
-use common::pair::Pair;
 use drover_lab::{Output, PulseOptions};
+use drover_stage::moves::{SLOWLY, ask, busy, events, idle};
+use drover_stage::pair::Pair;
 use serde_json::{Value, json};
 
 const NEW: &str = "11.1";

@@ -4,18 +4,16 @@
 //! RLIMIT_AS (address space: a harder bound, as it counts what is not touched), and the kill is skipped.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
-use common::cgroup::MemoryGroup;
-use common::nbdkit::{Nbdkit, SLOWLY};
-use common::process::{PATIENCE, recorded_blocks, wait_for_records, wait_until};
-use common::{MIB, Stage, disk_file, same_bytes, vm};
 use drover_lab::Drover;
+use drover_stage::cgroup::MemoryGroup;
+use drover_stage::nbdkit::{Nbdkit, SLOWLY};
+use drover_stage::process::{PATIENCE, recorded_blocks, wait_for_records, wait_until};
+use drover_stage::{MIB, Stage, disk_file, same_bytes, vm};
 
 /// What all of drover takes at most, of any number of disks (ARCHITECTURE.md).
 const BOUND: u64 = 300 * MIB;

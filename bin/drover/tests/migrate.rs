@@ -1,15 +1,11 @@
 //! Cold migrations from the simulated vCenter to files, from end to end.
 #![allow(clippy::unwrap_used)]
 
-#[path = "common/collector.rs"]
-mod collector;
-mod common;
-
 use std::process::Stdio;
 
-use collector::Collector;
-use common::process::{PATIENCE, wait_until};
-use common::{MIB, Stage, disk_file, same_bytes, signer, vm, with};
+use drover_stage::collector::Collector;
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, Stage, disk_file, same_bytes, signer, vm, with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 

@@ -1,18 +1,16 @@
 //! `drover copy` from and to NBD servers that die, stop and come back.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::nbdkit::start_at;
-use common::process::{PATIENCE, recorded_by, wait_until};
-use common::sites::{Sites, done};
-use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
+use drover_stage::nbdkit::start_at;
+use drover_stage::process::{PATIENCE, recorded_by, wait_until};
+use drover_stage::sites::{Sites, done};
+use drover_stage::{MIB, disk_file, same_bytes};
 
 /// An nbdkit that can be killed and started again at the same place.
 struct Server {

@@ -2,8 +2,6 @@
 //! that change bits, file systems that are full, read-only, or without direct I/O.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use common::nbdkit::Nbdkit;
-use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
+use drover_stage::nbdkit::Nbdkit;
+use drover_stage::{MIB, disk_file, same_bytes};
 
 fn setup() -> (tempfile::TempDir, Drover) {
     let folder = tempfile::tempdir().unwrap();

@@ -2,21 +2,19 @@
 //! took over keeps what it wrote, and a server that slept is asked again.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::nbdkit::{Nbdkit, SLOWLY};
-use common::process::{PATIENCE, freeze, recorded_blocks, thaw, wait_for_records, wait_until};
-use common::{MIB, disk_file, same_bytes};
 use drover_disk::{FileDisk, OpenTarget};
 use drover_lab::Drover;
 use drover_mover::{CopyJob, Progress, StopSignal, TransferOptions, copy, file_tag};
 use drover_nbd::{NbdDisk, NbdOptions};
+use drover_stage::nbdkit::{Nbdkit, SLOWLY};
+use drover_stage::process::{PATIENCE, freeze, recorded_blocks, thaw, wait_for_records, wait_until};
+use drover_stage::{MIB, disk_file, same_bytes};
 
 /// Of the tests that always run; those of `make soak` wait a minute.
 const SHORT: Duration = Duration::from_secs(2);

@@ -1,9 +1,7 @@
 //! Bad input: each with its own words and exit code, and nothing touched.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::json;
 
 /// Runs `migrate`; it must end with this code and these words, touching nothing on either side.

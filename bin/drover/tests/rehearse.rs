@@ -1,16 +1,18 @@
 //! Rehearsals of real guests: what they prove, and that nothing of them is left, least of all in the images.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use common::debian::{HAS_DRIVERS, put_converter};
-use common::process::{PATIENCE, wait_until};
-use common::{MIB, Stage, disk_file, vm, with};
 use drover_lab::{Guests, lab_folder};
 use drover_qemu::{VmFolder, find_running};
+use drover_stage::daemon::Daemon;
+use drover_stage::debian::{HAS_DRIVERS, debian, put_converter, put_marking_converter};
+use drover_stage::far::Far;
+use drover_stage::moves::run;
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -103,6 +105,26 @@ fn a_guest_that_does_not_say_what_it_must_fails_its_rehearsal() {
 }
 
 #[test]
+fn a_daemon_goes_on_while_its_plan_is_rehearsed_and_cleaned() {
+    let Some((stage, plan)) = moved(217, "{command: [/bin/true]}") else { return };
+    let before = bytes(&stage);
+    let daemon = Daemon::start(&stage.drover);
+    for (command, told) in
+        [(&["rehearse", &plan, "--for", "1"][..], "web01"), (&["clean", "rehearsed"], "1 VMs looked at")]
+    {
+        let done = stage.run(command);
+        assert_eq!(done.code, Some(0), "{}{}", done.out, done.err);
+        assert!(done.out.contains(told) || done.err.contains(told), "{}{}", done.out, done.err);
+        let refused = daemon.run(command);
+        assert_eq!(refused.code, Some(2), "{}", refused.err);
+        assert!(refused.err.contains("run it on the daemon's machine without --server"), "{}", refused.err);
+    }
+    assert_nothing_is_left(&stage, &before);
+    assert!(daemon.text("/metrics").contains("drover_"), "the daemon answers");
+    daemon.stop();
+}
+
+#[test]
 fn a_rehearsal_that_is_killed_leaves_no_machine_and_no_overlay() {
     let Some((stage, plan)) = moved(96, &format!("{{serial: 'never said', within: {BOOT}}}")) else { return };
     let before = bytes(&stage);
@@ -172,6 +194,98 @@ fn a_replica_is_converted_on_its_overlays_and_stays_as_it_is() {
     let words = String::from_utf8_lossy(&failed.stderr);
     assert!(!failed.status.success() && words.contains("no boot loader was found"), "{words}");
     assert_nothing_is_left(&stage, &before);
+}
+
+/// All files below a folder.
+fn files_in(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()) {
+        match entry.is_dir() {
+            true => files.extend(files_in(&entry)),
+            false => drop(files.insert(entry.clone(), std::fs::read(&entry).unwrap())),
+        }
+    }
+    files
+}
+
+#[test]
+fn a_replica_at_another_site_is_rehearsed_here_and_nothing_is_written_there() {
+    let Some(mut far) = Far::new(231, &[], |folder| {
+        vec![with(vm("one", &[&debian(folder, "one", &[])]), json!({"power": "on", "nics": []}))]
+    }) else {
+        return;
+    };
+    let (tools, temporary) = (far.stage.path("tools"), far.stage.path("temporary"));
+    std::fs::create_dir(&temporary).unwrap();
+    // Whoever gets at what is below the overlays cannot write there either.
+    let writes_below = "below=$(qemu-img info -U --backing-chain \"$file\" | sed -n 's/^image: \\(nbd.*\\)/\\1/p')\n\
+                        qemu-io -f raw -c 'write -q -P 1 0 512' \"$below\" >refused 2>&1 && exit 1";
+    put_marking_converter(&tools, writes_below);
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let command = |far: &Far, args: &[&str]| {
+        let mut command = far.stage.drover.command(args);
+        command.env("PATH", &path).env("TMPDIR", &temporary);
+        command
+    };
+    let start = |far: &Far, args: &[&str]| {
+        command(far, args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let warm = "mode: warm\nwarm: {interval: 1s, cutover: manual}\nlimits: {retry_for: 2s}";
+    let plan = far.plan("far", &[("mode: cold", warm), ("convert: never", "convert: auto")]);
+    let replicates = start(&far, &["migrate", &plan]);
+    wait_until("a pass", PATIENCE, || {
+        let told = far.stage.run(&["report", &plan, "--json"]).json().unwrap_or_default();
+        let passes = told["vms"][0]["warm"]["passes"].as_array().cloned().unwrap_or_default();
+        passes.iter().any(|pass| pass["state"] == "complete")
+    });
+    kill_process(Pid::from_child(&replicates), Signal::INT).unwrap();
+    assert_eq!(replicates.wait_with_output().unwrap().status.code(), Some(130));
+
+    let before = files_in(&far.in_pool(""));
+    assert!(before.contains_key(&far.image("one")));
+    let overlays = far.stage.path("state/rehearsals/far/one/.drover-rehearsal");
+    let machine = VmFolder::new(&overlays);
+    let runs = || find_running(&machine).unwrap().is_some();
+    let has_socket = || std::fs::read_dir(&temporary).unwrap().count() > 0;
+    let nothing_is_left = |far: &Far| {
+        assert!(!overlays.exists() && !runs() && !has_socket(), "its machine, overlays or socket are left");
+        assert!(files_in(&far.in_pool("")) == before, "something was written there");
+    };
+    let done = run(command(&far, &["rehearse", &plan, "--for", "1"]));
+    assert_eq!(done.code, Some(0), "{}{}", done.out, done.err);
+    assert!(done.err.contains("converted, on the overlays"), "{}", done.err);
+    let refused = std::fs::read_to_string(tools.join("refused")).unwrap();
+    assert!(refused.contains("Permission denied"), "{refused}");
+    nothing_is_left(&far);
+
+    let checks = format!("checks: {{post_start: [{{serial: 'never said', within: {BOOT}}}]}}");
+    let text = std::fs::read_to_string(&plan).unwrap();
+    std::fs::write(&plan, text.replace("mode: warm", &format!("{checks}\nmode: warm"))).unwrap();
+    let mut killed = start(&far, &["rehearse", &plan]);
+    wait_until("its machine runs and has its disks", PATIENCE, || runs() && !has_socket());
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    wait_until("its machine is ended with it", PATIENCE, || !runs());
+    wait_until("its overlays are removed", PATIENCE, || !overlays.exists());
+    nothing_is_left(&far);
+
+    let lost = start(&far, &["rehearse", &plan]);
+    wait_until("its machine runs", PATIENCE, runs);
+    far.kill_agent();
+    let lost = lost.wait_with_output().unwrap();
+    let words = String::from_utf8_lossy(&lost.stderr);
+    let why = "its disks at site-b could not be read any more: no connection to its agent for 2 s";
+    assert!(lost.status.code() == Some(16) && words.contains(why), "{words}");
+    assert!(words.contains("serial line 'never said' not asked"), "{words}");
+    nothing_is_left(&far);
+    let away = run(command(&far, &["rehearse", &plan]));
+    assert!(away.code == Some(3) && away.err.contains("one: not rehearsed: agent of site-b"), "{}", away.err);
+    far.start_agent();
+    std::fs::create_dir_all(&overlays).unwrap();
+    std::fs::write(overlays.join("disk0.qcow2"), "left by a crash").unwrap();
+    let cancelled = far.stage.run(&["cancel", "far"]);
+    assert_eq!(cancelled.code, Some(0), "{}", cancelled.err);
+    assert!(!far.stage.path("state/rehearsals/far").exists() && !far.image("one").exists());
 }
 
 #[test]

@@ -1,19 +1,17 @@
 //! Thousands of connections through `drover relay`, alone and in a pair: what the processes hold in memory for them.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
-use common::process::{memory_kib, wait_until};
-use common::running::{Running, exchange, listener, pair, try_pair, turns_away};
-use common::sites::Sites;
-use common::streams::{PATIENCE, noise, patient, read_all, send};
 use drover_lab::Drover;
+use drover_stage::process::{memory_kib, wait_until};
+use drover_stage::running::{Running, exchange, listener, pair, try_pair, turns_away};
+use drover_stage::sites::Sites;
+use drover_stage::streams::{PATIENCE, noise, patient, read_all, send};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 

@@ -1,19 +1,17 @@
 //! `drover relay --via` and `drover agent run --allow-connect`: two hosts on one, over real TLS links.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::process::Child;
 use std::time::Duration;
 
-use common::line::Line;
-use common::process::{memory_kib, wait_until};
-use common::running::{Running, exchange, listener, pair, try_pair, turns_away};
-use common::sites::own_address;
-use common::streams::{PATIENCE, is_reset, is_turned_away, noise, patient, read_all, send};
 use drover_lab::Drover;
+use drover_stage::line::Line;
+use drover_stage::process::{memory_kib, wait_until};
+use drover_stage::running::{Running, exchange, listener, pair, try_pair, turns_away};
+use drover_stage::sites::own_address;
+use drover_stage::streams::{PATIENCE, is_reset, is_turned_away, noise, patient, read_all, send};
 use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
 

@@ -1,8 +1,6 @@
 //! `drover relay --via` as a router hop: client, router and the other site in network namespaces.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -10,9 +8,9 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::running::Running;
-use common::streams::PATIENCE;
 use drover_lab::{Drover, Output};
+use drover_stage::running::Running;
+use drover_stage::streams::PATIENCE;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const OVER: u16 = 8000;

@@ -1,14 +1,12 @@
 //! kill -9 at random moments, again and again: resume always ends equal and never reads again what was recorded.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::fs::OpenOptions;
 use std::io::BufReader;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::process::{PATIENCE, wait_until};
-use common::{MIB, Stage, disk_file, vm};
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, Stage, disk_file, vm};
 use drover_types::BLOCK_BYTES;
 use serde_json::json;
 

@@ -1,11 +1,9 @@
 //! A VM that failed is tried again while its plan goes on: by the command, and through a daemon.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::daemon::Daemon;
-use common::process::{EndsWithTest, PATIENCE, wait_until};
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::daemon::Daemon;
+use drover_stage::process::{EndsWithTest, PATIENCE, wait_until};
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
 /// A small VM whose snapshot fails for lack of room, and a larger one of another host, which takes some time.
@@ -104,6 +102,16 @@ fn a_daemon_has_a_vm_tried_again_by_its_api_and_by_the_command() {
     assert_eq!((status, &ordered["vms"]), (200, &json!(["one"])), "{ordered}");
     fails(3);
     stage.sim.post("/fault/clear", json!({})).unwrap();
+    for order in [
+        json!({"order": "pause", "vms": ["one"]}),
+        json!({"order": "pause", "wave": "first"}),
+        json!({"order": "retry", "vm": "one", "vms": ["two"]}),
+    ] {
+        assert_eq!(daemon.post("/v1/plans/served/orders", &order).0, 400, "{order} is not about all VMs");
+    }
+    // Several are one order, which is given whole or not at all.
+    let wrong = daemon.run(&["retry", "served", "one", "nobody"]);
+    assert!(wrong.code == Some(3) && wrong.err.contains("no VM 'nobody'"), "{}{}", wrong.out, wrong.err);
     let ordered = daemon.run(&["retry", "served", "one"]);
     assert_eq!(ordered.code, Some(0), "{}{}", ordered.out, ordered.err);
     daemon.wait_for("its arrival", || (daemon.plan("served")["vms"]["done"] == 1).then_some(()));
@@ -114,7 +122,9 @@ fn a_daemon_has_a_vm_tried_again_by_its_api_and_by_the_command() {
     let audit = daemon.get("/v1/audit");
     let rows = audit["items"].as_array().unwrap().iter().filter(|row| row["action"] == "retry");
     let rows: Vec<(&Value, bool)> = rows.map(|row| (&row["vm"], row["outcome"] == "ok")).collect();
-    assert_eq!(rows, [(&json!("one"), true), (&json!("one"), true), (&json!("two"), false)]);
+    let whole = json!("one, nobody");
+    let (one, two) = (json!("one"), json!("two"));
+    assert_eq!(rows, [(&one, true), (&whole, false), (&one, false), (&one, true), (&two, false)]);
     let late = daemon.run(&["retry", "served", "--all-failed"]);
     assert_eq!(late.code, Some(3), "{}", late.err);
     assert!(late.err.contains("drover resume"), "{}", late.err);

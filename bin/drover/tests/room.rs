@@ -1,14 +1,12 @@
 //! Room at a target that two plans go to: promised to one, waited for by the other.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use common::small_disk::SmallDisk;
-use common::{MIB, Stage, disk_file, vm};
+use drover_stage::small_disk::SmallDisk;
+use drover_stage::{MIB, Stage, disk_file, vm};
 use serde_json::{Value, json};
 
 /// Room at the target. Either VM fits alone, by the capacity of its disk.

@@ -1,18 +1,16 @@
 //! What `drover copy` says when its source or its target is not at the end what it was at the beginning.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use common::nbdkit::{Nbdkit, SLOWLY};
-use common::process::{PATIENCE, wait_for_records, wait_until};
-use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
+use drover_stage::nbdkit::{Nbdkit, SLOWLY};
+use drover_stage::process::{PATIENCE, wait_for_records, wait_until};
+use drover_stage::{MIB, disk_file, same_bytes};
 use rustix::fs::{FlockOperation, Timespec, Timestamps};
 
 fn setup() -> (tempfile::TempDir, Drover) {

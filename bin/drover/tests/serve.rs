@@ -1,18 +1,14 @@
 //! `drover serve`: plans that are handed to a daemon arrive as they do without it, and go on after any end of it.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-#[path = "common/issuer.rs"]
-mod issuer;
-
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::daemon::Daemon;
-use common::{MIB, Stage, disk_file, vm, with};
-use issuer::Issuer;
+use drover_stage::daemon::Daemon;
+use drover_stage::issuer::Issuer;
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::json;
 
 fn stage(number: u8, mib: u64) -> Option<Stage> {
@@ -280,7 +276,8 @@ fn waves_of_a_plan_are_told_with_their_vms() {
         (&first["name"], &first["state"], &first["done"]),
         (&json!("first"), &json!("done"), &json!(1))
     );
-    assert_eq!(first["window"], json!({ "hours": null, "from_ms": 1_577_836_800_000_i64, "until_ms": null }));
+    let window = json!({ "windows": [], "freezes": [], "from_ms": 1_577_836_800_000_i64, "until_ms": null });
+    assert_eq!(first["window"], window);
     assert_eq!((&second["after"], &second["if_failed"]), (&json!(["first"]), &json!("wait")));
     assert!(second["began_ms"].as_i64() >= first["ended_ms"].as_i64(), "{waves}");
     let vms = daemon.get("/v1/plans/waved/vms");
@@ -360,7 +357,7 @@ fn a_plan_arrives_while_strangers_send_wrong_tokens_garbage_and_nothing() {
 
 #[test]
 fn systemd_finds_no_fault_with_the_unit_of_the_daemon() {
-    common::units::assert_sound("drover-serve.service", "ExecStart=/usr/bin/drover serve");
+    drover_stage::units::assert_sound("drover-serve.service", "ExecStart=/usr/bin/drover serve");
 }
 
 /// VMs of a plan as spans in which they held a slot of their host.

@@ -1,16 +1,14 @@
 //! `drover serve-disk`: one disk for other programs.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
 use drover_nbd::{NbdDisk, NbdOptions};
+use drover_stage::{MIB, disk_file, same_bytes};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

@@ -3,16 +3,14 @@
 //! `cargo test --workspace --test serve_load -- --ignored --nocapture`. Clients and daemon share the machine.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use common::daemon::Daemon;
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::daemon::Daemon;
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::json;
 
 /// Clients that look at all plans again and again, with a good token.

@@ -1,12 +1,10 @@
 //! `ssh://` sources, by OpenSSH's own server behind a stand-in for ssh.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{MIB, disk_file, same_bytes};
+use drover_stage::{MIB, disk_file, same_bytes};
 
 const SERVER: &str = "/usr/lib/openssh/sftp-server";
 

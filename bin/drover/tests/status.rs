@@ -1,14 +1,12 @@
 //! `drover status`: how far a run is, seen from another process and through a daemon.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::daemon::Daemon;
-use common::process::wait_until;
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::daemon::Daemon;
+use drover_stage::process::wait_until;
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(120);

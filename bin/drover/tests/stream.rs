@@ -1,12 +1,10 @@
 //! `drover copy SOURCE -`.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-use common::{MIB, disk_file};
+use drover_stage::{MIB, disk_file};
 
 fn drover(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_drover"));

@@ -1,19 +1,17 @@
 //! Two processes and one target: what a copy saw before it held the lock counts for nothing under it.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use common::process::{PATIENCE, freeze, thaw, wait_until};
-use common::{MIB, disk_file};
 use drover_copy::{Entry, Leaf};
 use drover_disk::{Buffer, Disk, FileDisk, Request, Work};
 use drover_lab::Drover;
 use drover_mover::{JournalFile, file_tag, journal_path};
 use drover_qcow2::{Qcow2Disk, Qcow2Options};
+use drover_stage::process::{PATIENCE, freeze, thaw, wait_until};
+use drover_stage::{MIB, disk_file};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 use rustix::fs::{FlockOperation, flock};
 

@@ -1,14 +1,12 @@
 //! Migrations through nbdkit's true vddk plugin, with a stand-in for VMware's library, against the simulator.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{MIB, Stage, disk_file, vm, with};
 use drover_lab::StandIn;
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
 /// A stage and its stand-in library; `None`, after a line, where something is not there.

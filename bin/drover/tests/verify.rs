@@ -1,13 +1,11 @@
 //! `drover hash`, `drover verify` and `drover copy --verify`.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use common::{MIB, disk_file, signer};
 use drover_lab::{Drover, Output};
+use drover_stage::{MIB, disk_file, signer};
 
 fn setup() -> (tempfile::TempDir, Drover) {
     let folder = tempfile::tempdir().unwrap();

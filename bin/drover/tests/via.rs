@@ -1,150 +1,22 @@
 //! Whole plans to another site: an agent on loopback with a state and a pool of its own, and the simulator as source.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::Duration;
 
-use common::debian::{
+use drover_lab::Output;
+use drover_stage::debian::{
     HAS_DRIVERS, debian, marked, put_converter, put_converter_tried, put_marking_converter, puts_loader,
     uefi_debian,
 };
-use common::process::{freeze, recorded_in, thaw, wait_until};
-use common::sites::{own_address, start_agent};
-use common::{MIB, Stage, disk_file, same_bytes, vm, with};
-use drover_lab::{Drover, Output};
+use drover_stage::far::Far;
+use drover_stage::process::{freeze, thaw, wait_until};
+use drover_stage::{MIB, disk_file, same_bytes, vm, with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A source here, and an agent of another site, `site-b`, that this host is paired with.
-struct Far {
-    stage: Stage,
-    there: Drover,
-    agent: Option<Child>,
-    address: String,
-    options: Vec<&'static str>,
-    /// Where the agent looks for programs; absent: where this test does.
-    path: Option<String>,
-}
-
-impl Far {
-    fn new(number: u8, options: &[&'static str], vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Far> {
-        let stage = Stage::new(number, vms)?;
-        std::fs::create_dir(stage.path("pool")).unwrap();
-        let there = Drover::new(env!("CARGO_BIN_EXE_drover"), stage.path("there"));
-        let (address, options) = (own_address(), options.to_vec());
-        let mut far = Far { stage, there, agent: None, address, options, path: None };
-        far.start_agent();
-        far.pair();
-        Some(far)
-    }
-
-    /// Starts the agent at the address it had before, once it has one.
-    fn start_agent(&mut self) {
-        let pool = format!("vms={}", self.stage.path("pool").display());
-        let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool];
-        let mut command = self.there.command(&[&args[..], &self.options].concat());
-        command.envs(self.path.iter().map(|path| ("PATH", path)));
-        let (child, address) = start_agent(command);
-        self.address = address;
-        self.agent = Some(child);
-    }
-
-    fn kill_agent(&mut self) {
-        if let Some(mut child) = self.agent.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-
-    fn pair(&self) {
-        let token = self.there.run(&["agent", "pair", "--new-token"]).unwrap();
-        let file = self.stage.path("token");
-        std::fs::write(&file, token.out.trim()).unwrap();
-        let args = ["agent", "pair", &self.address, "--name", "site-b", "--as", "site-a", "--token-file"];
-        let paired = self.stage.run(&[&args[..], &[file.to_str().unwrap()]].concat());
-        assert_eq!(paired.code, Some(0), "{}", paired.err);
-    }
-
-    /// A plan that takes all VMs to the pool, with texts replaced.
-    fn plan(&self, name: &str, edits: &[(&str, &str)]) -> String {
-        let folder = format!("folder: {}", self.stage.vms().display());
-        let via = [(folder.as_str(), "via: site-b\n  folder: vms")];
-        self.stage.plan(name, &[&via[..], edits].concat())
-    }
-
-    fn in_pool(&self, name: &str) -> PathBuf {
-        self.stage.path("pool").join(name)
-    }
-
-    fn image(&self, vm: &str) -> PathBuf {
-        self.in_pool(&format!("{vm}/{vm}-0.raw"))
-    }
-
-    fn start(&self, args: &[&str]) -> Running {
-        Running(self.stage.drover.start(args).unwrap().child)
-    }
-
-    /// Blocks that the journals on this side say are on the other.
-    fn recorded(&self) -> u64 {
-        recorded_in(&self.stage.path("state/journals"))
-    }
-
-    fn wait_for_records(&self, child: &mut Child) {
-        wait_until("the copy records blocks", PATIENCE, || {
-            assert!(child.try_wait().unwrap().is_none(), "it ended before: {:#}", self.stage.report("far"));
-            self.recorded() > 0
-        });
-    }
-
-    /// Events of a kind, by their texts.
-    fn notes(&self, plan: &str) -> String {
-        let report = self.stage.report(plan);
-        let events = report["events"].as_array().unwrap().clone();
-        events.iter().filter_map(|event| event["text"].as_str()).collect::<Vec<_>>().join("\n")
-    }
-}
-
-/// A drover that ends with the test.
-struct Running(Child);
-
-impl Running {
-    /// As a power cut of the process would.
-    fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-impl Drop for Far {
-    fn drop(&mut self) {
-        self.kill_agent();
-        // Machines that the agent started outlive it.
-        let Ok(folders) = std::fs::read_dir(self.stage.path("pool")) else { return };
-        for folder in folders.flatten() {
-            let pid = std::fs::read_to_string(folder.path().join("qemu.pid")).ok();
-            let pid = pid.and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
-            let is_ours = |pid: &Pid| {
-                let line =
-                    std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-                String::from_utf8_lossy(&line).contains(&folder.path().display().to_string())
-            };
-            if let Some(pid) = pid.filter(is_ours) {
-                let _ = kill_process(pid, Signal::KILL);
-            }
-        }
-    }
-}
 
 fn succeeds(output: &Output) {
     assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);

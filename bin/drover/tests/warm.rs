@@ -1,15 +1,13 @@
 //! Warm migrations against the simulator, whose guest writes all the time: what arrives is what it wrote last.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::debian::{HAS_DRIVERS, put_converter};
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::debian::{HAS_DRIVERS, put_converter};
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
 const AUTO: &str = "mode: warm\nwarm: {interval: 1s, cutover: auto, downtime_max: 10m}";
@@ -90,7 +88,10 @@ impl Warm {
         let disks = self.stage.sim.get("/disks?vm=one").unwrap()[0]["disks"].as_array().unwrap().clone();
         for (number, disk) in disks.iter().enumerate().take(2) {
             let file = PathBuf::from(disk["live"].as_str().unwrap());
-            assert!(common::same_bytes(&self.stage.image("one", number), &file), "disk {number} differs");
+            assert!(
+                drover_stage::same_bytes(&self.stage.image("one", number), &file),
+                "disk {number} differs"
+            );
         }
         let report = self.report();
         assert!(report["vms"][0]["disks"].as_array().unwrap().iter().all(|disk| disk["equal"] == true));

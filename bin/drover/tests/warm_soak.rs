@@ -2,14 +2,12 @@
 //! what arrives is what each guest wrote last.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::{MIB, Stage, disk_file, same_bytes, vm, with};
 use drover_lab::Started;
+use drover_stage::{MIB, Stage, disk_file, same_bytes, vm, with};
 use serde_json::{Value, json};
 
 /// Things that go wrong before all VMs move over, and a new round begins.

@@ -1,10 +1,8 @@
 //! Waves: as a plan has them, as they move and are told, through a kill, and as drover proposes them.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::process::{PATIENCE, wait_until};
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
 /// VMs of so many MiB each, by turns on two hosts and in folders of two.
@@ -49,7 +47,7 @@ fn waves_move_one_after_the_other_also_when_the_run_was_killed_in_between() {
     wait_until("bytes of the first wave", PATIENCE, || stage.served() > 6 * MIB);
     let status = stage.run(&["status", "waves", "--json"]).json().unwrap();
     let wait = status["waits"]["vm02"].as_str().unwrap_or_default().to_string();
-    assert!(wait.starts_with("wave first: "), "{status}");
+    assert_eq!(wait, "the end of wave first", "{status}");
     started.kill().unwrap();
     let status = stage.run(&["status", "waves", "--json"]).json().unwrap();
     assert_eq!(waves(&status), [wave("second", "queued", 0), wave("first", "running", 0)]);
@@ -124,6 +122,43 @@ fn what_is_wrong_with_waves_is_an_error_before_anything_is_touched() {
 }
 
 #[test]
+fn what_waits_for_a_window_tells_when_it_opens_in_its_zone() {
+    let Some(stage) = stage(98, &[1, 1, 1]) else { return };
+    let before = stage.source_state();
+    let freeze = "freezes: 2020-01-01 - 2099-12-31 Europe/Berlin\n";
+    let path = plan(&stage, "frozen", &(TWO.to_string() + freeze));
+    let opens = "Fri 2100-01-01 00:00 Europe/Berlin";
+    let started = stage.drover.start(&["migrate", &path]).unwrap();
+    let waits = || stage.run(&["status", "frozen", "--json"]).json().unwrap_or_default()["waits"].clone();
+    wait_until("VMs that wait", PATIENCE, || waits()["vm00"].is_string());
+    assert_eq!(waits()["vm00"], format!("its window to open ({opens})"));
+    assert_eq!(waits()["vm02"], "the end of wave first");
+    started.kill().unwrap();
+    let status = stage.run(&["status", "frozen", "--json"]).json().unwrap();
+    assert_eq!(status["waves"][1]["opens"], opens, "{status}");
+    for text in [stage.run(&["status", "frozen"]).out, stage.run(&["report", &path]).out] {
+        assert!(text.contains(&format!("wave first waits: its window opens {opens}\n")), "{text}");
+    }
+    assert_eq!(stage.source_state(), before);
+    // Seconds are not enough for what is read at once.
+    let short = TWO.replace(
+        "  - name: first\n",
+        "  - name: first\n    from: 2099-01-01T00:00:00Z\n    until: 2099-01-01T00:00:02Z\n",
+    );
+    let short = stage.run(&["plan", "check", &plan(&stage, "short", &short)]);
+    assert_eq!(short.code, Some(0), "{}", short.err);
+    let warning = "warning: waves[1].until: wave first does not fit its window: 2 VMs: it takes ";
+    assert!(short.err.contains(warning) && short.err.contains("drover plan waves"), "{}", short.err);
+    let over = TWO.replace(
+        "    after: [first]\n",
+        "    after: [first]\n    window: [2026-01-01, 2026-01-03 20:00-23:00]\n",
+    );
+    let over = stage.run(&["plan", "check", "--offline", &plan(&stage, "over", &over)]);
+    assert_eq!(over.code, Some(0), "{}", over.err);
+    assert!(over.err.contains("warning: waves[0].window: the window of wave second is over"), "{}", over.err);
+}
+
+#[test]
 fn waves_are_proposed_so_that_they_fit_and_the_forecast_says_how_likely_that_is() {
     let Some(stage) = stage(95, &[4; 6]) else { return };
     let before = stage.source_state();
@@ -158,6 +193,7 @@ fn waves_are_proposed_so_that_they_fit_and_the_forecast_says_how_likely_that_is(
     let with = plan(&stage, "with", &written);
     let checked = stage.run(&["plan", "check", &with]);
     assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+    assert!(!checked.err.contains("does not fit"), "{}", checked.err);
     let forecast = stage.run(&["forecast", &with, "--json", "--link", "3m"]).json().unwrap();
     let foreseen = forecast["waves"].as_array().unwrap();
     assert_eq!(foreseen.len(), waves.len());

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_link::{
-    ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, Session, SocketOptions, StripeBounds,
-    connect,
+    ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, RdmaMode, Session, SocketOptions,
+    StripeBounds, connect,
 };
 use rustls::pki_types::ServerName;
 
@@ -37,6 +37,8 @@ pub struct Route {
     pub server_name: Option<String>,
     /// Marks the packets, for rules of the packet filter that must leave them alone.
     pub mark: Option<u32>,
+    /// Whether connections are made over RDMA.
+    pub rdma: RdmaMode,
 }
 
 /// Connects to the agent that has this key.
@@ -61,6 +63,7 @@ pub fn dial(identity: &Identity, agent: Fingerprint, route: &Route) -> Result<Se
         stripes: route.stripes,
         name: route.own_name.clone(),
         socket: SocketOptions { mark: route.mark, ..SocketOptions::default() },
+        rdma: route.rdma,
         limits: Limits { give_up_after: route.give_up_after.unwrap_or(limits.give_up_after), ..limits },
         ..ConnectOptions::new(tls, name, resolved(&route.addresses)?)
     };

@@ -2,6 +2,7 @@ use std::io;
 
 use drover_disk::{DiskError, DiskErrorKind, DiskOp};
 use drover_link::{LinkError, LinkErrorKind};
+pub(crate) use drover_types::chain;
 use drover_types::{ByteSpan, drives_terminal};
 
 use crate::message::{WORDS_BYTES_MAX, kind_of, status_of};
@@ -58,7 +59,7 @@ impl From<LinkError> for Refusal {
             | LinkErrorKind::Reset
             | LinkErrorKind::Lost => DiskErrorKind::Transient,
             LinkErrorKind::Refused => DiskErrorKind::Denied,
-            LinkErrorKind::Version => DiskErrorKind::Unsupported,
+            LinkErrorKind::Version | LinkErrorKind::Unsupported => DiskErrorKind::Unsupported,
             LinkErrorKind::Misuse => DiskErrorKind::Misuse,
             LinkErrorKind::Protocol => DiskErrorKind::Corrupt,
         };
@@ -77,18 +78,6 @@ pub(crate) fn printable(mut text: String) -> String {
         end -= 1;
     }
     text.truncate(end);
-    text
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
     text
 }
 

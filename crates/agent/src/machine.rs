@@ -4,8 +4,7 @@
 //! not). Machines are told by what they have, never by a definition or a command line: what the agent writes and runs
 //! is its own, of disks in its own pools.
 
-use std::net::IpAddr;
-
+use drover_types::NicModel;
 use drover_types::inventory::DiskBus;
 use serde::{Deserialize, Serialize};
 
@@ -171,7 +170,7 @@ pub struct MachineNic {
     /// What it is attached to.
     pub attach: Attach,
     /// Model.
-    pub model: Model,
+    pub model: NicModel,
 }
 
 /// What a NIC is attached to.
@@ -186,27 +185,13 @@ pub enum Attach {
     None,
 }
 
-/// Model of a NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Model {
-    /// virtio-net.
-    Virtio,
-    /// Intel 82574.
-    E1000e,
-    /// Intel 82545.
-    E1000,
-    /// vmxnet3.
-    Vmxnet3,
-}
-
 /// What an agent whose host has a converter says that it takes.
 pub const CONVERT: &str = "convert";
 /// The same for Windows.
 pub const CONVERT_WINDOWS: &str = "convert-windows";
 /// The same for Windows that is to start from virtio-scsi.
 pub const CONVERT_WINDOWS_SCSI: &str = "convert-windows-scsi";
-/// Its converter writes files into guests: names of interfaces are kept, and addresses given.
+/// Its converter writes files into guests: names of interfaces are kept.
 pub const CONVERT_WRITE: &str = "convert-write";
 /// It puts the boot loader of a Linux where a firmware without boot entries starts it ([`Guest::fallback`]).
 pub const CONVERT_FALLBACK: &str = "convert-fallback";
@@ -234,9 +219,9 @@ pub struct Guest {
     /// Whether a Linux gets its boot loader as `\\EFI\\BOOT\\BOOTX64.EFI`. Only to an agent that takes [`CONVERT_FALLBACK`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fallback: bool,
-    /// Fixed addresses of Windows.
-    #[serde(default)]
-    pub addresses: Vec<GuestAddress>,
+    /// Addresses in a form of before, which would be lost: an order with them is refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<serde_json::Value>,
     /// Files that run at its first boot. Their bytes follow the order on its channel, one file after the other.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scripts: Vec<GuestFile>,
@@ -252,23 +237,6 @@ pub struct GuestFile {
     pub name: String,
     /// Its length.
     pub bytes: u64,
-}
-
-/// A fixed address of an interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuestAddress {
-    /// MAC address of its card.
-    pub mac: String,
-    /// The address.
-    pub address: IpAddr,
-    /// Bits of its network.
-    pub prefix: u8,
-    /// Gateway.
-    #[serde(default)]
-    pub gateway: Option<IpAddr>,
-    /// Name servers.
-    #[serde(default)]
-    pub dns: Vec<IpAddr>,
 }
 
 /// How a conversion ended.

@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use drover_types::Estimate;
+
 /// A completed pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PassFacts {
@@ -22,62 +24,6 @@ pub struct PassFacts {
     /// that is not known, as for the first pass and for one that read everything.
     pub areas_bytes: Option<u64>,
 }
-
-/// A measured or assumed quantity and how far off it may be, in seconds or in bytes a second.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Estimate {
-    /// What is likely.
-    pub likely: f64,
-    /// How far off it may well be, up or down.
-    pub spread: f64,
-}
-
-impl Estimate {
-    /// Smooths samples, the latest last: each counts half as much as the one after it.
-    pub fn smoothed(samples: impl IntoIterator<Item = f64>) -> Option<Estimate> {
-        let mut estimate: Option<Estimate> = None;
-        for sample in samples {
-            estimate = Some(match estimate {
-                None => Estimate { likely: sample, spread: sample * SPREAD_OF_ONE },
-                Some(Estimate { likely, spread }) => Estimate {
-                    likely: likely + (sample - likely) * WEIGHT,
-                    spread: spread + ((sample - likely).abs() - spread) * WEIGHT,
-                },
-            });
-        }
-        estimate
-    }
-}
-
-impl Estimate {
-    /// What samples in seconds, the latest last, tell of the next: eight times of ten it is not further off than the
-    /// spread. Of what is spread evenly to both sides that is 1.6 times the mean distance.
-    pub fn measured(samples: impl IntoIterator<Item = f64>) -> Option<Estimate> {
-        let samples: Vec<f64> = samples.into_iter().collect();
-        let factor = if samples.len() > 1 { P90_OF_MEAN } else { 1.0 };
-        let Estimate { likely, spread } = Estimate::smoothed(samples)?;
-        let least = (likely * SPREAD_SHARE_MIN).max(SPREAD_MIN_S);
-        Some(Estimate { likely, spread: (spread * factor).max(least) })
-    }
-
-    /// Both together, one after the other.
-    #[must_use]
-    pub fn and(self, other: Estimate) -> Estimate {
-        let spread = (self.spread * self.spread + other.spread * other.spread).sqrt();
-        Estimate { likely: self.likely + other.likely, spread }
-    }
-}
-
-const P90_OF_MEAN: f64 = 1.6;
-/// What was measured twice alike may still differ the third time, by this share ...
-const SPREAD_SHARE_MIN: f64 = 0.15;
-/// ... and by what an order to another host may be late.
-const SPREAD_MIN_S: f64 = 0.02;
-
-/// How much the latest sample counts.
-const WEIGHT: f64 = 0.5;
-/// How far off a single sample may be, as a share of it.
-const SPREAD_OF_ONE: f64 = 0.5;
 
 /// A guest that was never seen shutting down: what is decided goes by this, and forecasts of a downtime say that they leave it
 /// out.

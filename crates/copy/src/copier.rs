@@ -29,7 +29,7 @@ use queue::{Job, Queue, Task};
 use crate::blocks::BlockSet;
 use crate::journal::Entry;
 use crate::leaves::{Leaf, LeafTable};
-use crate::retry::Verdict;
+use crate::retry::{RetryPolicy, Verdict};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MapState {
@@ -226,7 +226,7 @@ impl Copier {
         match verdict {
             Verdict::Again(pause) => {
                 self.totals.retries += 1;
-                self.queue.pause(now + pause, job);
+                self.queue.pause(now + RetryPolicy::spread(pause, span.offset, now), job);
                 true
             }
             Verdict::GiveUp => {

@@ -1,8 +1,10 @@
 use std::time::Duration;
 
+use crate::sample::mix;
+
 /// When a failed request is tried again, and when to give up.
 ///
-/// The pause doubles from `pause_min` to `pause_max`. A request is given up once it has failed
+/// The pause doubles from `pause_min` to `pause_max`; [`RetryPolicy::spread`] shortens it. A request is given up once it has failed
 /// `attempts_min` times and `give_up_after` has passed since its first failure; so a short burst of
 /// errors is outlasted whatever its rate, and an outage for as long as the user said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,14 @@ impl RetryPolicy {
         }
     }
 
+    /// A pause of a request for these bytes that failed at `now`, shortened by up to half: requests of one disk and of many that failed
+    /// together are not sent again together.
+    pub fn spread(pause: Duration, offset: u64, now: Duration) -> Duration {
+        // Time in nanoseconds differs from disk to disk.
+        let share = mix(offset ^ mix(now.as_nanos() as u64)) as f64 / u64::MAX as f64;
+        pause.mul_f64(0.5 + share / 2.0)
+    }
+
     fn pause(&self, attempts: u32) -> Duration {
         let doublings = attempts.saturating_sub(1).min(20);
         self.pause_min.saturating_mul(1 << doublings).min(self.pause_max)
@@ -87,6 +97,20 @@ mod tests {
         assert_eq!(pause(1), Verdict::Again(Duration::from_millis(50)));
         assert_eq!(pause(3), Verdict::Again(Duration::from_millis(200)));
         assert_eq!(pause(60), Verdict::Again(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn what_failed_together_is_spread_over_half_of_the_pause() {
+        let pause = Duration::from_secs(1);
+        let spread = |offset, now| RetryPolicy::spread(pause, offset, Duration::from_nanos(now));
+        let mut all: Vec<Duration> =
+            (0..16).flat_map(|at| [spread(at << 16, 7), spread(0, 1_000 + at)]).collect();
+        all.sort();
+        assert!(all[0] >= pause / 2 && all[31] <= pause, "{all:?}");
+        assert!(all[0] < pause * 6 / 10 && all[31] > pause * 9 / 10, "{all:?}");
+        all.dedup();
+        assert_eq!(all.len(), 32);
+        assert_eq!(spread(5, 7), spread(5, 7), "a run can be replayed");
     }
 
     #[test]

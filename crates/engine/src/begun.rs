@@ -1,20 +1,23 @@
 //! What a run of a plan began with.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-use drover_plan::{Begun, Others};
+use drover_plan::{Begun, Others, PlannedVm};
 
 use crate::phase::Phase;
 use crate::store::{Store, StoreError, StoreFault, VmRow, VmState};
 
-/// The VMs that earlier runs of a plan began with and that were not given up. Where the plan file was given again,
+/// The VMs that earlier runs of a plan began with and that were not given up with all of it: those of which that was ordered one by one
+/// belong to the plan, whose run leaves them alone. Where the plan file was given again,
 /// one that no run took further than its checks is looked at afresh.
 ///
 /// # Errors
 /// If the state cannot be read.
 pub fn begun(store: &Store, plan: &str, others: Others) -> Result<Vec<Begun>, StoreError> {
     let mut begun = Vec::new();
-    for row in store.vms(plan)?.iter().filter(|row| row.state != VmState::Cancelled) {
+    let given_up = store.give_ups(plan)?;
+    let is_of_plan = |row: &&VmRow| row.state != VmState::Cancelled || given_up.contains(&row.id);
+    for row in store.vms(plan)?.iter().filter(is_of_plan) {
         let planned = serde_json::from_str(&row.planned).map_err(|error| {
             let source =
                 StoreFault::Value(format!("what was planned of {} cannot be read: {error}", row.name));
@@ -34,19 +37,71 @@ fn is_on_its_way(store: &Store, plan: &str, row: &VmRow) -> Result<bool, StoreEr
     Ok(events.iter().any(|event| event.kind == "started" && event.phase.as_deref().is_some_and(is_later)))
 }
 
-/// VMs that drover holds a snapshot of or has switched off, and that a run with only these VMs would leave so.
+/// VMs of a plan that another plan of this state has, too, by their names at the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InOther {
+    /// That plan.
+    pub plan: String,
+    /// Those that are on their way with it.
+    pub on_their_way: Vec<String>,
+    /// Those that were begun with it, and stopped or failed.
+    pub begun: Vec<String>,
+    /// Those that have arrived with it.
+    pub arrived: Vec<String>,
+}
+
+/// Which of these VMs other plans are moving or have moved, of those that this plan has not begun.
 ///
 /// # Errors
 /// If the state cannot be read.
-pub fn left_out(
+pub fn in_other_plans(
     store: &Store,
     plan: &str,
-    vms: &[drover_plan::PlannedVm],
-) -> Result<Vec<String>, StoreError> {
-    let is_held = |row: &VmRow| row.snapshot.is_some() || row.switched_off;
+    vms: &[PlannedVm],
+    begun: &[Begun],
+) -> Result<Vec<InOther>, StoreError> {
+    let begun: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
+    let mut found: BTreeMap<String, InOther> = BTreeMap::new();
+    for vm in vms.iter().filter(|vm| !begun.contains(vm.vm.id.as_str())) {
+        for (other, row) in store.in_other_plans(plan, &vm.vm.id)? {
+            let is_same = |there: PlannedVm| there.vm.instance_uuid == vm.vm.instance_uuid;
+            if !serde_json::from_str(&row.planned).is_ok_and(is_same) {
+                continue;
+            }
+            let of = found.entry(other.clone()).or_insert(InOther {
+                plan: other,
+                on_their_way: Vec::new(),
+                begun: Vec::new(),
+                arrived: Vec::new(),
+            });
+            match row.state {
+                VmState::Running => of.on_their_way.push(vm.target_name.clone()),
+                state if state.has_arrived() => of.arrived.push(vm.target_name.clone()),
+                VmState::Stopped | VmState::Failed if is_on_its_way(store, &of.plan, &row)? => {
+                    of.begun.push(vm.target_name.clone());
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+/// VMs that a run with only these VMs would leave as an earlier run left them: copied in part, with a source that is not cleaned up, with
+/// drover's snapshot, or switched off by drover.
+///
+/// # Errors
+/// If the state cannot be read.
+pub fn left_out(store: &Store, plan: &str, vms: &[PlannedVm]) -> Result<Vec<String>, StoreError> {
     let is_over = |row: &VmRow| matches!(row.state, VmState::Done | VmState::Cancelled);
     let ids: HashSet<&str> = vms.iter().map(|vm| vm.vm.id.as_str()).collect();
     let is_out = |row: &VmRow| !ids.contains(row.id.as_str());
-    let rows = store.vms_in_short(plan)?.into_iter();
-    Ok(rows.filter(|row| is_held(row) && !is_over(row) && is_out(row)).map(|row| row.name).collect())
+    let mut left = Vec::new();
+    for row in store.vms_in_short(plan)?.into_iter().filter(|row| !is_over(row) && is_out(row)) {
+        let is_held = row.snapshot.is_some() || row.switched_off || row.state == VmState::NotCleanedUp;
+        if is_held || is_on_its_way(store, plan, &row)? {
+            left.push(row.name);
+        }
+    }
+    Ok(left)
 }

@@ -49,27 +49,70 @@ pub fn cancel_by_leave(
     let context = context(plan, store, (source, target), (&board, &options, &stop));
     let mut given_up = GivenUp::default();
     for row in store.vms(plan)? {
-        let problems = match (row.state, &row.phase) {
-            (VmState::Done, _) => Vec::new(),
-            // Not touched since it was begun anew, if ever.
-            (_, None) => match cancel_untouched(&context, &row, &mut given_up.notes, leave) {
-                Ok(problems) if problems.is_empty() => continue,
-                Ok(problems) => problems,
-                Err(error) => vec![unkept(&error)],
-            },
-            // State that cannot be kept hides no VM, and keeps no other from being undone.
-            (_, Some(_)) => cancel_vm(&context, &row, &mut given_up.notes, leave)
-                .unwrap_or_else(|error| vec![unkept(&error)]),
-        };
-        given_up.left.extend(problems.into_iter().map(|problem| format!("{}: {problem}", row.name)));
-        let now = store.vm(plan, &row.id).ok().flatten();
-        if now.is_some_and(|row| row.state.has_arrived()) {
-            given_up.arrived.push(row.name);
+        // What was given up before may be another plan's by now.
+        if row.state != VmState::Cancelled {
+            cancel_row(&context, &row, leave, &mut given_up);
         }
     }
     let state = if given_up.left.is_empty() { PlanState::Cancelled } else { PlanState::Incomplete };
     given_up.left.extend(store.end_plan(plan, state).err().map(|error| unkept(&error)));
     Ok(given_up)
+}
+
+/// Gives up those VMs of a plan of which that was ordered ([`crate::ask_give_up`]), as [`cancel`] does; the others stay as they are, and
+/// the plan can be gone on with.
+///
+/// # Errors
+/// If another process runs the plan, or the state cannot be read.
+pub fn cancel_ordered(
+    plan: &str,
+    store: &Store,
+    source: &dyn SourceProvider,
+    target: &dyn TargetProvider,
+) -> Result<GivenUp, EngineError> {
+    let _lock = PlanLock::take(store, plan)?;
+    let (board, options, stop) = <(Board, TransferOptions, StopSignal)>::default();
+    let context = context(plan, store, (source, target), (&board, &options, &stop));
+    let mut given_up = GivenUp::default();
+    for id in store.give_ups(plan)? {
+        if let Some(row) = store.vm(plan, &id)?.filter(|row| row.state != VmState::Cancelled) {
+            cancel_row(&context, &row, &|| Ok(()), &mut given_up);
+        }
+    }
+    Ok(given_up)
+}
+
+/// Gives up a VM of a run that goes on, if its row says that there is something to be undone. Nothing of the VM is at work.
+pub(crate) fn cancel_in_run(context: &Context<'_>, row: &VmRow) -> GivenUp {
+    let stop = StopSignal::default();
+    // What stops the run, or this VM, stops no undoing. Nothing is called for it, as with a whole plan.
+    let context = Context { stop: &stop, outside: None, ..*context };
+    let mut given_up = GivenUp::default();
+    if row.state != VmState::Cancelled {
+        cancel_row(&context, row, context.leave, &mut given_up);
+    }
+    given_up
+}
+
+fn cancel_row(context: &Context<'_>, row: &VmRow, leave: &Leave<'_>, given_up: &mut GivenUp) {
+    let problems = match (row.state, &row.phase) {
+        (VmState::Done, _) => Vec::new(),
+        // Not touched since it was begun anew, if ever.
+        (_, None) => match cancel_untouched(context, row, &mut given_up.notes, leave) {
+            Ok(problems) if problems.is_empty() => return,
+            Ok(problems) => problems,
+            Err(error) => vec![unkept(&error)],
+        },
+        // State that cannot be kept hides no VM, and keeps no other from being undone.
+        (_, Some(_)) => {
+            cancel_vm(context, row, &mut given_up.notes, leave).unwrap_or_else(|error| vec![unkept(&error)])
+        }
+    };
+    given_up.left.extend(problems.into_iter().map(|problem| format!("{}: {problem}", row.name)));
+    let now = context.store.vm(context.plan, &row.id).ok().flatten();
+    if now.is_some_and(|row| row.state.has_arrived()) {
+        given_up.arrived.push(row.name.clone());
+    }
 }
 
 /// Switches on again at their source what runs of a plan switched off, with leave asked for before each step. Snapshots and definitions

@@ -2,6 +2,7 @@ use std::fmt;
 
 use drover_disk::{DiskError, DiskErrorKind};
 use drover_mover::MoveError;
+pub use drover_types::chain;
 use serde::{Deserialize, Serialize};
 
 use crate::store::StoreError;
@@ -206,7 +207,7 @@ impl EngineError {
                     .into(),
             ),
             EngineError::Store(error) => Some(error.advice().into()),
-            EngineError::Running { .. } => Some("wait for it, or stop it with `drover cancel`".into()),
+            EngineError::Running { .. } => Some("wait for it, or stop it with `drover pause`, which keeps what was copied".into()),
             _ => None,
         }
     }
@@ -217,29 +218,12 @@ impl EngineError {
     }
 }
 
-/// An error and its reasons in one line, each said once.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let reason = source.to_string();
-        if !text.ends_with(&reason) {
-            text.push_str(": ");
-            text.push_str(&reason);
-        }
-        next = source.source();
-    }
-    text
-}
-
 fn disk_advice(error: &DiskError, side: Cause) -> Option<String> {
     let text = match error.kind {
         DiskErrorKind::OutOfSpace if side != Cause::Target => {
             "the source's side ran out of something; look at its log, then `drover resume`"
         }
-        DiskErrorKind::OutOfSpace => {
-            "make room on the target (or choose another folder), then `drover resume`"
-        }
+        DiskErrorKind::OutOfSpace => "make room on the target, then `drover resume`",
         DiskErrorKind::Transient => {
             "the source or the line was away for longer than `limits.retry_for`; when it is back: `drover resume`"
         }

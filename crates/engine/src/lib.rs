@@ -14,6 +14,7 @@ pub mod conformance;
 mod error;
 mod event;
 mod foresight;
+mod give_up;
 mod hooks;
 mod itinerary;
 mod look;
@@ -33,8 +34,8 @@ mod waits;
 mod wave_hooks;
 mod waves;
 
-pub use begun::{begun, left_out};
-pub use cancel::{GivenUp, Leave, cancel, cancel_by_leave, switch_on_by_leave};
+pub use begun::{InOther, begun, in_other_plans, left_out};
+pub use cancel::{GivenUp, Leave, cancel, cancel_by_leave, cancel_ordered, switch_on_by_leave};
 pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
@@ -42,7 +43,10 @@ pub use foresight::Foresight;
 pub use hooks::{Answer, CallKind, HookResult, HookRunner, NoHooks, POST_START, PRE_CUTOVER};
 pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use look::{Looked, Looking, look_into};
-pub use orders::{Cleaned, FoundSnapshot, ask_cutover, ask_retry, clean, is_running, see_its_vms};
+pub use orders::{
+    Cleaned, FoundSnapshot, ask_cutover, ask_give_up, ask_retry, clean, is_being_run, is_running,
+    see_its_vms, take_back,
+};
 pub use phase::Phase;
 pub use provider::{
     Attachment, Compared, Converted, LateNotes, LinkBytes, Linked, OneWay, OpenedSource, OpenedTarget,
@@ -53,14 +57,14 @@ pub use report::{
     DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, arrived_vms, plan_report, rates,
     vm_details,
 };
-pub use runner::{RunOutcome, Runner, is_run_elsewhere};
+pub use runner::{RunOutcome, Runner};
 pub use slots::{InUse, Schedule, budgets_of, host_limits};
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
-    CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenEnds, ForeseenNow, ForeseenVm, HookRow,
-    OrderRow, PassKind, PassRow, PassState, PlanRow, PlanState, ProgressRow, RehearsalResult, RehearsalRow,
-    RehearsedCheck, RunFacts, RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState,
-    WarmRow, WaveCall,
+    CountRow, DiskRow, Downtime, EventRow, ForecastError, Foreseen, ForeseenEnds, ForeseenNow, ForeseenVm,
+    HookRow, KnownRates, OrderRow, PassKind, PassRow, PassState, PlanRow, PlanState, ProgressRow,
+    RehearsalResult, RehearsalRow, RehearsedCheck, RunFacts, RunRow, SampleRow, ServedRow, Store, StoreError,
+    TrackedRow, VmRow, VmState, WarmRow, WaveCall,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};
 pub use waves::{WaveReport, WaveState, ask_proceed, wave_reports};

@@ -1,6 +1,8 @@
 //! What users order about a plan from outside: the cutover, another try of what failed, and the removal of what may be left.
 
-use drover_plan::PlannedVm;
+use std::collections::HashSet;
+
+use drover_plan::{PlannedVm, name_matches};
 use drover_types::inventory::Snapshot;
 use serde::Serialize;
 
@@ -8,38 +10,61 @@ use crate::error::{Cause, EngineError, ProviderError};
 use crate::itinerary::{check_recorded, is_own_snapshot, look, remove_own_snapshots};
 use crate::provider::SourceProvider;
 use crate::runner::PlanLock;
-use crate::store::{Store, VmRow, VmState};
+use crate::store::{PlanState, Store, VmRow, VmState};
 
-/// Asks that one VM of a plan, or all that move warm and have not arrived, move over. A running drover does it
-/// at once, else the next one that goes on with the plan. Gives their names.
+/// Asks that VMs of a plan move over: those of these names or patterns, those of a wave, or, without either, all that move warm and have
+/// not arrived. A running drover does it at once, else the next one that goes on with the plan. Gives their names.
 ///
 /// # Errors
-/// If there is nothing to move over by that name, or the state cannot be written.
-pub fn ask_cutover(store: &Store, plan: &str, name: Option<&str>) -> Result<Vec<String>, EngineError> {
+/// If there is nothing to move over by those names or in that wave, or the state cannot be written.
+pub fn ask_cutover(
+    store: &Store,
+    plan: &str,
+    names: &[String],
+    wave: Option<&str>,
+) -> Result<Vec<String>, EngineError> {
     let rows = store.vms(plan)?;
-    if let Some(name) = name {
-        let row = row_of(plan, name, &rows)?;
+    let given_up = store.give_ups(plan)?;
+    let planned = |row: &VmRow| serde_json::from_str::<PlannedVm>(&row.planned).ok();
+    let is_warm = |row: &VmRow| planned(row).is_some_and(|planned| planned.warm.is_some());
+    let waits = |row: &VmRow| !row.state.has_arrived() && !given_up.contains(&row.id) && is_warm(row);
+    let wanted: Vec<&VmRow> = match (names, wave) {
+        ([], None) => rows.iter().filter(|row| waits(row)).collect(),
+        ([], Some(wave)) => {
+            let is_in =
+                |row: &&VmRow| planned(row).is_some_and(|planned| planned.wave.as_deref() == Some(wave));
+            let members: Vec<&VmRow> = rows.iter().filter(is_in).collect();
+            if members.is_empty() {
+                let advice = format!("see `drover status {plan}` for its waves");
+                return refuse(format!("plan {plan} has no VM in a wave '{wave}'"), &advice);
+            }
+            members.into_iter().filter(|row| waits(row)).collect()
+        }
+        (names, None) => rows_of(plan, names, &rows, waits)?,
+        (_, Some(_)) => return refuse("VMs and a wave are named".into(), "name one or the other"),
+    };
+    for row in &wanted {
+        let name = &row.name;
         if row.state.has_arrived() {
             return refuse(format!("{name} has arrived already"), "see `drover report`");
         }
+        if given_up.contains(&row.id) {
+            let advice = format!("when the run has ended, `drover retry {plan} {name}` takes it back");
+            return refuse(format!("{name} is given up by order"), &advice);
+        }
         if !is_warm(row) {
-            return refuse(
-                format!("{name} moves cold, without a cutover"),
-                "let it go on, or use `mode: warm`",
-            );
+            let what = format!("{name} moves cold, without a cutover");
+            return refuse(what, "let it go on, or use `mode: warm`");
         }
     }
-    let is_wanted = |row: &&VmRow| name.is_none_or(|name| row.name == name);
-    let waits = |row: &&VmRow| !row.state.has_arrived() && is_warm(row);
-    let mut asked = Vec::new();
-    for row in rows.iter().filter(is_wanted).filter(waits) {
-        asked.extend(store.ask_cutover(plan, Some(&row.name))?);
+    if wanted.is_empty() {
+        let of = wave.map(|wave| format!("wave {wave} of ")).unwrap_or_default();
+        let what = format!("no VM of {of}plan {plan} waits for a cutover");
+        return refuse(what, "see `drover status` for its VMs");
     }
-    if asked.is_empty() {
-        return refuse(
-            format!("no VM of plan {plan} waits for a cutover"),
-            "see `drover status` for its VMs",
-        );
+    let mut asked = Vec::new();
+    for row in wanted {
+        asked.extend(store.ask_cutover(plan, Some(&row.name))?);
     }
     Ok(asked)
 }
@@ -51,20 +76,31 @@ pub fn ask_cutover(store: &Store, plan: &str, name: Option<&str>) -> Result<Vec<
 /// If nothing runs the plan, for then a resume tries them; if one of them did not fail, or none did; or if the state cannot be written.
 pub fn ask_retry(store: &Store, plan: &str, names: Option<&[String]>) -> Result<Vec<String>, EngineError> {
     let rows = store.vms_in_short(plan)?;
-    let named = |names: &[String]| -> Result<Vec<&VmRow>, EngineError> {
-        names.iter().map(|name| row_of(plan, name, &rows)).collect()
-    };
-    let named = names.map(named).transpose()?;
-    if !is_running(store, plan)? {
-        let advice = format!("`drover resume {plan}` goes on with it, and tries what failed again");
+    let advice = format!("`drover resume {plan}` goes on with it, and tries what failed again");
+    let Some(holder) = PlanLock::holder(store, plan)? else {
         return refuse(format!("nothing runs plan {plan}"), &advice);
+    };
+    // Who only cleans up or rehearses holds the same lock, and a run that was killed left the rest as it was.
+    let runs = store.plan(plan)?.and_then(|row| row.pid);
+    if runs.is_some_and(|runs| runs.to_string() != holder) {
+        let what = format!("process {holder} is at work on plan {plan}, and moves none of its VMs");
+        return refuse(what, &format!("wait for it; then {advice}"));
     }
+    let given_up = store.give_ups(plan)?;
+    let is_given_up = |row: &&VmRow| given_up.contains(&row.id);
+    let has_failed = |row: &VmRow| row.state == VmState::Failed && !is_given_up(&row);
+    let named = names.map(|names| rows_of(plan, names, &rows, has_failed)).transpose()?;
     let wanted = match named {
         Some(named) => {
+            if let Some(row) = named.iter().find(|row| is_given_up(row)) {
+                let advice =
+                    format!("when the run has ended, `drover retry {plan} {}` takes it back", row.name);
+                return refuse(format!("{} is given up by order", row.name), &advice);
+            }
             named.iter().try_for_each(|row| check_failed(plan, row))?;
             named
         }
-        None => rows.iter().filter(|row| row.state == VmState::Failed).collect(),
+        None => rows.iter().filter(|row| has_failed(row)).collect(),
     };
     if wanted.is_empty() {
         return refuse(
@@ -74,9 +110,70 @@ pub fn ask_retry(store: &Store, plan: &str, names: Option<&[String]>) -> Result<
     }
     let ids: Vec<&str> = wanted.iter().map(|row| row.id.as_str()).collect();
     if !store.ask_retry(plan, &ids)? {
-        let advice = format!("when it has ended, `drover resume {plan}` tries what failed again");
-        return refuse(format!("the run of plan {plan} is about to end"), &advice);
+        let advice = format!(
+            "try it again in a moment; when the run has ended, `drover resume {plan}` tries what failed"
+        );
+        return refuse(format!("the run of plan {plan} has only begun, or is about to end"), &advice);
     }
+    Ok(wanted.into_iter().map(|row| row.name.clone()).collect())
+}
+
+/// Asks that VMs of a plan, by their names, are given up: what was begun of them is undone, and the plan goes on without them, also in
+/// later runs. The run of the plan heeds it at once, else [`crate::cancel_ordered`]. Gives their names.
+///
+/// # Errors
+/// If one of them is not there or has arrived, if the plan has ended, or if the state cannot be written.
+pub fn ask_give_up(store: &Store, plan: &str, names: &[String]) -> Result<Vec<String>, EngineError> {
+    let rows = store.vms_in_short(plan)?;
+    let goes = |row: &VmRow| !row.state.has_arrived() && row.state != VmState::Cancelled;
+    let wanted = rows_of(plan, names, &rows, goes)?;
+    if let Some(row) = wanted.iter().find(|row| row.state.has_arrived()) {
+        let what = format!("{} has arrived already, and is not given up", row.name);
+        return refuse(what, "its source is off, and its machine is at the target: see `drover report`");
+    }
+    let ids: Vec<&str> = wanted.iter().map(|row| row.id.as_str()).collect();
+    store.ask_give_up(plan, &ids)?;
+    Ok(wanted.into_iter().map(|row| row.name.clone()).collect())
+}
+
+/// Takes VMs back that were given up by order: the next run of their plan moves them, from the beginning. Gives their names; none if
+/// none of these was given up so.
+///
+/// # Errors
+/// If something runs the plan, if one of them was given up and another was not, or if the state cannot be written.
+pub fn take_back(store: &Store, plan: &str, names: &[String]) -> Result<Vec<String>, EngineError> {
+    let given_up = store.give_ups(plan)?;
+    if given_up.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = store.vms_in_short(plan)?;
+    let mut wanted = rows_of(plan, names, &rows, |_| true)?;
+    let is_given_up = |row: &&&VmRow| given_up.contains(&row.id);
+    if names.iter().any(|name| is_pattern(name, &rows)) {
+        // A pattern is for those that failed, if there are any.
+        if wanted.iter().any(|row| row.state == VmState::Failed && !is_given_up(&row)) {
+            return Ok(Vec::new());
+        }
+        wanted.retain(|row| is_given_up(&row));
+    }
+    if !wanted.iter().any(|row| is_given_up(&row)) {
+        return Ok(Vec::new());
+    }
+    if let Some(row) = wanted.iter().find(|row| !is_given_up(row)) {
+        let what = format!("{} was not given up, and others of these were", row.name);
+        return refuse(what, "name those alone that are to be taken back");
+    }
+    // No run may begin meanwhile.
+    let _lock = match PlanLock::take(store, plan) {
+        Ok(lock) => lock,
+        Err(EngineError::Running { .. }) => {
+            let what = format!("{} cannot be taken back while plan {plan} runs", wanted[0].name);
+            return refuse(what, "when its run has ended, the same command takes it back");
+        }
+        Err(error) => return Err(error),
+    };
+    let ids: Vec<&str> = wanted.iter().map(|row| row.id.as_str()).collect();
+    store.take_back(plan, &ids)?;
     Ok(wanted.into_iter().map(|row| row.name.clone()).collect())
 }
 
@@ -85,6 +182,7 @@ fn check_failed(plan: &str, row: &VmRow) -> Result<(), EngineError> {
     let resume = format!("when the run has ended, `drover resume {plan}` goes on with it");
     let (why, advice) = match row.state {
         VmState::Failed => return Ok(()),
+        VmState::Queued if row.error.is_some() => ("failed, and how far it came is not known", resume),
         VmState::Queued => ("waits for its turn, and did not fail", format!("see `drover status {plan}`")),
         VmState::Running => ("is at work, and did not fail", format!("see `drover status {plan}`")),
         VmState::Done => ("has arrived already", "see `drover report`".into()),
@@ -97,9 +195,40 @@ fn check_failed(plan: &str, row: &VmRow) -> Result<(), EngineError> {
             ("was left out by a hook, and did not fail", advice)
         }
         VmState::Stopped => ("was stopped, and did not fail", resume),
-        VmState::Cancelled => ("was given up, and did not fail", resume),
+        VmState::Cancelled => {
+            let advice = format!("when the run has ended, `drover retry {plan} {name}` takes it back");
+            ("was given up, and did not fail", advice)
+        }
     };
     refuse(format!("{name} {why}"), &advice)
+}
+
+/// Whether a name stands for others: one with `*` or `?` that no VM has.
+fn is_pattern(name: &str, rows: &[VmRow]) -> bool {
+    name.contains(['*', '?']) && !rows.iter().any(|row| row.name == name)
+}
+
+/// The VMs of these names, each once. A pattern is for those of which an order of this kind can be.
+fn rows_of<'a>(
+    plan: &str,
+    names: &[String],
+    rows: &'a [VmRow],
+    can_be: impl Fn(&VmRow) -> bool,
+) -> Result<Vec<&'a VmRow>, EngineError> {
+    let (mut found, mut ids) = (Vec::new(), HashSet::new());
+    for name in names {
+        let of: Vec<&VmRow> = match is_pattern(name, rows) {
+            true => rows.iter().filter(|row| name_matches(name, &row.name) && can_be(row)).collect(),
+            false => vec![row_of(plan, name, rows)?],
+        };
+        if of.is_empty() {
+            let what =
+                format!("plan {plan} has no VM that matches '{name}' and that this can be done with now");
+            return refuse(what, &format!("see `drover status {plan}` for its VMs"));
+        }
+        found.extend(of.into_iter().filter(|row| ids.insert(row.id.as_str())));
+    }
+    Ok(found)
 }
 
 fn row_of<'a>(plan: &str, name: &str, rows: &'a [VmRow]) -> Result<&'a VmRow, EngineError> {
@@ -120,20 +249,22 @@ pub fn see_its_vms(plan: &str, name: &str, rows: &[VmRow]) -> String {
     format!("{near}see `drover status {plan}` for its VMs")
 }
 
-fn is_warm(row: &VmRow) -> bool {
-    serde_json::from_str::<PlannedVm>(&row.planned).is_ok_and(|planned| planned.warm.is_some())
-}
-
 /// Whether a process runs a plan now.
 ///
 /// # Errors
 /// If that cannot be found out.
 pub fn is_running(store: &Store, plan: &str) -> Result<bool, EngineError> {
-    match PlanLock::take(store, plan) {
-        Ok(_) => Ok(false),
-        Err(EngineError::Running { .. }) => Ok(true),
-        Err(error) => Err(error),
-    }
+    PlanLock::holder(store, plan).map(|holder| holder.is_some())
+}
+
+/// Whether a run of a plan is at work now, and no one who cleans up, rehearses or gives it up.
+///
+/// # Errors
+/// If that cannot be asked.
+pub fn is_being_run(store: &Store, plan: &str) -> Result<bool, EngineError> {
+    let holder = PlanLock::holder(store, plan)?;
+    let runs = store.plan(plan)?.filter(|row| row.state == PlanState::Running).and_then(|row| row.pid);
+    Ok(holder.is_some() && holder == runs.map(|runs| runs.to_string()))
 }
 
 /// What was found of drover's own at the source of a plan, and what of it is there still.

@@ -88,6 +88,12 @@ pub struct DiskReport {
     pub attribution: Option<Attribution>,
     /// What went over the link to its site, in all runs.
     pub link: Option<LinkBytes>,
+    /// Its datastore when the plan was begun.
+    #[serde(skip)]
+    pub datastore: Option<String>,
+    /// The folder or pool that it went to.
+    #[serde(skip)]
+    pub pool: Option<String>,
 }
 
 /// When a phase ran.
@@ -210,9 +216,26 @@ pub fn vm_details(store: &Store, plan: &str, row: VmRow) -> Result<VmReport, Sto
 }
 
 /// What a report tells of a planned VM.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Planned {
     vm: PlannedSource,
+    #[serde(default)]
+    disks: Vec<PlannedPlace>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PlannedPlace {
+    index: usize,
+    disk: SourceDisk,
+    pool: Option<String>,
+    base: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct SourceDisk {
+    datastore: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -223,13 +246,18 @@ struct PlannedSource {
 }
 
 fn vm_report(mut row: VmRow, disks: Vec<DiskRow>, events: &[&EventRow]) -> VmReport {
-    let disks = disks.into_iter().map(disk_report).collect();
+    let mut disks: Vec<DiskReport> = disks.into_iter().map(disk_report).collect();
     let phases = phase_times(events.iter().copied());
     // The text is the larger part of a row, and no report tells it.
     let planned = std::mem::take(&mut row.planned);
-    let PlannedSource { instance_uuid, host_id } =
-        serde_json::from_str::<Planned>(&planned).map(|planned| planned.vm).unwrap_or_default();
+    let Planned { vm: PlannedSource { instance_uuid, host_id }, disks: places } =
+        serde_json::from_str(&planned).unwrap_or_default();
     let told = |text: String| (!text.is_empty()).then_some(text);
+    for PlannedPlace { index, disk, pool, base } in places {
+        if let Some(report) = disks.iter_mut().find(|it| it.details.number == index) {
+            (report.datastore, report.pool) = (told(disk.datastore), pool.or(told(base)));
+        }
+    }
     let (instance_uuid, source_host) = (told(instance_uuid), told(host_id));
     VmReport {
         row,
@@ -265,6 +293,8 @@ fn disk_report(row: DiskRow) -> DiskReport {
         read_rate: row.read_bytes.zip(seconds).map(|(bytes, seconds)| bytes as f64 / seconds),
         attribution: row.attribution.as_deref().and_then(|text| serde_json::from_str(text).ok()),
         link: row.link.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+        datastore: None,
+        pool: None,
         details: row,
     }
 }

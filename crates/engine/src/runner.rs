@@ -20,6 +20,7 @@ use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
 use crate::foresight::{Foresaw, Foresight};
+use crate::give_up::{GiveUps, Was, give_up};
 use crate::hooks::HookRunner;
 use crate::itinerary::{Context, Journey, Outside, end_untouched};
 use crate::pace::Paces;
@@ -96,7 +97,7 @@ pub struct RunOutcome {
     pub not_cleaned_up: usize,
     /// VMs that failed, with the cause of each.
     pub failed: Vec<(String, Cause)>,
-    /// VMs stopped, not begun before a stop, or left out by a hook.
+    /// VMs stopped, not begun before a stop, or left out by a hook; not those that were given up by order.
     pub unfinished: usize,
     /// Those of them that a hook had left out.
     pub skipped: usize,
@@ -119,7 +120,7 @@ impl RunOutcome {
         RunOutcome {
             done,
             not_cleaned_up,
-            unfinished: vms.len() - done - not_cleaned_up - failed.len(),
+            unfinished: vms.len() - done - not_cleaned_up - failed.len() - count(VmState::Cancelled),
             skipped: count(VmState::Skipped),
             failed,
             ..RunOutcome::default()
@@ -149,20 +150,39 @@ impl Runner<'_> {
         let rows = self.store.vms_in_short(self.plan)?;
         let left: HashMap<&str, VmState> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
         let was = |vm: &PlannedVm, state: VmState| left.get(vm.vm.id.as_str()) == Some(&state);
-        let todo: Vec<&PlannedVm> = self.vms.iter().filter(|vm| !was(vm, VmState::Done)).collect();
         let is_over = |row: &PlanRow| matches!(row.state, PlanState::Done | PlanState::Cancelled);
         let earlier = self.store.plan(self.plan)?;
+        let gave_up = match earlier.as_ref().map(|row| row.state) {
+            // It begins anew, with all its VMs.
+            Some(PlanState::Cancelled) => HashSet::new(),
+            _ => HashSet::from_iter(self.store.give_ups(self.plan)?),
+        };
+        // One that is still to be undone is seen to.
+        let is_out = |vm: &&PlannedVm| was(vm, VmState::Cancelled) && gave_up.contains(&vm.vm.id);
+        let todo: Vec<&PlannedVm> =
+            self.vms.iter().filter(|vm| !was(vm, VmState::Done) && !is_out(vm)).collect();
+        if todo.is_empty() && earlier.as_ref().is_some_and(|row| row.state == PlanState::Done) {
+            // What its last run recorded stays the record.
+            let done = self.vms.iter().filter(|vm| was(vm, VmState::Done)).count();
+            let plan = || self.plan.to_string();
+            self.observer.event(&Event::PlanStarted { plan: plan(), vms: 0, done_before: done });
+            let ended = Event::PlanEnded { plan: plan(), done, not_cleaned_up: 0, failed: 0, unfinished: 0 };
+            self.observer.event(&ended);
+            return Ok(RunOutcome { done, ..RunOutcome::default() });
+        }
         let is_anew = earlier.as_ref().is_some_and(is_over);
         let too_late = too_late(earlier.as_ref(), self.wave_hooks, &todo);
         forget_waves_over(self.store, self.plan, self.wave_hooks, &todo, &rows, is_anew)?;
         self.store.begin_plan(self.plan, self.text, self.folder)?;
         let run = self.store.add_run(self.plan, self.facts)?;
         let planned = |vm: &PlannedVm| serde_json::to_string(vm).unwrap_or_default();
-        let vms = self.vms.iter().map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
+        let vms = self.vms.iter().filter(|vm| !is_out(vm));
+        let vms = vms.map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
         self.store.enter_vms(self.plan, vms)?;
         let not_cleaned_up = todo.iter().filter(|vm| was(vm, VmState::NotCleanedUp));
         let before = Before {
-            done: self.vms.len() - todo.len(),
+            done: self.vms.iter().filter(|vm| was(vm, VmState::Done)).count(),
+            given_up: self.vms.iter().filter(is_out).count(),
             not_cleaned_up: not_cleaned_up.map(|vm| vm.target_name.clone()).collect(),
         };
         let done_before = before.done;
@@ -209,7 +229,9 @@ impl Runner<'_> {
             begun: Mutex::new(begun),
         };
         let takes_retries = AtomicBool::new(true);
-        let run = Run { schedule: &schedule, tenant, todo, context, waves, calls, ends, takes_retries };
+        let give_ups = GiveUps::default();
+        let run =
+            Run { schedule: &schedule, tenant, todo, context, waves, calls, ends, takes_retries, give_ups };
         self.heed_words(&run);
         let (over, run) = (&StopSignal::default(), &run);
         std::thread::scope(|scope| {
@@ -229,6 +251,8 @@ impl Runner<'_> {
                 run.calls.shut_all(&ProviderError::new(Cause::Internal, what).because(error).into());
                 self.takes_no_retries(run);
             }
+            // Those that were ordered before the run began do not begin.
+            self.heed_give_ups(run, scope);
             // Also if this loop panics: the scope waits for the watcher.
             let _over = OnDrop::new(|| over.stop());
             loop {
@@ -236,8 +260,7 @@ impl Runner<'_> {
                     let vm = todo[at];
                     let slots = Slots { schedule: &schedule, clock: self.clock, id };
                     // In its own thread: a target that is slow to tell what is free holds up those alone that go there.
-                    let go =
-                        move || run_vm(context, vm, slots, (tenant, ends), || self.ask_for_room(slots, vm));
+                    let go = move || run_vm(run, at, slots, |stop| self.ask_for_room(slots, vm, stop));
                     if Builder::new().spawn_scoped(scope, go).is_err() {
                         // No thread can be had: then VMs go one after the other.
                         go();
@@ -251,21 +274,21 @@ impl Runner<'_> {
         });
         self.tell_given_up(run);
         self.tell_waves(run);
-        self.keep_foresight(FORESIGHT_WAIT);
+        self.keep_foresight(run, FORESIGHT_WAIT);
         let quarantine = schedule.quarantine(tenant);
         self.tell_schedule(run, &quarantine);
         (std::mem::take(&mut ends.lock().unwrap_or_else(PoisonError::into_inner)), quarantine)
     }
 
     /// Asks for room at the target of a VM that is about to begin. False if it does not begin, now or ever.
-    fn ask_for_room(&self, slots: Slots<'_>, vm: &PlannedVm) -> Result<bool, EngineError> {
+    fn ask_for_room(&self, slots: Slots<'_>, vm: &PlannedVm, stop: &StopSignal) -> Result<bool, EngineError> {
         let Slots { schedule, id, clock } = slots;
-        let Some(rooms) = schedule.rooms_for(id).filter(|_| !self.stop.is_set()) else { return Ok(true) };
+        let Some(rooms) = schedule.rooms_for(id).filter(|_| !stop.is_set()) else { return Ok(true) };
         schedule.begins_to_ask(id);
         match self.room_for(&rooms, slots, vm) {
             Answer::Promised(room) => {
                 schedule.give_room(id, room, clock);
-                slots.take(self.stop).map(|()| true)
+                slots.take(stop).map(|()| true)
             }
             Answer::Wait(wait) => Ok(schedule.wait_for_room(id, wait, clock)),
             Answer::Never(why) => Ok(schedule.refuse(id, why.into(), clock)),
@@ -344,6 +367,10 @@ impl Runner<'_> {
         let _begun = run.calls.lock();
         let given_up = run.schedule.take_given_up(run.tenant);
         for GivenUp { at, why } in given_up.into_iter().filter(|_| !self.stop.is_set()) {
+            if run.give_ups.is_ordered(at) {
+                run.put_end(at, give_up(run.context, run.todo[at], Was::Waiting));
+                continue;
+            }
             let end = end_untouched(run.context, run.todo[at], &why);
             run.ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
         }
@@ -377,11 +404,12 @@ impl Runner<'_> {
             run.schedule.let_askers_wait(run.tenant, self.clock);
             self.keep_waits(run, &mut waits);
             self.heed_words(run);
+            self.heed_give_ups(run, scope);
             self.tell_given_up(run);
             self.heed_retries(run);
             self.tell_waves(run);
             run.calls.begin(scope);
-            self.keep_foresight(Duration::ZERO);
+            self.keep_foresight(run, Duration::ZERO);
             if self.store.cancel_asked(self.plan).unwrap_or(false) {
                 self.stop.stop();
             }
@@ -393,11 +421,14 @@ impl Runner<'_> {
         }
     }
 
-    /// Keeps what was foreseen with the run, once it is there.
-    fn keep_foresight(&self, within: Duration) {
+    /// Keeps what was foreseen with the run, once it is there, and has the schedule go by what that goes by.
+    fn keep_foresight(&self, run: &Run<'_>, within: Duration) {
         // Without it the report has nothing to compare with.
         let _ = match self.foresight.and_then(|foresight| foresight.take(within)) {
-            Some(Foresaw::Before(foreseen)) => self.store.set_foreseen(self.plan, &foreseen),
+            Some(Foresaw::Before(foreseen)) => {
+                run.schedule.heed_rates(run.tenant, &self.site(), &foreseen.known);
+                self.store.set_foreseen(self.plan, &foreseen)
+            }
             Some(Foresaw::Now(now)) => self.store.set_foreseen_now(self.plan, &now),
             None => Ok(()),
         };
@@ -448,10 +479,13 @@ impl Runner<'_> {
         let done = before.done + count(VmState::Done);
         let not_cleaned_up = left + count(VmState::NotCleanedUp);
         let is_failure = |cause| !matches!(cause, Some(Cause::Cancelled | Cause::Skipped));
-        let counts = |end: &&VmEnd| !end.state.has_arrived() && is_failure(end.cause);
+        let given_up = before.given_up + count(VmState::Cancelled);
+        let counts = |end: &&VmEnd| {
+            !end.state.has_arrived() && end.state != VmState::Cancelled && is_failure(end.cause)
+        };
         let cause = |end: &VmEnd| (end.name.clone(), end.cause.unwrap_or(Cause::Internal));
         let failed: Vec<_> = ends.iter().filter(counts).map(cause).collect();
-        let unfinished = self.vms.len() - done - not_cleaned_up - failed.len();
+        let unfinished = self.vms.len() - done - not_cleaned_up - failed.len() - given_up;
         let skipped = count(VmState::Skipped);
         let unkept = ends.iter_mut().find_map(|end| end.unkept.take());
         let mut outcome = RunOutcome {
@@ -484,6 +518,8 @@ impl Runner<'_> {
 struct Before {
     /// VMs that arrived and are not looked at again.
     done: usize,
+    /// VMs that were given up by order, and are left alone.
+    given_up: usize,
     /// Names of those of which only the clean-up is left.
     not_cleaned_up: Vec<String>,
 }
@@ -500,7 +536,7 @@ pub(crate) struct Run<'a> {
     pub(crate) schedule: &'a Schedule,
     pub(crate) tenant: Tenant,
     pub(crate) todo: &'a [&'a PlannedVm],
-    context: &'a Context<'a>,
+    pub(crate) context: &'a Context<'a>,
     /// What was told of waves.
     waves: Mutex<Told>,
     /// What is called around them.
@@ -509,6 +545,8 @@ pub(crate) struct Run<'a> {
     pub(crate) ends: &'a Mutex<Vec<VmEnd>>,
     /// Whether failed VMs are tried again by order.
     pub(crate) takes_retries: AtomicBool,
+    /// Which VMs are given up by order.
+    pub(crate) give_ups: GiveUps,
 }
 
 fn wave_words(plan: &str, event: &Event) -> Option<String> {
@@ -526,17 +564,19 @@ fn wave_words(plan: &str, event: &Event) -> Option<String> {
 
 /// Takes a VM through its journey, unless `begins` says that it does not begin.
 fn run_vm(
-    context: &Context<'_>,
-    vm: &PlannedVm,
+    run: &Run<'_>,
+    at: usize,
     slots: Slots<'_>,
-    (tenant, ends): (Tenant, &Mutex<Vec<VmEnd>>),
-    begins: impl FnOnce() -> Result<bool, EngineError>,
+    begins: impl FnOnce(&StopSignal) -> Result<bool, EngineError>,
 ) {
+    let vm = run.todo[at];
+    let stop = &run.give_ups.begins(at, run.context.stop);
+    let context = &Context { stop, ..*run.context };
     // A defect that shows with one VM must not take the others along. What it was doing stays as a crash
     // would leave it, and a resume sees to it.
     let mut journey = Journey::new(context, vm, slots);
     let travel = AssertUnwindSafe(|| {
-        match begins() {
+        match begins(stop) {
             Ok(true) => {}
             Ok(false) => return None,
             Err(error) => return Some(journey.end_unbegun(error)),
@@ -578,21 +618,18 @@ fn run_vm(
     };
     // It may be tried again as soon as its end is known: nothing of this try is held then.
     drop(journey);
-    ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
-    slots.finish(Ended::Failed);
-    slots.schedule.ended(tenant);
-}
-
-/// Whether another process runs a plan now.
-///
-/// # Errors
-/// If its lock cannot be looked at.
-pub fn is_run_elsewhere(store: &Store, plan: &str) -> Result<bool, EngineError> {
-    match PlanLock::take(store, plan) {
-        Ok(_) => Ok(false),
-        Err(EngineError::Running { .. }) => Ok(true),
-        Err(error) => Err(error),
+    let mut ends = run.ends.lock().unwrap_or_else(PoisonError::into_inner);
+    // One that is given up from now on has ended before.
+    let is_to_be_undone = run.give_ups.is_ordered(at) && !end.state.has_arrived();
+    if is_to_be_undone {
+        drop(ends);
+        run.put_end(at, give_up(run.context, vm, Was::AtWork));
+    } else {
+        ends.push(end);
+        drop(ends);
     }
+    slots.finish(Ended::Failed);
+    slots.schedule.ended(run.tenant);
 }
 
 /// Held while a process runs a plan; let go by the kernel when the process dies, however it dies.
@@ -601,6 +638,15 @@ pub(crate) struct PlanLock {
 }
 
 impl PlanLock {
+    /// Process that holds the lock of a plan, if one does.
+    pub(crate) fn holder(store: &Store, plan: &str) -> Result<Option<String>, EngineError> {
+        match PlanLock::take(store, plan) {
+            Ok(_) => Ok(None),
+            Err(EngineError::Running { pid, .. }) => Ok(Some(pid)),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(crate) fn take(store: &Store, plan: &str) -> Result<PlanLock, EngineError> {
         let folder = store.folder();
         let path = folder.join(format!("{plan}.lock"));

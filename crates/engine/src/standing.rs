@@ -55,6 +55,13 @@ pub enum AtTarget {
     Started,
 }
 
+impl VmEnd {
+    /// One that nothing more is to be told of.
+    pub(crate) fn plain(name: String, state: VmState) -> VmEnd {
+        VmEnd { name, state, cause: None, error: None, advice: None, standing: None, unkept: None }
+    }
+}
+
 impl Standing {
     /// Whether the source is as it was and nothing is at the target but images.
     pub fn is_as_before(&self) -> bool {

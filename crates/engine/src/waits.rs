@@ -74,7 +74,7 @@ mod tests {
     }
 
     fn window() -> Wait {
-        Wait::Window { opens_ms: 5 }
+        Wait::Window { opens_ms: 5, opens: String::new() }
     }
 
     /// What is told of one VM that waits for this from half a second to the next.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::Event;
-use crate::store::{PlanRow, Store, VmRow, VmState};
+use crate::store::{PlanRow, Store, VmRow, VmState, now_ms};
 
 /// What was told of the waves of a run.
 #[derive(Default)]
@@ -71,7 +71,7 @@ pub struct WaveReport {
     pub running: usize,
     /// VMs that failed, those that were given up before they began among them.
     pub failed: usize,
-    /// VMs that did not begin yet, or were stopped or cancelled.
+    /// VMs that did not begin yet, or were stopped.
     pub left: usize,
     /// Whether the waves after it go on whatever of it failed, because somebody said so.
     pub may_go_on: bool,
@@ -79,6 +79,9 @@ pub struct WaveReport {
     pub began_ms: Option<i64>,
     /// When its last VM ended; absent while some are left.
     pub ended_ms: Option<i64>,
+    /// When its window opens next, on the clock of its zone; absent if it is open, never opens again, or no VM is left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opens: Option<String>,
 }
 
 /// How far a wave is.
@@ -111,13 +114,16 @@ pub fn wave_reports(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Vec<WaveRep
     }
     let words = store.proceeds(&plan.name).unwrap_or_default();
     let none = Vec::new();
+    let now_ms = now_ms().max(0) as u64;
     let report = |wave: Wave| {
         let vms = members.get(&wave.name).unwrap_or(&none);
         let count = |fits: fn(VmState) -> bool| vms.iter().filter(|vm| fits(vm.state)).count();
         let done = count(VmState::has_arrived);
         let (running, failed) =
             (count(|state| state == VmState::Running), count(|state| state == VmState::Failed));
-        let left = vms.len() - done - running - failed - count(|state| state == VmState::Skipped);
+        // Those that a hook left out, or that were given up, are none of it any more.
+        let out = count(|state| matches!(state, VmState::Skipped | VmState::Cancelled));
+        let left = vms.len() - done - running - failed - out;
         let is_over = running + left == 0;
         WaveReport {
             state: match () {
@@ -134,6 +140,7 @@ pub fn wave_reports(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Vec<WaveRep
             may_go_on: words.contains(&wave.name),
             began_ms: vms.iter().filter_map(|vm| vm.started_ms).min(),
             ended_ms: vms.iter().filter_map(|vm| vm.ended_ms).max().filter(|_| is_over),
+            opens: wave.window.opens(now_ms).filter(|_| left > 0),
             wave,
         }
     };
@@ -187,7 +194,7 @@ mod tests {
         let words = |events: Vec<Event>| -> Vec<String> {
             events.iter().map(|event| serde_json::to_string(event).unwrap()).collect()
         };
-        let copied = usage("a", [2, 1, 0, 0], Some(Wait::Window { opens_ms: 5 }));
+        let copied = usage("a", [2, 1, 0, 0], Some(Wait::Window { opens_ms: 5, opens: String::new() }));
         assert!(told.news(&[copied]).is_empty(), "a warm VM is copied before its wave");
         let began = [usage("a", [2, 1, 0, 0], None)];
         assert_eq!(words(told.news(&began)), [r#"{"event":"wave_started","wave":"a","vms":2}"#]);

@@ -171,7 +171,7 @@ fn a_run_that_has_ended_takes_no_order_and_names_the_command_that_does() {
     }));
     assert_eq!((outcome.done, outcome.failed.len()), (1, 1));
     let late = late.into_inner().unwrap().unwrap();
-    assert!(late.ends_with("the run of plan p is about to end"), "{late}");
+    assert!(late.ends_with("the run of plan p has only begun, or is about to end"), "{late}");
     let error = ask_retry(&world.store, PLAN, None).unwrap_err();
     assert!(error.chain().ends_with("nothing runs plan p") && error.cause() == Cause::Plan, "{error:?}");
     assert!(error.advice().unwrap().contains("`drover resume p`"), "{:?}", error.advice());
@@ -301,6 +301,7 @@ fn an_order_that_a_killed_run_left_behind_is_forgotten_by_the_next_one() {
     world.run(&NoObserver);
     // As if it had been killed before it heeded one.
     world.store.begin_plan(PLAN, &world.text, std::path::Path::new("/")).unwrap();
+    world.store.enter_vms(PLAN, []).unwrap();
     assert!(world.store.ask_retry(PLAN, &["vm-one", "vm-two"]).unwrap());
     let retried = AtomicUsize::new(0);
     let outcome = world.run(&Watch(|event: &Event| {

@@ -3,7 +3,9 @@
 
 mod fakes;
 
-use drover_engine::{Event, NoObserver, PassKind, PassState, Phase, VmState, cancel, plan_report};
+use drover_engine::{
+    Event, NoObserver, PassKind, PassState, Phase, VmState, ask_cutover, cancel, plan_report,
+};
 use drover_mover::StopSignal;
 use drover_types::inventory::{PowerState, Snapshot};
 use fakes::{DiesAt, PLAN, Trouble, Watch, World, dies_around_every_call, enters, every_call, stop_at_wait};
@@ -188,6 +190,35 @@ fn a_cutover_by_command_is_noticed_while_waiting_and_kept_for_the_next_run() {
         world.assert_arrived("by command");
         assert_eq!(world.warm_row().reason.as_deref(), Some("asked for"));
     }
+}
+
+#[test]
+fn a_cutover_is_asked_for_by_a_pattern_or_a_wave_and_refused_where_there_is_none() {
+    let waves = "waves: [{name: pilot, vms: [{name: on}]}]";
+    let world = World::warm(&format!("warm: {{interval: 10m, cutover: manual}}\n{waves}"));
+    stop_at_wait(&world, 2);
+    let ask = |names: &[&str], wave: Option<&str>| {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_string()).collect();
+        ask_cutover(&world.store, PLAN, &names, wave).map_err(|error| error.to_string())
+    };
+    for (names, wave, told) in [
+        (&["zz*"][..], None, "has no VM that matches 'zz*'"),
+        (&["no"], None, "has no VM 'no'"),
+        (&["on", "no"], None, "has no VM 'no'"),
+        (&[], Some("polit"), "has no VM in a wave 'polit'"),
+        (&["on"], Some("pilot"), "VMs and a wave are named"),
+    ] {
+        let refused = ask(names, wave).unwrap_err();
+        assert!(refused.contains(told), "{refused}");
+        assert!(!world.store.cutover_asked(PLAN, "vm-on").unwrap(), "{told}");
+    }
+    assert_eq!(ask(&["o?", "on"], None).unwrap(), ["on"]);
+    assert_eq!(ask(&[], Some("pilot")).unwrap(), ["on"]);
+    world.run(&NoObserver);
+    world.assert_arrived("by wave");
+    assert!(ask(&["on"], None).unwrap_err().contains("on has arrived already"));
+    assert!(ask(&["o*"], None).unwrap_err().contains("has no VM that matches"));
+    assert!(ask(&[], Some("pilot")).unwrap_err().contains("no VM of wave pilot of plan"));
 }
 
 #[test]

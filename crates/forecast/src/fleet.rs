@@ -16,6 +16,9 @@ pub struct FleetVm {
     pub wave: Option<String>,
     /// The host that serves its disks.
     pub host: String,
+    /// Its source ([`crate::Rates::datastore_key`]); empty where nothing was measured of it.
+    #[serde(default)]
+    pub source: String,
     /// Its disks.
     pub disks: Vec<FleetDisk>,
     /// Greater goes first.
@@ -136,6 +139,7 @@ impl FleetVm {
             FleetVm {
                 name: vm.name.clone(),
                 host: inventory.host(&vm.host_id).map_or(vm.host_id.clone(), |host| host.name.clone()),
+                source: inventory.about.instance_uuid.clone(),
                 disks,
                 // A VM that is off has nothing to keep running for.
                 warm: warm.filter(|_| may_run(vm)),

@@ -31,8 +31,12 @@ pub struct Question {
     pub hosts: BTreeMap<String, HostLimits>,
     /// What some of the plans may send over the line, beside the rate of `rates`.
     pub lines: Vec<Line>,
+    /// Sites that plans go to, by the numbers of the plans, where no plan or limit says what their lines carry.
+    pub sites: BTreeMap<usize, String>,
     /// When it begins, in milliseconds since 1970.
     pub start_ms: u64,
+    /// The moment that the times here have as 0, in milliseconds since 1970.
+    pub zero_ms: u64,
     /// For the draws: the same seed gives the same forecast.
     pub seed: u64,
 }
@@ -49,6 +53,7 @@ impl Question {
             limits: self.limits.clone(),
             hosts: self.hosts.clone(),
             lines: self.lines.clone(),
+            sites: self.sites.clone(),
             ..*self
         }
     }
@@ -59,7 +64,7 @@ impl Question {
 pub struct Line {
     /// What people call it.
     pub name: String,
-    /// How much, by the time of day.
+    /// How much, by the time.
     pub limits: Vec<DayLimit>,
     /// Numbers of the plans.
     pub plans: Vec<usize>,
@@ -109,7 +114,7 @@ pub struct Forecast {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct By {
     /// Of what.
-    pub name: &'static str,
+    pub name: String,
     /// Its unit.
     pub unit: Unit,
     /// Its values and where they come from.
@@ -159,6 +164,10 @@ pub struct WaveForecast {
     pub end_s: Option<Spread>,
     /// With which chance all its VMs arrive before its window closes again; absent if that never closes.
     pub fits: Option<f64>,
+    /// How long its window stays open from its begin on; absent if it never begins or that never closes.
+    pub open_s: Option<f64>,
+    /// When its window opens if it is closed when all begins, on the clock of its zone; absent if it is open then, or never is.
+    pub opens: Option<String>,
 }
 
 /// What one draw gave for one VM, in seconds; `f32` because there are VMs times draws of them.
@@ -224,30 +233,68 @@ fn drawn(question: &Question, start_ms: u64, draws: usize) -> Forecast {
             .iter()
             .filter(|vm| vm.warm.is_some() && vm.churn_bytes_per_hour.is_some())
             .count(),
-        by: question.rates.named().map(|(name, unit, it)| By { name, unit, quantity: it.clone() }).to_vec(),
+        by: goes_by(question),
         vms,
     }
+}
+
+/// The quantities that hold for all, and those of single places that VMs of the question go through.
+fn goes_by(question: &Question) -> Vec<By> {
+    let known = known(question);
+    let rate = |name: String, it: &Quantity| By { name, unit: Unit::Rate, quantity: it.clone() };
+    let datastores = known.datastores.iter().map(|(name, it)| rate(format!("datastore {name}"), it));
+    let pools = known.pools.iter().map(|(name, it)| rate(format!("target {name}"), it));
+    let sites = known.sites.iter().map(|(name, it)| rate(line_to(name), it));
+    let all =
+        question.rates.named().map(|(name, unit, it)| By { name: name.into(), unit, quantity: it.clone() });
+    all.into_iter().chain(datastores).chain(pools).chain(sites).collect()
+}
+
+/// What was measured of single places that VMs of a question go through, by their names in it.
+#[derive(Default)]
+struct Known<'a> {
+    datastores: BTreeMap<&'a str, &'a Quantity>,
+    pools: BTreeMap<&'a str, &'a Quantity>,
+    sites: BTreeMap<&'a str, &'a Quantity>,
+}
+
+fn known(question: &Question) -> Known<'_> {
+    let Question { vms, rates, sites, .. } = question;
+    let mut known = Known::default();
+    // Nearly always nothing is, and a fleet is drawn many times.
+    if rates.datastores.is_empty() && rates.pools.is_empty() && rates.sites.is_empty() {
+        return known;
+    }
+    for (vm, disk) in vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
+        let datastore = rates.datastores.get(&Rates::datastore_key(&vm.source, &disk.datastore));
+        known.datastores.extend(datastore.map(|it| (disk.datastore.as_str(), it)));
+        let pool = disk.pool.as_ref().and_then(|pool| Some((pool.as_str(), rates.pools.get(pool)?)));
+        known.pools.extend(pool);
+    }
+    known.sites = sites.values().filter_map(|site| Some((site.as_str(), rates.sites.get(site)?))).collect();
+    known
+}
+
+fn line_to(site: &str) -> String {
+    format!("line to {site}")
 }
 
 /// Milliseconds of a day.
 const DAY_MS: u64 = 86_400_000;
 
-/// The same question with the midnight before it as moment 0: the hours of the line stay what they are, and the virtual clock,
-/// whose times are floating-point numbers, tells moments apart in which a byte goes by.
+/// The same question with the midnight before it as moment 0, so that the virtual clock, whose times are floating-point numbers, tells
+/// moments apart in which a byte goes by.
 pub(crate) fn from_midnight(question: &Question) -> Question {
     let midnight = question.start_ms - question.start_ms % DAY_MS;
     let since = |ms: u64| ms.saturating_sub(midnight);
-    let mut question = Question { start_ms: since(question.start_ms), ..question.clone() };
+    let (start_ms, zero_ms) = (since(question.start_ms), question.zero_ms + midnight);
+    let mut question = Question { start_ms, zero_ms, ..question.clone() };
     for vm in &mut question.vms {
         vm.windows.iter_mut().for_each(|(from, to)| (*from, *to) = (since(*from), since(*to)));
         vm.warm.iter_mut().for_each(|warm| warm.cutover_ms = warm.cutover_ms.map(since));
         vm.deadline_ms = vm.deadline_ms.map(since);
     }
-    for WaveWindow { from_ms, until_ms, .. } in
-        question.waves.values_mut().flatten().map(|wave| &mut wave.window)
-    {
-        [from_ms, until_ms].into_iter().for_each(|ms| *ms = ms.map(since));
-    }
+    question.waves.values_mut().flatten().for_each(|wave| wave.window.zero_ms = zero_ms);
     question
 }
 
@@ -288,20 +335,31 @@ impl Draw<'_> {
 /// Rates are drawn once for all: what is not known of a datacentre is the same for each of its hosts. Times are drawn for each VM.
 fn fleet_of(question: &Question, draw: &mut Draw<'_>) -> Fleet {
     let rates = &question.rates;
-    let link = vec![DayLimit { from: 0, to: 0, bytes_per_second: draw.rate(&rates.link) }];
-    let capacities = Capacities {
+    let link = draw.rate(&rates.link);
+    let mut capacities = Capacities {
         stream: Some(draw.rate(&rates.stream)),
         host: Some(draw.rate(&rates.host)),
         datastore: Some(draw.rate(&rates.datastore)),
         pool: Some(draw.rate(&rates.pool)),
-        link,
         lines: question.lines.iter().map(|line| (line.name.clone(), line.limits.clone())).collect(),
+        zero_ms: question.zero_ms,
         ..Capacities::default()
     };
     let verify = draw.of(&rates.verify).max(1.0);
+    let known = known(question);
+    let mut drawn = |it: &BTreeMap<&str, &Quantity>| -> BTreeMap<String, u64> {
+        it.iter().map(|(name, it)| (name.to_string(), draw.rate(it))).collect()
+    };
+    (capacities.datastores, capacities.pools) = (drawn(&known.datastores), drawn(&known.pools));
+    let sites = drawn(&known.sites);
+    // What is assumed of lines is not less than one of them carried.
+    let link = sites.values().copied().fold(link, u64::max);
+    capacities.link = vec![DayLimit::always(link)];
+    capacities.lines.extend(sites.iter().map(|(site, rate)| (line_to(site), vec![DayLimit::always(*rate)])));
     let vm = |vm: &FleetVm| {
         let lines = question.lines.iter().filter(|line| line.plans.contains(&vm.plan));
-        let lines = lines.map(|line| line.name.clone()).collect();
+        let site = question.sites.get(&vm.plan).filter(|site| sites.contains_key(*site));
+        let lines = lines.map(|line| line.name.clone()).chain(site.map(|site| line_to(site))).collect();
         Vm { lines, ..vm_of(vm, rates, verify, capacities.stream, draw) }
     };
     let vms = question.vms.iter().map(vm).collect();
@@ -430,16 +488,21 @@ fn waves(question: &Question, told: &[Vec<Told>]) -> Vec<WaveForecast> {
     let forecast = |(plan, name): &(usize, &str)| {
         let vms = members.get(&(*plan, *name)).map(Vec::as_slice).unwrap_or_default();
         let wave = question.waves.get(plan).and_then(|waves| waves.iter().find(|it| it.name == *name));
-        let window = wave.map(|it| it.window).unwrap_or_default();
+        let window = wave.map(|it| it.window.clone()).unwrap_or_default();
         let spans: Vec<(f64, f64)> = told.iter().map(|draw| span_of(question, vms, draw)).collect();
         WaveForecast {
             name: name.to_string(),
             plan: *plan,
-            window,
             vms: vms.len(),
             begin_s: Spread::of(spans.iter().map(|(begin, _)| *begin)),
             end_s: Spread::of(spans.iter().map(|(_, end)| *end)),
             fits: chance_to_fit(&window, question.start_ms, &spans),
+            open_s: Spread::of(
+                spans.iter().filter_map(|(begin, _)| open_from(&window, question.start_ms, *begin)),
+            )
+            .map(|it| it.p50),
+            opens: window.opens(question.start_ms),
+            window,
         }
     };
     names.iter().map(forecast).collect()
@@ -457,9 +520,20 @@ fn span_of(question: &Question, vms: &[usize], draw: &[Told]) -> (f64, f64) {
 /// Times of a draw are this exact, in milliseconds: what begins as its window opens is inside.
 const EXACT_MS: u64 = 500;
 
+/// How long a window stays open from a begin on.
+fn open_from(window: &WaveWindow, start_ms: u64, begin_s: f64) -> Option<f64> {
+    let from_ms = start_ms + (begin_s * 1000.0) as u64;
+    match window.at(from_ms + EXACT_MS) {
+        Opening::Open { until_ms } if !begin_s.is_nan() => {
+            Some(until_ms?.saturating_sub(from_ms) as f64 / 1000.0)
+        }
+        Opening::Open { .. } | Opening::At(_) | Opening::Never => None,
+    }
+}
+
 /// In how many draws a wave is over before the window in which it begins closes.
 fn chance_to_fit(window: &WaveWindow, start_ms: u64, spans: &[(f64, f64)]) -> Option<f64> {
-    if window.until_ms.is_none() && window.hours.is_none_or(|hours| hours.from == hours.to) {
+    if window.until_ms.is_none() && window.freezes.is_empty() && window.windows.is_always() {
         return None;
     }
     let ms = |seconds: f64| start_ms + (seconds * 1000.0) as u64;
@@ -540,6 +614,33 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn what_was_measured_of_a_place_holds_for_what_goes_through_it() {
+        let mut asked = question(8, 2, 10);
+        asked.vms.iter_mut().for_each(|vm| {
+            vm.source = "vc".into();
+            vm.disks[0].pool = Some("/vms".into());
+        });
+        let measured = || Quantity::measured([20e6; 9]).map(|it| it.on(Some(7))).unwrap();
+        let ends = |question: &Question| foresee_roughly(question).makespan_s.p50;
+        // 80 GiB at 20 MB/s.
+        let takes = 80.0 * f64::from(1 << 30) / 20e6;
+        let slow = |question: &Question| (ends(question) - takes).abs() < takes / 10.0;
+        let rates =
+            |key: &str| Rates { datastores: [(key.to_string(), measured())].into(), ..Rates::default() };
+        let datastore = Question { rates: rates("vc/ds"), ..asked.clone() };
+        assert!(slow(&datastore) && !slow(&asked), "{} {}", ends(&datastore), ends(&asked));
+        assert!(!slow(&Question { rates: rates("another/ds"), ..asked.clone() }), "of another source");
+        let told = foresee_roughly(&datastore).by.into_iter().find(|by| by.name == "datastore ds").unwrap();
+        assert_eq!((told.quantity.origin, told.quantity.measured_ms), (crate::Origin::Measured(9), Some(7)));
+        let pools = Rates { pools: [("/vms".to_string(), measured())].into(), ..Rates::default() };
+        assert!(slow(&Question { rates: pools, ..asked.clone() }));
+        let sites = Rates { sites: [("b".to_string(), measured())].into(), ..Rates::default() };
+        let here = Question { rates: sites, ..asked };
+        assert!(!slow(&here), "it does not go there");
+        assert!(slow(&Question { sites: [(0, "b".to_string())].into(), ..here }));
+    }
+
+    #[test]
     fn what_is_known_exactly_has_no_spread() {
         let mut asked = question(5, 1, 1);
         let value = |it: &Quantity| Quantity::given(it.spread.p50);
@@ -555,6 +656,7 @@ pub(crate) mod tests {
             shutdown_s: value(&rates.shutdown_s),
             start_s: value(&rates.start_s),
             churn: value(&rates.churn),
+            ..Rates::default()
         };
         let Spread { p10, p90, .. } = foresee(&asked).makespan_s;
         assert_eq!(p10, p90);
@@ -569,6 +671,27 @@ pub(crate) mod tests {
         assert!(down(0) > 400.0 && down(1) < 120.0, "{} and {}", down(0), down(1));
         asked.vms[0].runs = false;
         assert_eq!(foresee(&asked).vms[0].downtime_s, None, "it does not run");
+    }
+
+    #[test]
+    fn a_wave_begins_when_its_window_opens_in_its_zone_after_a_freeze() {
+        // 2027-01-15 08:00 UTC, a Friday.
+        let mut asked = question(2, 1, 1);
+        asked.vms.iter_mut().for_each(|vm| vm.wave = Some("one".into()));
+        let list = |text: &str| drover_types::Windows(vec![text.parse().unwrap()]);
+        let window = WaveWindow {
+            windows: list("Sat 22:00-06:00 Europe/Berlin"),
+            freezes: list("2027-01-15 - 2027-01-20 Europe/Berlin"),
+            ..WaveWindow::default()
+        };
+        asked.waves =
+            [(0, vec![Wave { name: "one".into(), window: window.clone(), ..Wave::default() }])].into();
+        let forecast = foresee_roughly(&asked);
+        let [one] = &forecast.waves[..] else { panic!("one wave") };
+        assert_eq!(one.opens.as_deref(), Some("Sat 2027-01-23 22:00 Europe/Berlin"));
+        let begins = f64::from(8 * 24 * 3600 + 13 * 3600);
+        assert!((one.begin_s.unwrap().p50 - begins).abs() < 1.0, "{:?}", one.begin_s);
+        assert_eq!((one.fits, &one.window.windows), (Some(1.0), &window.windows));
     }
 
     #[test]

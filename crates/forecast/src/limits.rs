@@ -72,13 +72,16 @@ pub(crate) fn gains(question: &Question, likely: u64) -> Vec<Gain> {
         (format!("{} VM at once of a host", ordinal(vms_at_once)), |it| it.budgets.vms_per_host += 1),
         (format!("{} disk at once in all", ordinal(disks)), |it| it.budgets.disks += 1),
         ("hosts that read a tenth faster".into(), |it| faster(&mut it.rates.host)),
-        ("datastores a tenth faster".into(), |it| faster(&mut it.rates.datastore)),
-        ("a link a tenth faster".into(), |it| faster(&mut it.rates.link)),
-        ("a target a tenth faster".into(), |it| faster(&mut it.rates.pool)),
+        ("datastores a tenth faster".into(), |it| {
+            faster(&mut it.rates.datastore);
+            it.rates.datastores.values_mut().for_each(faster);
+        }),
+        ("a link a tenth faster".into(), faster_link),
+        ("a target a tenth faster".into(), faster_target),
         // Where both are as fast, one alone changes nothing.
         ("link and target, both a tenth faster".into(), |it| {
-            faster(&mut it.rates.link);
-            faster(&mut it.rates.pool);
+            faster_link(it);
+            faster_target(it);
         }),
     ];
     let gain = |(what, change): (String, Change)| {
@@ -95,6 +98,16 @@ type Change = fn(&mut Question);
 
 fn faster(quantity: &mut Quantity) {
     quantity.spread.p50 *= 1.1;
+}
+
+fn faster_link(question: &mut Question) {
+    faster(&mut question.rates.link);
+    question.rates.sites.values_mut().for_each(faster);
+}
+
+fn faster_target(question: &mut Question) {
+    faster(&mut question.rates.pool);
+    question.rates.pools.values_mut().for_each(faster);
 }
 
 /// Of each host's VMs, every (n+1)-th by size goes to a new one.

@@ -1,8 +1,10 @@
 //! Rates and times with their spread: measured, given, or assumed with a source.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use drover_copy::converge::{Estimate, UNSEEN_BOOT, UNSEEN_SHUTDOWN};
+use drover_copy::converge::{UNSEEN_BOOT, UNSEEN_SHUTDOWN};
+use drover_types::Estimate;
 use serde::{Deserialize, Serialize};
 
 use crate::quantile::Spread;
@@ -41,16 +43,24 @@ pub struct Quantity {
     pub spread: Spread,
     /// Where it comes from.
     pub origin: Origin,
+    /// When the latest of its samples was taken, in milliseconds since 1970; absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_ms: Option<i64>,
 }
 
 impl Quantity {
     /// One that is known.
     pub fn given(value: f64) -> Quantity {
-        Quantity { spread: Spread { p10: value, p50: value, p90: value }, origin: Origin::Given }
+        Quantity {
+            spread: Spread { p10: value, p50: value, p90: value },
+            origin: Origin::Given,
+            measured_ms: None,
+        }
     }
 
     fn assumed([p10, p50, p90]: [f64; 3], source: &str) -> Quantity {
-        Quantity { spread: Spread { p10, p50, p90 }, origin: Origin::Assumed(source.to_string()) }
+        let origin = Origin::Assumed(source.to_string());
+        Quantity { spread: Spread { p10, p50, p90 }, origin, measured_ms: None }
     }
 
     fn assumed_time(estimate: Estimate, source: &str) -> Quantity {
@@ -65,7 +75,17 @@ impl Quantity {
         let Spread { p10, p50, p90 } = Spread::of(samples.iter().copied())?;
         let least = if samples.len() < SAMPLES_ENOUGH { SPREAD_OF_FEW } else { SPREAD_LEAST };
         let spread = Spread { p10: p10.min(p50 / (1.0 + least)), p50, p90: p90.max(p50 * (1.0 + least)) };
-        Some(Quantity { spread, origin: Origin::Measured(samples.len()) })
+        Some(Quantity { spread, origin: Origin::Measured(samples.len()), measured_ms: None })
+    }
+
+    /// The same of samples of which the latest was taken then.
+    pub fn on(self, measured_ms: Option<i64>) -> Quantity {
+        Quantity { measured_ms, ..self }
+    }
+
+    /// Whether earlier runs tell it.
+    pub fn is_measured(&self) -> bool {
+        matches!(self.origin, Origin::Measured(_))
     }
 
     /// Its value so many standard deviations from the middle: log-normal to each side.
@@ -111,6 +131,15 @@ pub struct Rates {
     pub start_s: Quantity,
     /// Share of a disk's data that changes in an hour.
     pub churn: Quantity,
+    /// All disks of single datastores, where that was measured ([`Rates::datastore_key`]).
+    #[serde(default)]
+    pub datastores: BTreeMap<String, Quantity>,
+    /// Writing to single folders or pools of this machine, where that was measured.
+    #[serde(default)]
+    pub pools: BTreeMap<String, Quantity>,
+    /// The lines to single sites, where that was measured: bytes of disks, packed or not.
+    #[serde(default)]
+    pub sites: BTreeMap<String, Quantity>,
 }
 
 const MIB: f64 = (1 << 20) as f64;
@@ -120,7 +149,7 @@ const OWN: &str = "drover's own default; measure it";
 impl Default for Rates {
     /// What is assumed where nothing was measured.
     ///
-    /// Sources: `docs/forecast.md`, the table of assumptions; a test holds it against this.
+    /// Sources: `docs/how-to/forecast.md`, the table of assumptions; a test holds it against this.
     fn default() -> Rates {
         let mib = |low: f64, likely: f64, high: f64| [low * MIB, likely * MIB, high * MIB];
         Rates {
@@ -134,11 +163,19 @@ impl Default for Rates {
             shutdown_s: Quantity::assumed_time(UNSEEN_SHUTDOWN, OWN),
             start_s: Quantity::assumed_time(UNSEEN_BOOT, OWN),
             churn: Quantity::assumed([0.0005, 0.005, 0.03], OWN),
+            datastores: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            sites: BTreeMap::new(),
         }
     }
 }
 
 impl Rates {
+    /// What a datastore of a source is called in [`Rates::datastores`]: two sources may each have a `datastore1`.
+    pub fn datastore_key(source: &str, datastore: &str) -> String {
+        format!("{source}/{datastore}")
+    }
+
     /// Each with its name and whether it is a rate in bytes (else seconds, or a share an hour).
     pub fn named(&self) -> [(&'static str, Unit, &Quantity); 10] {
         [

@@ -1,8 +1,6 @@
 //! One question of several plans that share a schedule.
 
-use std::collections::BTreeMap;
-
-use drover_schedule::{Budgets, HostLimits, TenantLimits};
+use drover_schedule::{Budgets, TenantLimits};
 
 use crate::foresee::{Line, Question};
 
@@ -17,20 +15,15 @@ pub fn together(questions: Vec<Question>, budgets: &Budgets) -> Question {
         all.plans.extend(question.plans);
         all.vms.extend(question.vms.into_iter().map(|vm| crate::FleetVm { plan: number, ..vm }));
         all.waves.extend(question.waves.into_values().map(|waves| (number, waves)));
+        all.sites.extend(question.sites.into_values().map(|site| (number, site)));
         all.limits.insert(number, TenantLimits::within(&question.budgets, budgets));
-        add_hosts(&mut all.hosts, question.hosts);
+        for (host, limits) in question.hosts {
+            let known = all.hosts.entry(host).or_default();
+            *known = known.within(limits);
+        }
         question.lines.into_iter().for_each(|line| add_line(&mut all.lines, line, number));
     }
     all
-}
-
-/// Of what plans tell of a host, the least counts.
-fn add_hosts(hosts: &mut BTreeMap<String, HostLimits>, more: BTreeMap<String, HostLimits>) {
-    for (name, limits) in more {
-        let known = hosts.entry(name).or_default();
-        known.vms = known.vms.into_iter().chain(limits.vms).min();
-        known.disks = known.disks.into_iter().chain(limits.disks).min();
-    }
 }
 
 /// Plans to the same site share its line.
@@ -43,6 +36,9 @@ fn add_line(lines: &mut Vec<Line>, line: Line, plan: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use drover_schedule::HostLimits;
     use drover_types::DayLimit;
 
     use super::*;
@@ -84,15 +80,14 @@ mod tests {
         let host = |disks| {
             BTreeMap::from([("esx0".to_string(), HostLimits { disks: Some(disks), ..HostLimits::default() })])
         };
-        let line = || Line {
-            name: "limit of site b".into(),
-            limits: vec![DayLimit { from: 0, to: 0, bytes_per_second: 1 }],
-            plans: vec![0],
-        };
+        let line =
+            || Line { name: "limit of site b".into(), limits: vec![DayLimit::always(1)], plans: vec![0] };
+        let sites = [(0, "b".to_string())].into();
         let one = Question { hosts: host(4), lines: vec![line()], ..plan("one", 1) };
-        let two = Question { hosts: host(9), lines: vec![line()], ..plan("two", 2) };
+        let two = Question { hosts: host(9), lines: vec![line()], sites, ..plan("two", 2) };
         let all = together(vec![one, two], &Budgets::default());
         assert_eq!(all.hosts, host(4));
+        assert_eq!(all.sites, [(1, "b".to_string())].into());
         assert_eq!(all.lines, [Line { plans: vec![0, 1], ..line() }]);
         assert_eq!(all.vms.iter().map(|vm| vm.plan).collect::<Vec<_>>(), [0, 1, 1]);
     }

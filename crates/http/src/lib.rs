@@ -25,5 +25,5 @@ pub use endpoint::{Endpoint, Url};
 pub use error::{HttpError, HttpErrorKind, HttpOp};
 pub use head::{BodyLength, Head};
 pub use peer::thumbprint_of;
-pub use range::{Authorise, Credentials, ExtentSource, RANGE_LIMITS, RangeDisk, RangeOptions};
+pub use range::{Authorise, Credentials, ExtentSource, RANGE_LIMITS, RangeDisk, RangeOptions, told_identity};
 pub use stream::Timeouts;

@@ -42,11 +42,8 @@ pub struct Credentials {
 
 /// Knows what a disk holds without reading it.
 pub trait ExtentSource: Send + Sync {
-    /// As [`Disk::extents`].
-    ///
-    /// # Errors
-    /// When the source fails to answer.
-    fn extents(&self, span: ByteSpan) -> io::Result<Vec<Extent>>;
+    /// As [`Disk::extents`]; `None` once it cannot tell.
+    fn extents(&self, span: ByteSpan) -> Option<Vec<Extent>>;
 }
 
 /// How to open a [`RangeDisk`].
@@ -211,12 +208,18 @@ fn size_of(head: &Head) -> Result<u64, (DiskErrorKind, String)> {
 fn identity_of(head: &Head, size: u64) -> String {
     let field = |name| head.header(name).unwrap_or("-");
     let (etag, modified) = (field("etag"), field("last-modified"));
-    let mut identity = format!("http size={size} etag={etag} modified={modified}");
+    let mut identity = told_identity(size, etag, modified);
     if (etag, modified) == ("-", "-") {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         identity.push_str(&format!(" opened={}.{}", std::process::id(), since.as_nanos()));
     }
     identity
+}
+
+/// What a server's answer adds to the identity of a [`RangeDisk`]: `-` for an ETag or a modification time that it does not tell.
+/// Whoever learns the same of the file in another way can say what the disk would be called.
+pub fn told_identity(size: u64, etag: &str, modified: &str) -> String {
+    format!("http size={size} etag={etag} modified={modified}")
 }
 
 /// What a status other than the wanted one means for a disk.
@@ -304,12 +307,8 @@ impl Disk for RangeDisk {
 
     fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
         check_span(DiskOp::Extents, span, self)?;
-        match &self.extents {
-            Some(source) => source
-                .extents(span)
-                .map_err(|error| DiskError::new(DiskOp::Extents, span, &self.shared.name, error)),
-            None => Ok(vec![Extent::allocated(span)]),
-        }
+        let told = self.extents.as_ref().and_then(|source| source.extents(span));
+        Ok(told.unwrap_or_else(|| vec![Extent::allocated(span)]))
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {

@@ -26,8 +26,9 @@ use crate::read::{ReadAt, u16_at, u32_at};
 pub(crate) struct Hive {
     file: Box<dyn ReadAt>,
     root: u32,
-    /// Cells that may still be read: what they say of each other may lead in circles.
+    /// Cells that may still be read, and their bytes: what they say of each other may lead in circles.
     left: Cell<u32>,
+    left_bytes: Cell<usize>,
 }
 
 /// A key of a hive.
@@ -61,7 +62,8 @@ impl Hive {
         if &head[..4] != b"regf" || u32_at(&head, 20) != 1 {
             return Err("it does not begin as a hive of the registry does".into());
         }
-        Ok(Hive { file: Box::new(file), root: u32_at(&head, 36), left: Cell::new(CELLS_MAX) })
+        let (left, left_bytes) = (Cell::new(CELLS_MAX), Cell::new(BYTES_MAX));
+        Ok(Hive { file: Box::new(file), root: u32_at(&head, 36), left, left_bytes })
     }
 
     /// The key of a path (`Microsoft\Windows NT`), whatever the case of its letters; absent if there is none.
@@ -98,6 +100,9 @@ impl Hive {
             return Err("a cell of the registry is larger than its hive".into());
         }
         let mut bytes = vec![0; length.min(bytes_max)];
+        let left_bytes = self.left_bytes.get().checked_sub(bytes.len());
+        self.left_bytes
+            .set(left_bytes.ok_or("more of its registry would be read than of any that is known")?);
         self.file.read_at(at + 4, &mut bytes).map_err(told)?;
         Ok(bytes)
     }
@@ -175,8 +180,39 @@ impl<'a> Key<'a> {
         Ok(found)
     }
 
+    /// Names of its values, at most `max` of them.
+    pub(crate) fn names(&self, max: usize) -> Result<Vec<String>, String> {
+        let mut found = Vec::new();
+        self.each_value(&mut |name, _| {
+            found.push(name);
+            Ok((found.len() >= max).then_some(()))
+        })?;
+        Ok(found)
+    }
+
     /// A value; absent if there is none of the name, or it is of no kind that is known or too large.
     pub(crate) fn value(&self, name: &str) -> Result<Option<Value>, String> {
+        let found = self.each_value(&mut |known, cell| {
+            if !known.eq_ignore_ascii_case(name) {
+                return Ok(None);
+            }
+            let (bytes, place) = (u32_at(cell, 4), u32_at(cell, 8));
+            let length = (bytes & !IS_HERE) as usize;
+            let data = match bytes & IS_HERE {
+                0 if length > DATA_BYTES_MAX => return Ok(Some(None)),
+                0 => self.hive.cell(place, length)?,
+                _ => cell[8..12].get(..length).ok_or_else(nonsense)?.to_vec(),
+            };
+            if data.len() < length {
+                return Err(nonsense());
+            }
+            Ok(Some(value_of(u32_at(cell, 12), data)))
+        });
+        found.map(Option::flatten)
+    }
+
+    /// Visits names and cells of its values until a visit gives something.
+    fn each_value<T>(&self, visit: &mut Visit<'_, T>) -> Result<Option<T>, String> {
         let Listed { count, at } = self.values;
         if count == 0 {
             return Ok(None);
@@ -187,25 +223,13 @@ impl<'a> Key<'a> {
         let list = self.hive.cell(at, 4 * count as usize)?;
         for place in list.as_chunks::<4>().0.iter().map(|place| u32::from_le_bytes(*place)) {
             let cell = self.hive.cell(place, VALUE_BYTES_MAX)?;
-            let nonsense = || "a value of the registry makes no sense".to_string();
             let length = cell.get(2..4).map(|bytes| usize::from(u16_at(bytes, 0)));
             let known =
                 length.and_then(|length| cell.get(20..20 + length)).filter(|_| cell.starts_with(b"vk"));
             let known = letters(known.ok_or_else(nonsense)?, u16_at(&cell, 16) & LATIN_VALUE != 0);
-            if !known.eq_ignore_ascii_case(name) {
-                continue;
+            if let Some(found) = visit(known, &cell)? {
+                return Ok(Some(found));
             }
-            let (bytes, place) = (u32_at(&cell, 4), u32_at(&cell, 8));
-            let length = (bytes & !IS_HERE) as usize;
-            let data = match bytes & IS_HERE {
-                0 if length > DATA_BYTES_MAX => return Ok(None),
-                0 => self.hive.cell(place, length)?,
-                _ => cell[8..12].get(..length).ok_or_else(nonsense)?.to_vec(),
-            };
-            if data.len() < length {
-                return Err(nonsense());
-            }
-            return Ok(value_of(u32_at(&cell, 12), data));
         }
         Ok(None)
     }
@@ -235,6 +259,12 @@ impl<'a> Key<'a> {
             Some(Value::Text(_) | Value::Texts(_) | Value::Bytes(_)) | None => None,
         })
     }
+}
+
+type Visit<'a, T> = dyn FnMut(String, &[u8]) -> Result<Option<T>, String> + 'a;
+
+fn nonsense() -> String {
+    "a value of the registry makes no sense".into()
 }
 
 /// Source: `REG_SZ` and the like of the Windows API.
@@ -292,6 +322,8 @@ const DATA_BYTES_MAX: usize = 16_344;
 const VALUES_MAX: u32 = 4096;
 /// A look into a usual hive takes some thousand.
 const CELLS_MAX: u32 = 1 << 17;
+/// Of these, a few MiB: the list of a thousand services has 8 KiB.
+const BYTES_MAX: usize = 64 << 20;
 
 #[cfg(test)]
 pub(crate) mod tests;

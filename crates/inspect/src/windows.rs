@@ -7,9 +7,9 @@
 //!
 //! Source: Microsoft's documentation of these keys; `NetworkSetup2` by what forensic tools read. No licensed Windows was looked at.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use drover_types::guest::{FreeSpace, Inside, Windows, WindowsAddresses, WindowsDriver};
+use drover_types::guest::{FreeSpace, Inside, Route, Windows, WindowsAddresses, WindowsDriver};
 
 use crate::hive::{Hive, Key, Value};
 use crate::ntfs::Ntfs;
@@ -115,6 +115,7 @@ impl Look<'_> {
             self.or_tell("its services", result);
         }
         found.fixed = self.or_tell("its network settings", addresses(&set));
+        found.routes = self.or_tell("its routes", routes(&set));
         Ok(())
     }
 
@@ -207,13 +208,40 @@ fn addresses(set: &Key<'_>) -> Result<Vec<WindowsAddresses>, String> {
         if addresses.is_empty() {
             continue;
         }
-        let gateway = interface.texts("DefaultGateway")?.iter().find_map(|it| address(it));
-        let dns = interface.text("NameServer")?.unwrap_or_default();
-        let dns = dns.split([',', ' ']).filter_map(address).take(ADDRESSES_MAX).collect();
+        let gateways = interface.texts("DefaultGateway")?;
+        let gateways = gateways.iter().filter_map(|it| address(it)).take(ADDRESSES_MAX).collect();
+        let of_ipv6 = set.key(&format!(r"Services\Tcpip6\Parameters\Interfaces\{}", interface.name))?;
+        let dns = name_servers(Some(&interface))?.into_iter().chain(name_servers(of_ipv6.as_ref())?);
+        let dns = dns.take(ADDRESSES_MAX).collect();
         let (name, mac) = (card_name(set, &interface.name)?, card_mac(set, &interface.name)?);
-        found.push(WindowsAddresses { name, mac, addresses, gateway, dns });
+        found.push(WindowsAddresses { name, mac, addresses, gateways, dns });
     }
     Ok(found)
+}
+
+/// Those that were given by hand.
+fn name_servers(interface: Option<&Key<'_>>) -> Result<Vec<String>, String> {
+    let text = interface.map(|it| it.text("NameServer")).transpose()?.flatten().unwrap_or_default();
+    let address = |text: &str| text.parse::<IpAddr>().ok().filter(|ip| !ip.is_unspecified());
+    Ok(text.split([',', ' ']).filter_map(address).map(|ip| ip.to_string()).collect())
+}
+
+/// What `route -p add` wrote: values whose names are `NETWORK,MASK,GATEWAY,METRIC`.
+fn routes(set: &Key<'_>) -> Result<Vec<Route>, String> {
+    let Some(key) = set.key(r"Services\Tcpip\Parameters\PersistentRoutes")? else { return Ok(Vec::new()) };
+    Ok(key.names(ROUTES_MAX)?.iter().filter_map(|name| route(name)).collect())
+}
+
+fn route(name: &str) -> Option<Route> {
+    let [network, mask, gateway, metric] = <[&str; 4]>::try_from(name.split(',').collect::<Vec<_>>()).ok()?;
+    let (network, gateway): (Ipv4Addr, Ipv4Addr) = (network.parse().ok()?, gateway.parse().ok()?);
+    let (prefix, metric) = (bits_of(mask)?, metric.parse().ok().filter(|metric| *metric > 0));
+    (!gateway.is_unspecified()).then_some(Route {
+        network: network.into(),
+        prefix,
+        gateway: gateway.into(),
+        metric,
+    })
 }
 
 /// What Windows calls a card.
@@ -234,9 +262,12 @@ fn card_mac(set: &Key<'_>, guid: &str) -> Result<Option<String>, String> {
 }
 
 fn with_prefix(ip: &str, mask: &str) -> Option<String> {
+    Some(format!("{}/{}", address(ip)?, bits_of(mask)?))
+}
+
+fn bits_of(mask: &str) -> Option<u8> {
     let mask = u32::from(mask.trim().parse::<Ipv4Addr>().ok()?);
-    (mask.leading_ones() == mask.count_ones()).then_some(())?;
-    Some(format!("{}/{}", address(ip)?, mask.count_ones()))
+    (mask.leading_ones() == mask.count_ones()).then_some(mask.count_ones() as u8)
 }
 
 fn address(text: &str) -> Option<String> {
@@ -278,6 +309,7 @@ const NETWORK_CARDS: &str = "{4D36E972-E325-11CE-BFC1-08002BE10318}";
 /// Windows keeps those of cards that it had once.
 const INTERFACES_MAX: usize = 256;
 const ADDRESSES_MAX: usize = 16;
+const ROUTES_MAX: usize = 64;
 const TEXT_CHARS_MAX: usize = 200;
 
 #[cfg(test)]

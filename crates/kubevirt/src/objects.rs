@@ -420,7 +420,10 @@ const CONTAINER: &str = "agent";
 pub fn standing(pod: &Value) -> Standing {
     let status = &pod["status"];
     if !pod["metadata"]["deletionTimestamp"].is_null() {
-        return Standing::Ended("it is being removed".into());
+        // Of a node that is cut off it stays so until the node is back, or removed.
+        let node = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty());
+        let since = node.map(|node| format!(", and node {node} has not said that it ended"));
+        return Standing::Ended(format!("it is being removed{}", since.unwrap_or_default()));
     }
     let containers = status["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
     // A cluster may add containers of its own.
@@ -540,8 +543,10 @@ mod tests {
             Standing::Running,
             "a container of the cluster's own is beside it"
         );
-        let going = json!({"metadata": {"deletionTimestamp": "now"}, "status": {"phase": "Running"}});
-        assert!(matches!(standing(&going), Standing::Ended(_)));
+        let mut going = json!({"metadata": {"deletionTimestamp": "now"}, "status": {"phase": "Running"}});
+        assert_eq!(standing(&going), Standing::Ended("it is being removed".into()));
+        going["spec"] = json!({"nodeName": "n2"});
+        assert!(matches!(standing(&going), Standing::Ended(why) if why.contains("node n2 has not said")));
     }
 
     #[test]

@@ -185,7 +185,10 @@ pub fn virtual_machine(vm: &PlannedVm, kubevirt: &Kubevirt, about: &About<'_>) -
                         memory: says_size.then(|| Memory { guest: format!("{}Mi", vm.vm.memory_mib) }),
                         devices: Devices {
                             disks: vm.disks.iter().enumerate().map(disk).collect(),
-                            interfaces: nics.iter().map(|(nic, attached)| attached.interface(nic)).collect(),
+                            interfaces: nics
+                                .iter()
+                                .map(|(nic, attached)| attached.interface(vm, nic))
+                                .collect(),
                             autoattach_pod_interface: nics.is_empty().then_some(false),
                             rng: json!({}),
                         },
@@ -267,7 +270,7 @@ pub fn on_pod_network(vm: &PlannedVm) -> usize {
 }
 
 impl Attached {
-    fn interface(&self, nic: &PlannedNic) -> Interface {
+    fn interface(&self, vm: &PlannedVm, nic: &PlannedNic) -> Interface {
         let binding = match self {
             Attached::Masquerade => "masquerade",
             Attached::Bridge | Attached::Multus(_) => "bridge",
@@ -275,11 +278,7 @@ impl Attached {
         Interface {
             name: nic_name(nic),
             mac_address: nic.mac.to_lowercase(),
-            model: match nic.model.as_str() {
-                "e1000" => "e1000",
-                "e1000e" => "e1000e",
-                _ => "virtio",
-            },
+            model: vm.nic_model_of(nic).word(),
             state: (!nic.connected).then_some("down"),
             binding: [(binding, json!({}))].into(),
         }

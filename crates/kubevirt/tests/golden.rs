@@ -76,7 +76,7 @@ fn an_instance_type_says_cpu_and_memory() {
 
 #[test]
 fn a_bios_guest_with_all_kinds_of_nics() {
-    let (vm, kubevirt) = planned("disk_bus: keep, machine: q35, cpu: host-model", |_| {});
+    let (vm, kubevirt) = planned("disk_bus: keep, nic_model: keep, machine: q35, cpu: host-model", |_| {});
     let roots = [(0, "ab".repeat(32))];
     let about = About { plan: "p", origin: "vCenter 8", roots: &roots };
     let disk = |index: u32, serial: &str| {

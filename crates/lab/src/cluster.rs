@@ -133,7 +133,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The kubeconfig: contexts `lab`, who may all, and `nobody`, who may nothing.
+    /// The kubeconfig: contexts `lab`, who may all (as `certificate` and `program`, by other credentials), and `nobody`, who may nothing.
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.join("kubeconfig")
     }
@@ -375,16 +375,37 @@ impl Cluster {
             println!("skipped: {why}");
             return Ok(false);
         };
-        let yaml = std::fs::read(file)?;
+        self.install(name, version, &std::fs::read(file)?)?;
+        Ok(true)
+    }
+
+    /// Installs a schema that is written by hand, for resources `PLURAL.GROUP` of that kind in namespaces: what is known of it, in lines
+    /// of YAML from the first column on.
+    ///
+    /// # Errors
+    /// If the server refuses it.
+    pub fn install_known(&self, name: &str, kind: &str, known: &str) -> Result<()> {
+        let (plural, group) = name.split_once('.').context("a plural and a group")?;
+        let (singular, known) = (kind.to_lowercase(), known.trim().replace('\n', "\n          "));
+        let names = format!("{{kind: {kind}, listKind: {kind}List, plural: {plural}, singular: {singular}}}");
+        let yaml = format!(
+            "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {{name: {name}}}\nspec:\n  group: {group}\n  \
+             scope: Namespaced\n  names: {names}\n  versions:\n    - name: v1\n      served: true\n      storage: true\n      subresources: \
+             {{status: {{}}}}\n      schema:\n        openAPIV3Schema:\n          type: object\n          {known}\n"
+        );
+        self.install(name, "v1", yaml.as_bytes())
+    }
+
+    fn install(&self, name: &str, version: &str, yaml: &[u8]) -> Result<()> {
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}?fieldManager=lab");
-        self.api().succeeds("PATCH", &path, "application/apply-patch+yaml", &yaml)?;
+        self.api().succeeds("PATCH", &path, "application/apply-patch+yaml", yaml)?;
         let (plural, group) = name.split_once('.').context("a plural and a group")?;
         let until = Instant::now() + PATIENCE;
         while self.get(&format!("/apis/{group}/{version}/{plural}")).ok().flatten().is_none() {
             ensure!(Instant::now() < until, "{name} is not served");
             thread::sleep(POLL);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// A volume of that name and size on the first node, to be claimed; gives the file or folder with its bytes.

@@ -1,9 +1,8 @@
-//! Development only: starts the vSphere simulator, finds the test guests, runs the drover program.
-//! The tests, the demo and the benches stand on it; nothing that is shipped does.
+//! Starts the vSphere simulator, finds the test guests, runs the drover program. The tests stand on it, and the demos and benches
+//! of `drover-lab`; `drover` does not.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-pub mod bench;
 pub mod chart;
 pub mod cluster;
 mod guests;

@@ -140,11 +140,24 @@ fn with_parents(registry: &str) -> String {
 /// # Errors
 /// If there is no such file.
 pub fn windows_file(disk: &Path, path: &str) -> Result<Vec<u8>> {
+    of_windows(disk, |part| succeed(Command::new("ntfscat").arg(part).arg(path)))
+}
+
+/// What a folder of it holds.
+///
+/// # Errors
+/// If there is no such folder.
+pub fn windows_folder(disk: &Path, path: &str) -> Result<Vec<String>> {
+    let names = of_windows(disk, |part| succeed(Command::new("ntfsls").args(["-p", path]).arg(part)))?;
+    Ok(String::from_utf8_lossy(&names).lines().map(str::to_string).collect())
+}
+
+fn of_windows(disk: &Path, look: impl FnOnce(&Path) -> Result<Vec<u8>>) -> Result<Vec<u8>> {
     let work = tempfile_folder(disk)?;
     let part = work.join("part");
     fs::File::create(&part)?.set_len(PART_BYTES)?;
     copy(disk, &part, START, 0)?;
-    let content = succeed(Command::new("ntfscat").arg(&part).arg(path));
+    let content = look(&part);
     fs::remove_dir_all(work)?;
     content
 }

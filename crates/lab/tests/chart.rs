@@ -1,8 +1,6 @@
 //! The Helm chart makes what the plain manifests make.
 #![allow(clippy::unwrap_used)]
 
-use std::time::{Duration, Instant};
-
 use drover_lab::Cluster;
 use drover_lab::chart::{render, render_where, values};
 use drover_lab::workspace;
@@ -106,54 +104,37 @@ fn the_image_with_a_converter_has_the_packages_of_the_labs() {
 }
 
 /// What this project knows of the CRD of the Prometheus operator, written by hand: the true one cannot be had here, and has more.
-const SERVICE_MONITORS: &str = r#"apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: servicemonitors.monitoring.coreos.com}
-spec:
-  group: monitoring.coreos.com
-  scope: Namespaced
-  names: {kind: ServiceMonitor, listKind: ServiceMonitorList, plural: servicemonitors, singular: servicemonitor}
-  versions:
-    - name: v1
-      served: true
-      storage: true
-      schema:
-        openAPIV3Schema:
-          type: object
-          required: [spec]
-          properties:
-            spec:
+const SERVICE_MONITORS: &str = "
+required: [spec]
+properties:
+  spec:
+    type: object
+    required: [endpoints, selector]
+    properties:
+      selector:
+        type: object
+        properties:
+          matchLabels: {type: object, additionalProperties: {type: string}}
+          matchExpressions:
+            type: array
+            items:
               type: object
-              required: [endpoints, selector]
-              properties:
-                selector:
-                  type: object
-                  properties:
-                    matchLabels: {type: object, additionalProperties: {type: string}}
-                    matchExpressions:
-                      type: array
-                      items:
-                        type: object
-                        required: [key, operator]
-                        properties: {key: {type: string}, operator: {type: string}, values: {type: array, items: {type: string}}}
-                endpoints:
-                  type: array
-                  items:
-                    type: object
-                    properties: {port: {type: string}, path: {type: string}, scheme: {type: string}, interval: {type: string}}
-"#;
+              required: [key, operator]
+              properties: {key: {type: string}, operator: {type: string}, values: {type: array, items: {type: string}}}
+      endpoints:
+        type: array
+        items:
+          type: object
+          properties: {port: {type: string}, path: {type: string}, scheme: {type: string}, interval: {type: string}}
+";
 
 #[test]
 fn an_api_server_takes_the_service_monitor_by_a_schema_of_what_is_known_of_it() {
     let folder = tempfile::Builder::new().prefix("sm-").tempdir().unwrap();
     let Some(cluster) = Cluster::start_api(folder.path()).unwrap() else { return };
-    cluster.apply(SERVICE_MONITORS, "default").unwrap();
-    let list = "/apis/monitoring.coreos.com/v1/servicemonitors";
-    let until = Instant::now() + Duration::from_secs(60);
-    while cluster.get(list).ok().flatten().is_none() {
-        assert!(Instant::now() < until, "{list} is not served");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    cluster
+        .install_known("servicemonitors.monitoring.coreos.com", "ServiceMonitor", SERVICE_MONITORS)
+        .unwrap();
     let monitor = render_where("servicemonitor.yaml", &values().unwrap(), "default", &[MONITORING]).unwrap();
     cluster.apply(monitor.trim(), "default").unwrap();
     let there = "/apis/monitoring.coreos.com/v1/namespaces/default/servicemonitors/drover-operator";

@@ -211,8 +211,7 @@ fn messages_speak_the_words_of_the_field() {
         phrase_of("// it goes ahead\nlet x = \"it went ahead\";"),
         Some((2, "went ahead", "is in post-copy"))
     );
-    let mut left: Vec<PathBuf> =
-        ["bin/drover/src", "crates"].map(|it| drover_lab::workspace().join(it)).into();
+    let mut left: Vec<PathBuf> = ["bin", "crates"].map(|it| drover_lab::workspace().join(it)).into();
     let mut looked_at = 0;
     while let Some(path) = left.pop() {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

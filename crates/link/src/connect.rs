@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drover_wire::{FEATURES, Hello, VERSIONS, VersionRange, Welcome};
+use drover_wire::{FEATURE_RDMA, Hello, VERSIONS, VersionRange, Welcome};
 use rustix::net::{AddressFamily, SocketType};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -14,12 +14,13 @@ use rustls::pki_types::ServerName;
 use crate::core::{Controller, Core, Limits, Moment, Side, StripeBounds};
 use crate::error::{LinkError, LinkErrorKind};
 use crate::greet::{self, Failure, io_failure};
-use crate::keeper::{self, Dial};
+use crate::keeper::{self, Dial, Kept};
 use crate::peer::Peer;
 use crate::rate::RateLimit;
+use crate::rdma::{AGAIN_AFTER, Carrier, Choice, Healthy, RdmaMode, RdmaState};
 use crate::session::Session;
 use crate::shared::Shared;
-use crate::socket::{SocketOptions, TcpLine};
+use crate::socket::{Socket, SocketOptions};
 use crate::tls::Tls;
 use crate::{identity, stripe};
 
@@ -62,6 +63,8 @@ pub struct ConnectOptions {
     pub stripes: StripeBounds,
     /// How their sockets are set up.
     pub socket: SocketOptions,
+    /// Whether they are made over RDMA.
+    pub rdma: RdmaMode,
     /// Bounds of the session.
     pub limits: Limits,
     /// Bytes a second that may be sent; shared with whoever has the same.
@@ -86,6 +89,7 @@ impl ConnectOptions {
             sources: Vec::new(),
             stripes: StripeBounds::default(),
             socket: SocketOptions::default(),
+            rdma: RdmaMode::default(),
             limits: Limits::default(),
             rate_limit: None,
             name: String::new(),
@@ -106,6 +110,14 @@ impl ConnectOptions {
         };
         self.targets.iter().flat_map(of).take(PAIRS_MAX).collect()
     }
+
+    /// What a session's first connection is made over.
+    fn first_carrier(&self) -> Carrier {
+        match self.rdma {
+            RdmaMode::Require => Carrier::Rdma,
+            RdmaMode::Auto | RdmaMode::Never => Carrier::Tcp,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,23 +131,38 @@ struct Pair {
 ///
 /// # Errors
 /// `Unreachable` if nobody answers; `Refused` if the peer is not trusted or does not trust us; `Version`;
-/// `Protocol`; `Misuse` if there is no pair of addresses.
+/// `Protocol`; `Unsupported` if RDMA is required and this host has none; `Misuse` if there is no pair of addresses.
 pub fn connect(options: &ConnectOptions) -> Result<Session, LinkError> {
     let options = ConnectOptions { tls: identity::client(&options.tls), ..options.clone() };
     let pairs = options.pairs();
     if pairs.is_empty() {
         return Err(LinkError::new(LinkErrorKind::Misuse, "no source address can reach a target address"));
     }
+    if options.rdma == RdmaMode::Require {
+        drover_rdma::check().map_err(|lacking| {
+            LinkError::new(LinkErrorKind::Unsupported, format!("RDMA is required, and {lacking}"))
+        })?;
+    }
     let mut ahead = Ahead::default();
     let (first, instance, welcomed) = first_of(&options, &pairs, &mut ahead)?;
     let Welcomed { tls, welcome, fingerprint, notes } = welcomed;
+    let (is_rdma_offered, rtt) = (welcome.features & FEATURE_RDMA != 0, tls.socket().rtt_min());
+    let rdma = RdmaState::first(options.rdma, is_rdma_offered, rtt, || {
+        drover_rdma::check().err().map(|lacking| lacking.to_string())
+    });
     let peer =
         Peer { name: welcome.name, fingerprint, version: welcome.version, announced: welcome.announce };
     let core = Core::new(Side::Dialler, options.limits, welcome.credits);
-    let rtt = drover_tcp::info(tls.socket()).map_or(Duration::ZERO, |info| info.rtt_min);
     let controller = Controller::new(options.stripes.for_round_trip(rtt));
     let shared = Shared::new(core, peer, options.rate_limit.clone(), controller.wanted());
     attach(&shared, tls, notes).map_err(|error| io_failure("connection", &error))?;
+    let can_rdma = !matches!(rdma, RdmaState::Off(_));
+    shared.with(|inner, _| {
+        if let (RdmaState::Off(why), true) = (&rdma, is_rdma_offered) {
+            inner.note(format!("the peer offers RDMA, and TCP carries this link: {why}"));
+        }
+        inner.rdma = rdma;
+    });
     let state = Arc::new(DialState {
         join: (welcome.session, welcome.token),
         peer_instance: welcome.instance,
@@ -143,16 +170,11 @@ pub fn connect(options: &ConnectOptions) -> Result<Session, LinkError> {
         fingerprint,
         dialling: AtomicUsize::new(0),
         pause: Mutex::new((PAUSE_FIRST, Moment::ZERO)),
+        choice: Mutex::new(Choice::new(options.rdma, can_rdma, pairs.len(), first + 1)),
         options,
     });
-    let made = ahead.join(&state, &shared, controller.wanted() - 1);
-    let dial = Dialler {
-        state,
-        next: first + 1 + made,
-        pairs,
-        shared: Arc::downgrade(&shared),
-        pace: Pace::default(),
-    };
+    ahead.join(&state, &shared, controller.wanted() - 1);
+    let dial = Dialler { state, pairs, shared: Arc::downgrade(&shared), pace: Pace::default() };
     keeper::start(&shared, Some(controller), Some(Box::new(dial)))
         .map_err(|error| LinkError::new(LinkErrorKind::Unreachable, format!("no thread: {error}")))?;
     Ok(Session::new(shared))
@@ -175,7 +197,7 @@ fn first_of(
     for (at, pair) in pairs.iter().copied().enumerate() {
         let (answer, options) = (sender.clone(), options.clone());
         let started = thread::Builder::new().name("link-dial".into()).spawn(move || {
-            let dialled = dial(&options, pair);
+            let dialled = dial(&options, pair, options.first_carrier());
             // Nobody receives any more if another pair was faster.
             let _ = answer.send((at, Instant::now(), dialled));
         });
@@ -193,7 +215,7 @@ fn first_of(
         let pair = pairs[at];
         let socket = match dialled {
             // The peer may have given it up while another was tried in vain.
-            Ok(_) if since.elapsed() > STALE_AFTER => dial(options, pair),
+            Ok(_) if since.elapsed() > STALE_AFTER => dial(options, pair, options.first_carrier()),
             dialled => dialled,
         };
         let until = Instant::now() + ATTEMPT_WITHIN;
@@ -229,8 +251,14 @@ fn all_of(errors: &[(Pair, LinkError)]) -> LinkError {
 }
 
 /// Makes a connection up to the greeting.
-fn shake_hands(options: &ConnectOptions, pair: Pair, until: Instant) -> Result<Secured, Failure> {
-    let socket = dial(options, pair).map_err(|error| Failure::Passing(io_failure("connection", &error)))?;
+fn shake_hands(
+    options: &ConnectOptions,
+    pair: Pair,
+    carrier: Carrier,
+    until: Instant,
+) -> Result<Secured, Failure> {
+    let socket =
+        dial(options, pair, carrier).map_err(|error| Failure::Passing(io_failure("connection", &error)))?;
     secured(options, socket, until)
 }
 
@@ -252,22 +280,23 @@ struct Joining {
 impl Ahead {
     /// Begins to make as many as there will be beside the first one, which is at `pairs[first]` and tells how far the
     /// peer is. Again does nothing.
-    fn begin(&mut self, options: &ConnectOptions, pairs: &[Pair], first: usize, socket: &TcpStream) {
+    fn begin(&mut self, options: &ConnectOptions, pairs: &[Pair], first: usize, socket: &Socket) {
         if std::mem::replace(&mut self.is_begun, true) {
             return;
         }
-        let rtt = drover_tcp::info(socket).map_or(Duration::ZERO, |info| info.rtt_min);
-        let wanted = Controller::new(options.stripes.for_round_trip(rtt)).wanted();
+        let wanted = Controller::new(options.stripes.for_round_trip(socket.rtt_min())).wanted();
         for at in 1..wanted.min(DIALLING_MAX) {
-            let (pair, options) = (pairs[(first + at) % pairs.len()], options.clone());
+            let at = (first + at) % pairs.len();
+            let (way, options) =
+                (Way { at, pair: pairs[at], carrier: options.first_carrier() }, options.clone());
             let (sender, receiver) = mpsc::channel::<Joining>();
             let thread = thread::Builder::new().name("link-dial".into());
             let started = thread.spawn(move || {
                 let until = Instant::now() + ATTEMPT_WITHIN;
-                let made = shake_hands(&options, pair, until);
+                let made = shake_hands(&options, way.pair, way.carrier, until);
                 // Nobody sends if there is no session.
                 let Ok(Joining { state, shared }) = receiver.recv() else { return };
-                state.take(pair, made, until, &shared);
+                state.take(way, made, until, &shared);
                 state.done(&shared);
             });
             // Without a thread it is made later.
@@ -275,10 +304,12 @@ impl Ahead {
         }
     }
 
-    /// Has up to so many of them join a session; the others end. Gives how many there are.
-    fn join(self, state: &Arc<DialState>, shared: &Arc<Shared>, wanted: usize) -> usize {
-        let joining = self.waiting.iter().take(wanted);
-        for sender in joining {
+    /// Has up to so many of them join a session; the others end.
+    fn join(self, state: &Arc<DialState>, shared: &Arc<Shared>, wanted: usize) {
+        for sender in self.waiting.iter().take(wanted) {
+            // The pairs of addresses are used in turn.
+            let carrier = state.options.first_carrier();
+            state.choice().pair(carrier, Moment::ZERO);
             state.dialling.fetch_add(1, Ordering::Relaxed);
             let joining = Joining { state: state.clone(), shared: Arc::downgrade(shared) };
             // It waits for nothing else; one that broke is counted as one that comes.
@@ -286,11 +317,22 @@ impl Ahead {
                 state.dialling.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        self.waiting.len().min(wanted)
     }
 }
 
-fn dial(options: &ConnectOptions, pair: Pair) -> std::io::Result<TcpStream> {
+fn dial(options: &ConnectOptions, pair: Pair, carrier: Carrier) -> std::io::Result<Socket> {
+    match carrier {
+        Carrier::Tcp => dial_tcp(options, pair).map(Socket::Tcp),
+        Carrier::Rdma => {
+            let dialled = drover_rdma::Stream::connect(pair.source, pair.target, options.connect_within);
+            let named =
+                |error: std::io::Error| std::io::Error::new(error.kind(), format!("over RDMA: {error}"));
+            dialled.map(Socket::Rdma).map_err(named)
+        }
+    }
+}
+
+fn dial_tcp(options: &ConnectOptions, pair: Pair) -> std::io::Result<TcpStream> {
     let family = if pair.target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket =
         rustix::net::socket_with(family, SocketType::STREAM, rustix::net::SocketFlags::CLOEXEC, None)?;
@@ -335,7 +377,7 @@ struct Secured {
     notes: Vec<String>,
 }
 
-fn secured(options: &ConnectOptions, socket: TcpStream, until: Instant) -> Result<Secured, Failure> {
+fn secured(options: &ConnectOptions, socket: Socket, until: Instant) -> Result<Secured, Failure> {
     let lost = |error: std::io::Error| Failure::Passing(io_failure("connection", &error));
     let notes = options.socket.apply(&socket).map_err(lost)?;
     let tls = Tls::connect(socket, options.tls.clone(), options.server_name.clone(), until).map_err(lost)?;
@@ -353,7 +395,7 @@ fn welcomed(
     let Secured { mut tls, fingerprint, notes } = secured;
     let hello = Hello {
         versions: options.versions,
-        features: FEATURES,
+        features: if options.rdma == RdmaMode::Never { 0 } else { FEATURE_RDMA },
         join,
         instance,
         name: options.name.clone(),
@@ -373,16 +415,15 @@ pub(crate) fn attach(shared: &Arc<Shared>, tls: Tls, notes: Vec<String>) -> std:
             }
         }
     });
-    let line = TcpLine::new(tls.socket())?;
+    let line = tls.socket().line()?;
     let (reader, writer) = tls.split()?;
-    stripe::start(shared, Box::new(line), reader, writer)
+    stripe::start(shared, line, reader, writer)
 }
 
 /// Makes further connections of a session.
 struct Dialler {
     state: Arc<DialState>,
     pairs: Vec<Pair>,
-    next: usize,
     shared: Weak<Shared>,
     pace: Pace,
 }
@@ -416,28 +457,46 @@ struct DialState {
     dialling: AtomicUsize,
     /// The next pause, and until when it is one.
     pause: Mutex<(Duration, Moment)>,
+    choice: Mutex<Choice>,
+}
+
+/// How one connection is made.
+#[derive(Clone, Copy)]
+struct Way {
+    /// Which of the pairs it takes.
+    at: usize,
+    pair: Pair,
+    carrier: Carrier,
 }
 
 impl Dial for Dialler {
-    fn keep(&mut self, wanted: usize, healthy: usize, now: Moment) {
+    fn keep(&mut self, wanted: usize, healthy: Healthy, now: Moment) -> Kept {
+        let mut choice = self.state.choice();
+        let carrier = choice.carrier(healthy, now);
+        let (kept, healthy) = match carrier {
+            Carrier::Tcp => (Kept::Tcp, healthy.all),
+            Carrier::Rdma if healthy.rdma > 0 => (Kept::Rdma, healthy.rdma),
+            Carrier::Rdma => (Kept::Joining, 0),
+        };
         if now < self.state.pause.lock().unwrap_or_else(PoisonError::into_inner).1 {
-            return;
+            return kept;
         }
         let dialling = self.state.dialling.load(Ordering::Relaxed);
         let missing = wanted.saturating_sub(healthy + dialling).min(DIALLING_MAX.saturating_sub(dialling));
         for _ in 0..self.pace.allows(missing, wanted, now) {
-            let pair = self.pairs[self.next % self.pairs.len()];
-            self.next += 1;
+            let at = choice.pair(carrier, now);
+            let way = Way { at, pair: self.pairs[at], carrier };
             self.state.dialling.fetch_add(1, Ordering::Relaxed);
             let (state, shared) = (self.state.clone(), self.shared.clone());
             let started = thread::Builder::new().name("link-dial".into()).spawn(move || {
-                state.dial(pair, &shared);
+                state.dial(way, &shared);
                 state.done(&shared);
             });
             if started.is_err() {
                 self.state.dialling.fetch_sub(1, Ordering::Relaxed);
             }
         }
+        kept
     }
 }
 
@@ -451,19 +510,26 @@ impl DialState {
     }
 
     /// One attempt.
-    fn dial(&self, pair: Pair, shared: &Weak<Shared>) {
+    fn dial(&self, way: Way, shared: &Weak<Shared>) {
         let until = Instant::now() + ATTEMPT_WITHIN;
-        self.take(pair, shake_hands(&self.options, pair, until), until, shared);
+        self.take(way, shake_hands(&self.options, way.pair, way.carrier, until), until, shared);
+    }
+
+    fn choice(&self) -> MutexGuard<'_, Choice> {
+        self.choice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has a connection join the session, if there is one.
-    fn take(&self, pair: Pair, made: Result<Secured, Failure>, until: Instant, shared: &Weak<Shared>) {
+    fn take(&self, way: Way, made: Result<Secured, Failure>, until: Instant, shared: &Weak<Shared>) {
         let result = made.and_then(|secured| self.joined(secured, until));
         let Some(shared) = shared.upgrade() else { return };
         let failure = match result {
             Ok(Welcomed { tls, notes, .. }) => match attach(&shared, tls, notes) {
                 Ok(()) => {
                     self.pause.lock().unwrap_or_else(PoisonError::into_inner).0 = PAUSE_FIRST;
+                    if way.carrier == Carrier::Rdma {
+                        self.choice().joined();
+                    }
                     return;
                 }
                 Err(error) => Failure::Passing(io_failure("connection", &error)),
@@ -471,6 +537,9 @@ impl DialState {
             Err(failure) => failure,
         };
         let now = shared.now();
+        if way.carrier == Carrier::Rdma && self.options.rdma != RdmaMode::Require {
+            return self.left_to_tcp(way, failure, &shared, now);
+        }
         match failure {
             // While there are connections they are what tells how it ended: the peer's last word may be on its way.
             Failure::Final(error)
@@ -484,9 +553,22 @@ impl DialState {
                     *pause = ((pause.0 * 2).min(PAUSE_MAX), now + pause.0);
                 }
                 drop(pause);
-                shared.with(|inner, _| inner.note(format!("no connection to {}: {error}", pair.target)));
+                shared.with(|inner, _| inner.note(format!("no connection to {}: {error}", way.pair.target)));
             }
         }
+    }
+
+    /// None over RDMA on this way. TCP has carried the session until now, so this is no last word about it.
+    fn left_to_tcp(&self, way: Way, failure: Failure, shared: &Shared, now: Moment) {
+        self.choice().failed(way.at, now);
+        let (Failure::Final(error) | Failure::Passing(error)) = failure;
+        let (target, again) = (way.pair.target, AGAIN_AFTER.as_secs());
+        let text =
+            format!("no connection to {target}: {error}; TCP is used, and RDMA tried again in {again} s");
+        shared.with(|inner, _| {
+            inner.rdma = RdmaState::Off(text.clone());
+            inner.note(text);
+        });
     }
 
     fn joined(&self, secured: Secured, until: Instant) -> Result<Welcomed, Failure> {

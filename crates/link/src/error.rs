@@ -11,6 +11,8 @@ pub enum LinkErrorKind {
     Refused,
     /// There is no version that both sides speak.
     Version,
+    /// This host lacks what was required, such as a device for RDMA.
+    Unsupported,
     /// The session was closed, by this side or the peer.
     Closed,
     /// The peer gave the channel up, or this side did.

@@ -2,9 +2,11 @@
 //! time make way: a peer greets within some round trips, one that wants to keep others out does not.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::socket::Socket;
 
 /// Connections that have not greeted yet, at most. When one more comes, the oldest ends if it has had its time; else the oldest of the
 /// address with the most of them. Addresses of one IPv6 network (/64) are one host's.
@@ -36,7 +38,7 @@ struct Greeter {
     id: u64,
     from: IpAddr,
     since: Instant,
-    socket: TcpStream,
+    socket: Socket,
 }
 
 /// The place of one of them; free again when this goes, however that comes about.
@@ -48,7 +50,7 @@ pub struct Place {
 
 impl Greeters {
     /// A place for a connection, unless there is none at all.
-    pub fn enter(&self, socket: &TcpStream, from: IpAddr) -> Option<Place> {
+    pub fn enter(&self, socket: &Socket, from: IpAddr) -> Option<Place> {
         let socket = socket.try_clone().ok()?;
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.threads >= THREADS_MAX {
@@ -81,8 +83,7 @@ impl Inner {
 }
 
 fn end(greeter: Greeter) {
-    // It may have ended already.
-    let _ = greeter.socket.shutdown(Shutdown::Both);
+    greeter.socket.end();
 }
 
 /// Whose address it is: of IPv6 one host has a whole network.
@@ -104,14 +105,19 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use super::*;
+
+    fn set_nonblocking(socket: &Socket) {
+        let Socket::Tcp(socket) = socket else { unreachable!("they are of TCP") };
+        socket.set_nonblocking(true).unwrap();
+    }
 
     #[test]
     fn one_of_the_greediest_makes_way_and_threads_are_bounded() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = || Socket::Tcp(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let address = |last| IpAddr::from([192, 0, 2, last]);
         let (greeters, mut honest) = (Greeters::default(), socket());
         let mut places = vec![greeters.enter(&honest, address(1)).unwrap()];
@@ -119,7 +125,7 @@ mod tests {
         places.extend(greedy.iter().map(|it| greeters.enter(it, address(2)).unwrap()));
         assert_eq!(greedy[0].read(&mut [0]).unwrap(), 0, "the oldest of those was ended");
         for kept in [&mut honest, &mut greedy[1]] {
-            kept.set_nonblocking(true).unwrap();
+            set_nonblocking(kept);
             assert_eq!(kept.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         }
         while let Some(place) = greeters.enter(&honest, address(3)) {
@@ -138,7 +144,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         // More than may wait to be accepted.
         std::thread::spawn(move || listener.incoming().collect::<Vec<_>>());
-        let socket = || TcpStream::connect(address).unwrap();
+        let socket = || Socket::Tcp(TcpStream::connect(address).unwrap());
         let of_network = |last: usize| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last as u16]);
         let honest = IpAddr::from([192, 0, 2, 1]);
         // One host with an address for each connection, against one that dials twice.
@@ -160,7 +166,7 @@ mod tests {
         places.extend(others.iter().map(|it| greeters.enter(it, honest).unwrap()));
         assert_eq!(slow[0].read(&mut [0]).unwrap(), 0);
         for socket in kept.iter_mut().chain(&mut others) {
-            socket.set_nonblocking(true).unwrap();
+            set_nonblocking(socket);
             assert_eq!(socket.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         }
     }

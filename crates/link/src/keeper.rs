@@ -6,7 +6,10 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use drover_log::log;
+
 use crate::core::{Controller, Moment, PACE_EVERY, Pacer, Step};
+use crate::rdma::{Healthy, RdmaState};
 use crate::shared::{Inner, LOOK_EVERY, Shared};
 
 /// Connections of a session that is over end by themselves within this time, or are ended.
@@ -14,9 +17,19 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// Makes new connections for a session.
 pub trait Dial: Send + 'static {
-    /// Looks after there being `wanted` connections, of which `healthy` work. Must not wait. Gives the time
-    /// until it should be asked again at the latest.
-    fn keep(&mut self, wanted: usize, healthy: usize, now: Moment);
+    /// Looks after there being `wanted` connections, of which `healthy` work. Must not wait. Gives what is to carry the session.
+    fn keep(&mut self, wanted: usize, healthy: Healthy, now: Moment) -> Kept;
+}
+
+/// What is to carry a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// TCP.
+    Tcp,
+    /// TCP, until a connection over RDMA is there.
+    Joining,
+    /// RDMA: connections over TCP are to be given up.
+    Rdma,
 }
 
 /// What one keeper knows.
@@ -47,6 +60,34 @@ pub fn start(
     thread::Builder::new().name("link-keeper".into()).spawn(move || keeper.run(&shared)).map(drop)
 }
 
+impl Inner {
+    fn healthy(&self) -> Healthy {
+        let is_rdma = |id| self.core.is_healthy(id) && self.stripes[&id].line.is_rdma();
+        let rdma = self.stripes.keys().filter(|id| is_rdma(**id)).count();
+        Healthy { all: self.core.healthy(), rdma }
+    }
+
+    fn keep(&mut self, kept: Kept, healthy: Healthy, now: Moment) {
+        match (kept, &self.rdma) {
+            (Kept::Rdma, _) => {
+                let Inner { core, stripes, .. } = self;
+                let others = stripes.iter().filter(|(_, stripe)| !stripe.line.is_rdma());
+                others.for_each(|(id, _)| core.retire(*id, now));
+                if self.rdma != RdmaState::On {
+                    log!("link", "RDMA carries a session of this host's from now on");
+                }
+                self.rdma = RdmaState::On;
+            }
+            (Kept::Joining, RdmaState::Off(_)) => self.rdma = RdmaState::Joining,
+            (Kept::Tcp, RdmaState::On) if healthy.rdma == 0 => {
+                self.note("the connections over RDMA are gone: TCP is used".into());
+                self.rdma = RdmaState::Off("its connections are gone".into());
+            }
+            (Kept::Joining | Kept::Tcp, _) => {}
+        }
+    }
+}
+
 impl Keeper {
     fn run(mut self, shared: &Shared) {
         let mut inner = shared.lock();
@@ -66,8 +107,9 @@ impl Keeper {
                 self.pace(&inner, now);
             }
             if let (Some(dial), Some(controller)) = (&mut self.dial, &self.controller) {
-                let healthy = inner.core.healthy();
-                dial.keep(controller.wanted(), healthy, now);
+                let healthy = inner.healthy();
+                let kept = dial.keep(controller.wanted(), healthy, now);
+                inner.keep(kept, healthy, now);
             }
             inner.keeper_wakes = tick.next.min(self.paced + PACE_EVERY);
             shared.wake(&mut inner, now);

@@ -5,7 +5,8 @@
 //! core       pure: what to send on which connection, acknowledgements, credit, repeats, how many connections
 //! stripe     two threads for each connection
 //! keeper     one thread for each session: time, new connections
-//! connect, listen, tls                      connections over TCP and TLS 1.3
+//! connect, listen, socket, tls              connections over TCP or RDMA, and TLS 1.3
+//! rdma       pure: which of them are made over RDMA
 //! ```
 //!
 //! A session carries channels over one set of connections ("stripes"). Nothing that was sent is lost or
@@ -26,12 +27,14 @@ pub mod host;
 mod identity;
 mod keeper;
 mod listen;
+pub mod nic;
 mod pair;
 mod payload;
 mod peer;
 mod plain;
 pub mod probe;
 mod rate;
+mod rdma;
 mod session;
 mod shared;
 mod shares;
@@ -55,6 +58,7 @@ pub use identity::{ALPN, fingerprint};
 pub use listen::{Admit, Applicant, ListenOptions, Listener, RateLimitOf};
 pub use peer::{Peer, fingerprint_hex};
 pub use rate::{RateLimit, Used};
+pub use rdma::{RdmaMode, RdmaState};
 pub use session::{Hurry, Incoming, Session, WeakSession};
-pub use socket::SocketOptions;
+pub use socket::{RDMA, SocketOptions};
 pub use stats::{SessionState, SessionStats, StripeStats};

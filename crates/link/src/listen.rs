@@ -1,14 +1,14 @@
 //! The side that listens.
 
 use std::fmt;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drover_wire::{FEATURES, Greeting, Hello, RefusalCode, VERSIONS, VersionRange, Welcome};
+use drover_wire::{FEATURE_RDMA, Greeting, Hello, RefusalCode, VERSIONS, VersionRange, Welcome};
 use rustix::net::Shutdown;
 use rustls::ServerConfig;
 
@@ -19,9 +19,10 @@ use crate::greet::{self, io_failure};
 use crate::greeters::Greeters;
 use crate::peer::Peer;
 use crate::rate::RateLimit;
+use crate::rdma::RdmaMode;
 use crate::session::Session;
 use crate::shared::Shared;
-use crate::socket::SocketOptions;
+use crate::socket::{Socket, SocketOptions};
 use crate::table::{Room, Table};
 use crate::tls::Tls;
 use crate::{identity, keeper, shares};
@@ -46,6 +47,9 @@ const PEER_CONNECTIONS_MAX: usize = 512;
 
 /// After an error that will pass, such as too many open files, so long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A listener over RDMA looks so often whether it was closed.
+const RDMA_LOOK: Duration = Duration::from_millis(100);
 
 /// A peer whose TLS was sound, and that asks to be let in.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +81,8 @@ pub struct ListenOptions {
     pub admit: Arc<Admit>,
     /// How sockets are set up.
     pub socket: SocketOptions,
+    /// Whether peers may also come over RDMA, at the same addresses and ports.
+    pub rdma: RdmaMode,
     /// Bounds of each session.
     pub limits: Limits,
     /// Sessions at a time.
@@ -112,6 +118,7 @@ impl ListenOptions {
             tls,
             admit: Arc::new(|applicant: &Applicant<'_>| Ok(applicant.name.to_string())),
             socket: SocketOptions::default(),
+            rdma: RdmaMode::default(),
             limits: Limits::default(),
             sessions_max: SESSIONS_MAX,
             connections_max: CONNECTIONS_MAX,
@@ -131,6 +138,7 @@ pub struct Listener {
     door: Arc<Door>,
     sockets: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
+    rdma: Result<Vec<SocketAddr>, String>,
 }
 
 impl fmt::Debug for Listener {
@@ -143,6 +151,7 @@ impl fmt::Debug for Listener {
 struct Door {
     options: ListenOptions,
     instance: [u8; 16],
+    features: u64,
     table: Table,
     greeters: Greeters,
     is_closed: AtomicBool,
@@ -153,34 +162,45 @@ impl Listener {
     /// Listens.
     ///
     /// # Errors
-    /// `Misuse` if an address is in use or not of this host.
+    /// `Misuse` if an address is in use or not of this host, or RDMA is required and there is none.
     pub fn bind(options: &ListenOptions) -> Result<Listener, LinkError> {
         let misuse = |text: String| LinkError::new(LinkErrorKind::Misuse, text);
         let mut instance = [0; 16];
         random(&mut instance)?;
+        let (mut sockets, mut addresses) = (Vec::new(), Vec::new());
+        for address in &options.addresses {
+            let failed = |error: std::io::Error| misuse(format!("listening at {address}: {error}"));
+            let socket = TcpListener::bind(address).map_err(failed)?;
+            addresses.push(socket.local_addr().map_err(failed)?);
+            sockets.push(socket);
+        }
+        let over_rdma = rdma_listeners(options.rdma, &addresses);
+        if let (RdmaMode::Require, Err(why)) = (options.rdma, &over_rdma) {
+            return Err(misuse(format!("RDMA is required, and {why}")));
+        }
         let (sender, receiver) = sync_channel(ACCEPT_MAX);
         let door = Arc::new(Door {
             options: ListenOptions { tls: identity::server(&options.tls), ..options.clone() },
             instance,
+            features: if over_rdma.is_ok() { FEATURE_RDMA } else { 0 },
             table: Table::new(options.limits, options.sessions_max, options.bytes_max),
             greeters: Greeters::default(),
             is_closed: AtomicBool::new(false),
             sender: Mutex::new(Some(sender)),
         });
-        let mut listener =
-            Listener { sessions: Mutex::new(receiver), door, sockets: Vec::new(), addresses: Vec::new() };
-        for address in &options.addresses {
-            let failed = |error: std::io::Error| misuse(format!("listening at {address}: {error}"));
-            let socket = TcpListener::bind(address).map_err(failed)?;
-            listener.addresses.push(socket.local_addr().map_err(failed)?);
-            let (door, accepting) = (listener.door.clone(), socket.try_clone().map_err(failed)?);
-            listener.sockets.push(socket);
-            thread::Builder::new()
-                .name("link-listen".into())
-                .spawn(move || door.listen(&accepting))
-                .map_err(failed)?;
+        let thread = || thread::Builder::new().name("link-listen".into());
+        let failed = |error: std::io::Error| misuse(format!("starting to listen: {error}"));
+        for socket in &sockets {
+            let (door, accepting) = (door.clone(), socket.try_clone().map_err(failed)?);
+            thread().spawn(move || door.listen(&accepting)).map_err(failed)?;
         }
-        Ok(listener)
+        let mut rdma = over_rdma.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
+        for (address, socket) in over_rdma.into_iter().flatten() {
+            let door = door.clone();
+            thread().spawn(move || door.listen_over_rdma(&socket)).map_err(failed)?;
+            rdma.iter_mut().for_each(|all| all.push(address));
+        }
+        Ok(Listener { sessions: Mutex::new(receiver), door, sockets, addresses, rdma })
     }
 
     /// Waits for the next session.
@@ -195,6 +215,14 @@ impl Listener {
     /// The addresses it listens at.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Those of them at which peers may also come over RDMA.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub fn rdma(&self) -> Result<&[SocketAddr], &str> {
+        self.rdma.as_deref().map_err(String::as_str)
     }
 
     /// Listens no more; those who wait in [`Listener::accept`] are told.
@@ -214,19 +242,48 @@ impl Drop for Listener {
     }
 }
 
+/// Listeners over RDMA, at those of the addresses that are of a device, or why there are none.
+fn rdma_listeners(
+    mode: RdmaMode,
+    addresses: &[SocketAddr],
+) -> Result<Vec<(SocketAddr, drover_rdma::Listener)>, String> {
+    if mode == RdmaMode::Never {
+        return Err("it is not wanted".into());
+    }
+    drover_rdma::check().map_err(|lacking| lacking.to_string())?;
+    let (mut found, mut errors) = (Vec::new(), Vec::new());
+    for address in addresses {
+        match drover_rdma::Listener::bind(*address) {
+            Ok(listener) => found.push((*address, listener)),
+            Err(error) => errors.push(format!("no device listens at {address}: {error}")),
+        }
+    }
+    if found.is_empty() { Err(errors.join("; ")) } else { Ok(found) }
+}
+
 impl Door {
     fn listen(self: Arc<Door>, socket: &TcpListener) {
         while !self.is_closed.load(Ordering::Acquire) {
             match socket.accept() {
-                Ok((socket, address)) => self.clone().admit(socket, address),
+                Ok((socket, address)) => self.clone().admit(socket.into(), address),
                 Err(_) if self.is_closed.load(Ordering::Acquire) => return,
                 Err(_) => thread::sleep(ACCEPT_PAUSE),
             }
         }
     }
 
+    fn listen_over_rdma(self: Arc<Door>, listener: &drover_rdma::Listener) {
+        while !self.is_closed.load(Ordering::Acquire) {
+            match listener.accept(RDMA_LOOK) {
+                Ok(Some((socket, address))) => self.clone().admit(Socket::Rdma(socket), address),
+                Ok(None) => {}
+                Err(_) => thread::sleep(ACCEPT_PAUSE),
+            }
+        }
+    }
+
     /// Greets in a thread of its own, unless there are too many.
-    fn admit(self: Arc<Door>, socket: TcpStream, address: SocketAddr) {
+    fn admit(self: Arc<Door>, socket: Socket, address: SocketAddr) {
         let Some(place) = self.greeters.enter(&socket, address.ip()) else { return };
         let door = self.clone();
         // Who is not let in has been told; nobody here waits for it. Without a thread the socket just ends.
@@ -236,7 +293,7 @@ impl Door {
         });
     }
 
-    fn greet(&self, socket: TcpStream, address: SocketAddr) -> Result<(), LinkError> {
+    fn greet(&self, socket: Socket, address: SocketAddr) -> Result<(), LinkError> {
         let until = Instant::now() + GREET_WITHIN;
         let lost = |error: std::io::Error| io_failure("connection", &error);
         let notes = self.options.socket.apply(&socket).map_err(lost)?;
@@ -315,7 +372,7 @@ impl Door {
         };
         let welcome = Welcome {
             version,
-            features: FEATURES & hello.features,
+            features: self.features & hello.features,
             session,
             token,
             instance: self.instance,

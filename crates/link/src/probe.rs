@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use crate::channel::Sender;
 use crate::core::Order;
 use crate::error::{LinkError, LinkErrorKind};
+use crate::rdma::RdmaState;
 use crate::session::Session;
-use crate::stats::SessionStats;
+use crate::socket::RDMA;
+use crate::stats::{SessionStats, StripeStats};
 
 /// What the far side is asked for, to throw away what comes.
 pub const SINK: &[u8] = br#"{"service":"sink"}"#;
@@ -42,10 +44,18 @@ pub struct Probe {
     pub congestion: String,
 }
 
-/// Waits until a session has so many connections, and not longer than `within`.
+/// Waits until a session has so many connections, over RDMA where they are to be, and not longer than `within`.
 pub fn wait_for_stripes(session: &Session, stripes: usize, within: Duration) -> bool {
     let until = Instant::now() + within;
-    while session.stats().stripes.len() < stripes {
+    let is_there = |stats: SessionStats| {
+        let over_rdma = stats.stripes.iter().filter(|it| it.congestion == RDMA).count();
+        match stats.rdma {
+            RdmaState::On => over_rdma >= stripes,
+            RdmaState::Joining => false,
+            RdmaState::Off(_) => stats.stripes.len() >= stripes,
+        }
+    };
+    while !is_there(session.stats()) {
         if Instant::now() > until {
             return false;
         }
@@ -185,11 +195,12 @@ pub fn noise() -> Result<Vec<u8>, LinkError> {
 
 fn compared(begin: &SessionStats, end: &SessionStats, time: Duration) -> Probe {
     let seconds = time.as_secs_f64().max(1e-6);
-    let stripes = end.stripes.len();
+    // Those over TCP that RDMA took over from may not have ended yet.
+    let carries = |it: &&StripeStats| end.rdma != RdmaState::On || it.congestion == RDMA;
+    let stripes = end.stripes.iter().filter(carries).count();
     let mean = |sum: Duration| sum.checked_div(stripes as u32).unwrap_or_default();
-    let sum =
-        |stats: &SessionStats, of: fn(&crate::StripeStats) -> u64| stats.stripes.iter().map(of).sum::<u64>();
-    let grown = |of: fn(&crate::StripeStats) -> u64| sum(end, of).saturating_sub(sum(begin, of)) as f64;
+    let sum = |stats: &SessionStats, of: fn(&StripeStats) -> u64| stats.stripes.iter().map(of).sum::<u64>();
+    let grown = |of: fn(&StripeStats) -> u64| sum(end, of).saturating_sub(sum(begin, of)) as f64;
     let busy = [0, 1, 2].map(|at| {
         let total = |stats: &SessionStats| stats.stripes.iter().map(|it| it.busy[at]).sum::<Duration>();
         total(end).saturating_sub(total(begin)).as_secs_f64() / seconds / stripes.max(1) as f64
@@ -201,7 +212,14 @@ fn compared(begin: &SessionStats, end: &SessionStats, time: Duration) -> Probe {
         rtt: mean(end.stripes.iter().filter_map(|it| it.rtt).sum()),
         again: grown(|it| it.line_bytes_again) / grown(|it| it.line_bytes_sent).max(1.0),
         busy,
-        congestion: end.stripes.first().map(|it| it.congestion.clone()).unwrap_or_default(),
+        congestion: end.stripes.iter().find(carries).map(|it| it.congestion.clone()).unwrap_or_default(),
+    }
+}
+
+impl Probe {
+    /// Whether RDMA carried it: then no kernel counted what it waited for, nor what was sent again.
+    pub fn is_rdma(&self) -> bool {
+        self.congestion == RDMA
     }
 }
 
@@ -220,6 +238,10 @@ pub fn advice(probes: &[Probe], way: Way) -> Vec<String> {
         return Vec::new();
     };
     let mut advice = Vec::new();
+    if best.is_rdma() {
+        advice.push("RDMA carries it, and tells nothing of what limits: compare with --rdma never".into());
+        return advice;
+    }
     // Words of the host that sends, and of the one that receives.
     let (sender, sends, receiver, receives) = match way {
         Way::There => ("this host", "this side", "that host", "the far side"),
@@ -298,6 +320,12 @@ mod tests {
         assert!(text(&lossy).contains("0.50 %") && text(&lossy).contains("cubic"), "{}", text(&lossy));
         assert!(text(&probes(line, |it| it.again = 0.005)).contains("the line itself"), "BBR does not mind");
         assert!(advice(&[], Way::There).is_empty());
+        let rdma = probes(line, |it| (it.busy, it.congestion) = ([0.0; 3], RDMA.into()));
+        assert!(
+            text(&rdma).contains("tells nothing") && !text(&rdma).contains("processor"),
+            "{}",
+            text(&rdma)
+        );
         let back = advice(&probes(line, |it| it.busy = [0.4, 0.3, 0.2]), Way::Back);
         assert!(back[0].starts_with("this side's receive buffers") && back[0].contains("tune` on this host"));
         assert!(

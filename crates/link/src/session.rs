@@ -8,6 +8,7 @@ use crate::channel::Channel;
 use crate::core::Order;
 use crate::error::LinkError;
 use crate::peer::Peer;
+use crate::rdma::RdmaState;
 use crate::shared::Shared;
 use crate::stats::{SessionState, SessionStats, StripeStats};
 
@@ -205,6 +206,7 @@ impl Session {
             state,
             age: now,
             stripes: Vec::new(),
+            rdma: inner.rdma.clone(),
             stripes_wanted: inner.stripes_wanted,
             acknowledged_bytes: 0,
             arrived_bytes: 0,
@@ -236,6 +238,9 @@ impl Session {
             };
             stripe.line.fill(&mut one);
             stats.stripes.push(one);
+            if stripe.line.is_rdma() {
+                stats.rdma = RdmaState::On;
+            }
         }
         stats
     }

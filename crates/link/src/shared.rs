@@ -5,11 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use drover_log::log;
+
 use crate::core::{ChannelId, Core, Moment, Outgoing, Pull, StripeId, Wakes};
 use crate::error::LinkError;
 use crate::payload::Pool;
 use crate::peer::Peer;
 use crate::rate::RateLimit;
+use crate::rdma::RdmaState;
 use crate::stripe::Stripe;
 
 /// Notes that are kept; older ones are forgotten.
@@ -45,6 +48,7 @@ pub struct Inner {
     pub notes: VecDeque<String>,
     pub stripes_wanted: usize,
     pub goodput: u64,
+    pub rdma: RdmaState,
 }
 
 /// Where those wait who use a channel.
@@ -105,6 +109,7 @@ impl Shared {
             notes: VecDeque::new(),
             stripes_wanted,
             goodput: 0,
+            rdma: RdmaState::Off("this side did not dial".into()),
         };
         let pool = Arc::new(Pool::new(inner.core.pool_bytes_max() as usize));
         Arc::new(Shared {
@@ -303,6 +308,7 @@ impl Inner {
     }
 
     pub fn note(&mut self, text: String) {
+        log!("link", "{text}");
         if self.notes.len() == NOTES_MAX {
             self.notes.pop_front();
         }

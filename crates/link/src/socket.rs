@@ -1,6 +1,6 @@
-//! What is set on the sockets of a link, and what the kernel tells of them.
+//! The sockets of a link: what is set on them, and what the kernel tells of them.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -10,6 +10,9 @@ use crate::stripe::Line;
 
 /// Bytes that wait unsent in a socket, at most: what is there waits for this connection alone.
 const NOT_SENT_BYTES: u32 = 256 << 10;
+
+/// What stands for the congestion control of a connection over RDMA, whose card decides itself.
+pub const RDMA: &str = "rdma";
 
 /// How the sockets of a link are set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,9 +40,10 @@ impl Default for SocketOptions {
 }
 
 impl SocketOptions {
-    /// Sets a connected socket up. Gives what could not be done as it was asked for.
-    pub fn apply(&self, socket: &TcpStream) -> io::Result<Vec<String>> {
+    /// Sets a connected socket up. Gives what could not be done as it was asked for. On RDMA nothing of it is needed.
+    pub(crate) fn apply(&self, socket: &Socket) -> io::Result<Vec<String>> {
         let mut notes = Vec::new();
+        let Socket::Tcp(socket) = socket else { return Ok(notes) };
         socket.set_nodelay(true)?;
         drover_tcp::set_not_sent_low_water(socket, NOT_SENT_BYTES)?;
         drover_tcp::set_dead_peer_timeout(socket, DEAD_AFTER)?;
@@ -66,14 +70,147 @@ fn limited(which: &str, limit: &str, wanted: usize, given: usize) -> String {
     format!("{which} buffer is {} bytes, not {wanted}: net.core.{limit} is too small", given / 2)
 }
 
+/// A connected socket.
+#[derive(Debug)]
+pub enum Socket {
+    /// Of TCP.
+    Tcp(TcpStream),
+    /// Of RDMA.
+    Rdma(drover_rdma::Stream),
+}
+
+impl From<TcpStream> for Socket {
+    fn from(socket: TcpStream) -> Socket {
+        Socket::Tcp(socket)
+    }
+}
+
+impl Socket {
+    /// The same connection once more.
+    pub fn try_clone(&self) -> io::Result<Socket> {
+        match self {
+            Socket::Tcp(socket) => socket.try_clone().map(Socket::Tcp),
+            Socket::Rdma(socket) => Ok(Socket::Rdma(socket.clone())),
+        }
+    }
+
+    /// How long one call may take that reads.
+    pub fn set_read_timeout(&self, within: Duration) -> io::Result<()> {
+        match self {
+            Socket::Tcp(socket) => socket.set_read_timeout(Some(within)),
+            Socket::Rdma(socket) => {
+                socket.set_read_timeout(within);
+                Ok(())
+            }
+        }
+    }
+
+    /// The same for one that writes.
+    pub fn set_write_timeout(&self, within: Duration) -> io::Result<()> {
+        match self {
+            Socket::Tcp(socket) => socket.set_write_timeout(Some(within)),
+            Socket::Rdma(socket) => {
+                socket.set_write_timeout(within);
+                Ok(())
+            }
+        }
+    }
+
+    /// From now on calls may take as long as they like.
+    pub fn set_unlimited(&self) -> io::Result<()> {
+        match self {
+            Socket::Tcp(socket) => {
+                socket.set_read_timeout(None)?;
+                socket.set_write_timeout(None)
+            }
+            Socket::Rdma(socket) => socket.set_unlimited(),
+        }
+    }
+
+    /// Says that no more will be written. RDMA's ends with the peer, which knows by TLS that no more comes: to say so here waits for it.
+    pub fn finish(&self) -> io::Result<()> {
+        match self {
+            Socket::Tcp(socket) => socket.shutdown(Shutdown::Write),
+            Socket::Rdma(_) => Ok(()),
+        }
+    }
+
+    /// Ends both directions, for all who have the connection. It may have ended already.
+    pub fn end(&self) {
+        match self {
+            Socket::Tcp(socket) => drop(socket.shutdown(Shutdown::Both)),
+            Socket::Rdma(socket) => socket.end(),
+        }
+    }
+
+    /// The shortest round trip that the kernel saw; zero if it does not tell.
+    pub fn rtt_min(&self) -> Duration {
+        match self {
+            Socket::Tcp(socket) => drover_tcp::info(socket).map_or(Duration::ZERO, |info| info.rtt_min),
+            Socket::Rdma(_) => Duration::ZERO,
+        }
+    }
+
+    /// What a session's table has of it.
+    pub fn line(&self) -> io::Result<Box<dyn Line>> {
+        Ok(match self {
+            Socket::Tcp(socket) => Box::new(TcpLine::new(socket)?),
+            Socket::Rdma(socket) => Box::new(RdmaLine(socket.clone())),
+        })
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(socket) => socket.read(bytes),
+            Socket::Rdma(socket) => socket.read(bytes),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(socket) => socket.write(bytes),
+            Socket::Rdma(socket) => socket.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A connection over RDMA, apart from its halves. No kernel counts what it does.
+struct RdmaLine(drover_rdma::Stream);
+
+impl Line for RdmaLine {
+    fn kill(&self) {
+        self.0.end();
+    }
+
+    fn fill(&self, stats: &mut StripeStats) {
+        stats.congestion = RDMA.to_string();
+    }
+
+    fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        self.0.addresses()
+    }
+
+    fn is_rdma(&self) -> bool {
+        true
+    }
+}
+
 /// A TCP connection, apart from its halves.
-pub struct TcpLine {
+struct TcpLine {
     socket: TcpStream,
     addresses: Option<(SocketAddr, SocketAddr)>,
 }
 
 impl TcpLine {
-    pub fn new(socket: &TcpStream) -> io::Result<TcpLine> {
+    fn new(socket: &TcpStream) -> io::Result<TcpLine> {
         let addresses = socket.local_addr().and_then(|local| Ok((local, socket.peer_addr()?))).ok();
         Ok(TcpLine { socket: socket.try_clone()?, addresses })
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::core::Counters;
 use crate::error::LinkError;
+use crate::rdma::RdmaState;
 
 /// Where a session is in its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,11 +21,11 @@ pub enum SessionState {
 /// A connection of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StripeStats {
-    /// The address here, if it is TCP.
+    /// The address here, if there is one.
     pub local: Option<SocketAddr>,
-    /// The address there, if it is TCP.
+    /// The address there, if there is one.
     pub remote: Option<SocketAddr>,
-    /// The congestion control that sends on it, as the kernel says; empty if it is not TCP.
+    /// The congestion control that sends on it, as the kernel says; `rdma` if that carries it; empty in tests.
     pub congestion: String,
     /// Round-trip time as the kernel smooths it, else as pings tell it.
     pub rtt: Option<Duration>,
@@ -54,6 +55,8 @@ pub struct SessionStats {
     pub age: Duration,
     /// Its connections.
     pub stripes: Vec<StripeStats>,
+    /// Whether RDMA carries it.
+    pub rdma: RdmaState,
     /// How many connections it should have, as found by measuring.
     pub stripes_wanted: usize,
     /// Bytes of openings, messages and streams that the peer acknowledged.

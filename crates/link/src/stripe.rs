@@ -59,6 +59,11 @@ pub trait Line: Send + Sync + 'static {
     /// Has it send no faster than so many bytes a second.
     fn hold_to(&self, _: Option<u64>) {}
 
+    /// Whether RDMA carries it.
+    fn is_rdma(&self) -> bool {
+        false
+    }
+
     /// Both addresses.
     fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         None

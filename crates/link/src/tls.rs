@@ -1,4 +1,4 @@
-//! TLS 1.3 over a TCP socket whose two directions belong to two threads.
+//! TLS 1.3 over a socket whose two directions belong to two threads.
 //!
 //! ```text
 //! socket ── recv, up to 256 KiB ──> incoming ── decrypted record by record ──> frames' own buffers
@@ -13,7 +13,6 @@ mod records;
 mod tests;
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,6 +29,7 @@ use crate::core::Outgoing;
 use crate::error::LinkError;
 use crate::identity;
 use crate::plain::in_pieces;
+use crate::socket::Socket;
 use crate::stripe::{Reading, Taking, Writing};
 use records::{GROWTH_BYTES, Kind, Opener, PLAIN_BYTES_MAX, Sealer, room_for, whole};
 
@@ -110,7 +110,7 @@ enum Kernel {
 pub struct TlsReader {
     keys: Opener,
     source: Arc<Source>,
-    socket: TcpStream,
+    socket: Socket,
     incoming: Incoming,
     early: Vec<u8>,
     /// Records since the last byte of data.
@@ -121,7 +121,7 @@ pub struct TlsReader {
 pub struct TlsWriter {
     keys: Sealer,
     source: Arc<Source>,
-    socket: TcpStream,
+    socket: Socket,
     outgoing: Box<[u8]>,
     filled: usize,
     scratch: Vec<u8>,
@@ -137,7 +137,7 @@ impl Incoming {
     }
 
     /// Receives more; zero at the end.
-    fn refill(&mut self, socket: &mut TcpStream) -> io::Result<usize> {
+    fn refill(&mut self, socket: &mut Socket) -> io::Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.start > 0 {
@@ -288,22 +288,22 @@ fn handle<Data>(
 impl Tls {
     /// Shakes hands as the side that dialled.
     pub fn connect(
-        socket: TcpStream,
+        socket: impl Into<Socket>,
         config: Arc<ClientConfig>,
         name: ServerName<'static>,
         until: Instant,
     ) -> io::Result<Tls> {
         let connection = UnbufferedClientConnection::new(config, name).map_err(failed)?;
-        Tls::shake_hands(socket, Connection::Client(connection), until)
+        Tls::shake_hands(socket.into(), Connection::Client(connection), until)
     }
 
     /// Shakes hands as the side that listens.
-    pub fn accept(socket: TcpStream, config: Arc<ServerConfig>, until: Instant) -> io::Result<Tls> {
+    pub fn accept(socket: impl Into<Socket>, config: Arc<ServerConfig>, until: Instant) -> io::Result<Tls> {
         let connection = UnbufferedServerConnection::new(config).map_err(failed)?;
-        Tls::shake_hands(socket, Connection::Server(connection), until)
+        Tls::shake_hands(socket.into(), Connection::Server(connection), until)
     }
 
-    fn shake_hands(mut socket: TcpStream, mut connection: Connection, until: Instant) -> io::Result<Tls> {
+    fn shake_hands(mut socket: Socket, mut connection: Connection, until: Instant) -> io::Result<Tls> {
         let (mut incoming, mut pending, mut early) = (Incoming::new(), Vec::new(), Vec::new());
         loop {
             let stop = connection.handle_all(&mut incoming, &mut pending, &mut early);
@@ -311,7 +311,7 @@ impl Tls {
                 // The alert that tells the peer why; whether it can still be told changes nothing.
                 let _ = connection.handle_all(&mut incoming, &mut pending, &mut early);
             }
-            socket.set_write_timeout(Some(left(until)?))?;
+            socket.set_write_timeout(left(until)?)?;
             let written = socket.write_all(&pending);
             pending.clear();
             if stop.is_err() {
@@ -327,14 +327,14 @@ impl Tls {
                 Stop::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Stop::Handshaking => {}
             }
-            socket.set_read_timeout(Some(left(until)?))?;
+            socket.set_read_timeout(left(until)?)?;
             if incoming.refill(&mut socket)? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
     }
 
-    fn new(socket: TcpStream, connection: Connection, incoming: Incoming, early: Vec<u8>) -> io::Result<Tls> {
+    fn new(socket: Socket, connection: Connection, incoming: Incoming, early: Vec<u8>) -> io::Result<Tls> {
         let proven = identity::proven(connection.common());
         let (to_write, to_read, source) = connection.into_keys()?;
         let writer = TlsWriter {
@@ -351,7 +351,7 @@ impl Tls {
     }
 
     /// The socket.
-    pub fn socket(&self) -> &TcpStream {
+    pub fn socket(&self) -> &Socket {
         &self.reader.socket
     }
 
@@ -362,7 +362,7 @@ impl Tls {
 
     /// Writes bytes that are no frames.
     pub fn write_all(&mut self, plain: &[u8], until: Instant) -> io::Result<()> {
-        self.socket().set_write_timeout(Some(left(until)?))?;
+        self.socket().set_write_timeout(left(until)?)?;
         self.writer.put(plain)?;
         self.writer.flush()
     }
@@ -370,7 +370,7 @@ impl Tls {
     /// Reads bytes that are no frames.
     pub fn read_exact(&mut self, plain: &mut [u8], until: Instant) -> io::Result<()> {
         while self.reader.early.len() < plain.len() {
-            self.socket().set_read_timeout(Some(left(until)?))?;
+            self.socket().set_read_timeout(left(until)?)?;
             let mut early = std::mem::take(&mut self.reader.early);
             let received = self.reader.receive(&mut Plain(&mut early));
             self.reader.early = early;
@@ -388,20 +388,19 @@ impl Tls {
 
     /// The two directions, for two threads, without time limits.
     pub fn split(self) -> io::Result<(TlsReader, TlsWriter)> {
-        self.socket().set_read_timeout(None)?;
-        self.socket().set_write_timeout(None)?;
+        self.socket().set_unlimited()?;
         Ok((self.reader, self.writer))
     }
 }
 
 /// Ends a connection so that what was said last arrives: the kernel throws it away where bytes of the peer
 /// are left unread.
-fn hang_up(socket: &mut TcpStream) {
+fn hang_up(socket: &mut Socket) {
     let until = Instant::now() + HANG_UP_WITHIN;
     let mut bytes = [0; 4096];
-    let mut is_over = socket.shutdown(Shutdown::Write).is_err();
+    let mut is_over = socket.finish().is_err();
     for _ in 0..HANG_UP_READS {
-        let limit = left(until).and_then(|left| socket.set_read_timeout(Some(left)));
+        let limit = left(until).and_then(|left| socket.set_read_timeout(left));
         is_over = is_over || limit.is_err() || !matches!(socket.read(&mut bytes), Ok(1..));
         if is_over {
             return;
@@ -574,6 +573,6 @@ impl Writing for TlsWriter {
         // What could not be written before is lost already, and whether the peer still is there makes no difference any more.
         self.filled = 0;
         let _ = self.seal(Kind::Alert, &[WARNING, CLOSE_NOTIFY]).and_then(|()| self.flush());
-        let _ = self.socket.shutdown(Shutdown::Write);
+        let _ = self.socket.finish();
     }
 }

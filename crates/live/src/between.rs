@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drover_copy::converge::Estimate;
+use drover_types::Estimate;
 
 use crate::forecast::Promise;
 use crate::handover::Handover;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use drover_copy::converge::Estimate;
+use drover_types::Estimate;
 
 use crate::forecast::{Facts, Forecast, Promise};
 use crate::watch::Deed;

@@ -150,7 +150,7 @@ impl Follow {
 
 #[cfg(test)]
 mod tests {
-    use drover_copy::converge::Estimate;
+    use drover_types::Estimate;
 
     use super::*;
     use crate::choose::Allowed;

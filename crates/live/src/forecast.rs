@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use drover_copy::converge::Estimate;
+use drover_types::Estimate;
 
 /// What was agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use drover_copy::converge::Estimate;
+use drover_types::Estimate;
 
 /// How busy a host is, by its kernel's word.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,6 +1,6 @@
 //! What is foreseen of one move: before it, when its line is known, and when that is in full swing.
 
-use drover_copy::converge::Estimate;
+use drover_types::Estimate;
 
 use crate::choose::{Allowed, Choice, Way, choose};
 use crate::forecast::{Facts, Forecast, Promise, SoFar};

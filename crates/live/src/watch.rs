@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use drover_copy::converge::Estimate;
+use drover_types::Estimate;
 
 use crate::forecast::Promise;
 

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
     asked: Arc<AtomicBool>,
-    /// Another flag that counts as well; see [`StopSignal::child`].
-    parent: Option<Arc<AtomicBool>>,
+    /// Another signal that counts as well; see [`StopSignal::child`].
+    parent: Option<Arc<StopSignal>>,
 }
 
 impl StopSignal {
@@ -22,7 +22,7 @@ impl StopSignal {
 
     /// Whether it was asked for.
     pub fn is_set(&self) -> bool {
-        self.asked.load(Relaxed) || self.parent.as_ref().is_some_and(|flag| flag.load(Relaxed))
+        self.asked.load(Relaxed) || self.parent.as_ref().is_some_and(|parent| parent.is_set())
     }
 
     /// The flag itself, for a signal handler to set.
@@ -33,7 +33,7 @@ impl StopSignal {
     /// A signal that is also set when this one is, but not the other way round: for transfers that
     /// stop each other.
     pub fn child(&self) -> StopSignal {
-        StopSignal { asked: Arc::default(), parent: Some(self.asked.clone()) }
+        StopSignal { asked: Arc::default(), parent: Some(Arc::new(self.clone())) }
     }
 }
 
@@ -145,6 +145,13 @@ impl Attribution {
         let sum: u64 = stages.iter().map(|(_, ns)| ns).sum();
         let (name, most) = stages.into_iter().max_by_key(|(_, ns)| *ns).unwrap_or(("source", 0));
         (name, if sum == 0 { 0.0 } else { most as f64 / sum as f64 })
+    }
+
+    /// The share (0 to 1) of the time in which the target was waited for, of all in which something was done.
+    pub fn target_part(&self) -> f64 {
+        let target = (self.target_ns + self.flush_ns) as f64;
+        let all = target + (self.source_ns + self.cpu_ns) as f64;
+        if all > 0.0 { target / all } else { 0.0 }
     }
 
     /// The sum of two.

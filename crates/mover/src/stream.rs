@@ -16,7 +16,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use drover_copy::{Leaf, LeafTable, RootHasher, SEGMENT_BYTES, Totals, Verdict};
+use drover_copy::{Leaf, LeafTable, RetryPolicy, RootHasher, SEGMENT_BYTES, Totals, Verdict};
 use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, Lane, Request, Work};
 use drover_types::{BLOCK_BYTES, ByteSpan, Digest, Extent, ExtentKind};
 
@@ -237,6 +237,7 @@ impl Pipe<'_> {
             match self.verdict(&error, attempts + 1, first) {
                 Verdict::Again(pause) => {
                     self.state().retries += 1;
+                    let pause = RetryPolicy::spread(pause, chunk, first.elapsed());
                     again.push(Again { chunk, due: Instant::now() + pause, first, attempts: attempts + 1 });
                 }
                 Verdict::GiveUp => return self.end(Some(error.into())),

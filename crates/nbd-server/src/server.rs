@@ -61,6 +61,13 @@ impl Default for ServerOptions {
     }
 }
 
+impl ServerOptions {
+    /// For one program that opens all of so many disks: QEMU takes a connection for each, and a second one while it reopens it.
+    pub fn for_disks(disks: usize) -> ServerOptions {
+        ServerOptions { connections_max: CONNECTIONS_MAX.max(2 * disks), ..ServerOptions::default() }
+    }
+}
+
 /// Where to listen.
 #[derive(Clone, Debug)]
 pub enum Listen {

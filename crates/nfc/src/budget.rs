@@ -22,7 +22,8 @@ pub const BUDGET_BYTES: u64 = 48 << 20;
 /// What the service of a vCenter's agents on hosts is called, whose memory cannot be configured.
 const VPXA: &str = "vpxa";
 
-/// Disks of a host that may be open at once through a vCenter.
+/// Disks of a host that may be open at once, as VMware advises. Whether the 52 connections "through vCenter" of its documents
+/// are those of one host or of the vCenter they leave open; the data passes through no vCenter.
 pub const DISKS_MAX: u32 = 50;
 
 /// A disk takes at most this part of what is free, so that one more always finds something: 51 disks fit into 48 MiB.
@@ -222,6 +223,18 @@ fn share(free: u64, most: u64) -> Option<Buffers> {
     LADDER.iter().find(fits).or(least).copied()
 }
 
+/// Bytes of buffers for each of so many disks of one more program, which knows nothing of what the other programs have: what the last of
+/// them would get if they came one after the other.
+pub fn each_of(mut free: u64, disks: u32) -> u64 {
+    let mut least = LADDER.last().map_or(0, |it| it.total());
+    for _ in 0..disks {
+        let Some(buffers) = share(free, u64::MAX) else { break };
+        least = buffers.total();
+        free -= least;
+    }
+    least
+}
+
 fn lock(place: &Path) -> io::Result<File> {
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(place.join("lock"))?;
     flock(&file, FlockOperation::LockExclusive)?;
@@ -313,6 +326,20 @@ mod tests {
         );
         drop(grants);
         assert_eq!(ledger.used(HOST, "nfc").unwrap(), (0, 0));
+    }
+
+    #[test]
+    fn programs_that_share_no_ledger_have_together_what_a_host_has() {
+        for disks in [1, 2, 5, 50] {
+            let mut free = BUDGET_BYTES;
+            for program in 0..DISKS_MAX / disks {
+                let each = each_of(free, disks);
+                assert!(each >= 64 << 10, "program {program} of {disks} disks gets {each} of {free}");
+                free = free.checked_sub(each * u64::from(disks)).unwrap();
+            }
+        }
+        assert_eq!((each_of(BUDGET_BYTES, 1), each_of(BUDGET_BYTES, 4)), (8 << 20, 4 << 20));
+        assert_eq!((each_of(0, 1), each_of(3 << 20, 3)), (64 << 10, 256 << 10));
     }
 
     #[test]

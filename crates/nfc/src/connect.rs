@@ -179,7 +179,9 @@ pub fn talk(way: &Way, ticket: &Ticket, socket: Socket) -> Result<(Stream, Optio
         ask(way, &mut stream, &format!("THUMBPRINT_SHA2 {tag}"), "200", limit)?;
     }
     let service = authd::service(&ticket.service, way.encrypted);
-    ask(way, &mut stream, &format!("PROXY {service}"), "200 Connect", limit)?;
+    let proxied = ask(way, &mut stream, &format!("PROXY {service}"), "200 Connect", limit);
+    proxied
+        .map_err(|error| if way.encrypted && !greeting.nfcssl { error.without_nfcssl() } else { error })?;
     // The TLS session ends here without a word of either side.
     let stream = match way.encrypted {
         true => secured(ticket, way.tls.as_ref(), stream, limit)?,

@@ -35,6 +35,9 @@ const REQUEST_BYTES_MAX: u64 = 32 << 20;
 /// Bytes of a chunk in a question for allocated blocks: the least that VDDK asks for.
 const CHUNK_BYTES: u64 = 64 << 10;
 
+/// Fewer chunks than these are not worth a question: a host that refuses them is not asked at all.
+const CHUNKS_MIN: u64 = 1024;
+
 /// How often a session of the API is kept alive; it ends after half an hour without a call.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(5 * 60);
 
@@ -186,6 +189,8 @@ pub struct NfcDisk {
     state: Mutex<NfcState>,
     /// The last answer about allocated blocks: from where on, and a bit for each chunk.
     map: Mutex<Option<(u64, u64, Vec<u8>)>>,
+    /// Chunks that the host was seen to tell in one answer.
+    chunks_max: AtomicU64,
     no_map: AtomicBool,
     next_owner: AtomicU64,
 }
@@ -242,6 +247,7 @@ impl NfcDisk {
             control: Mutex::new(slot),
             state: Mutex::new(state),
             map: Mutex::default(),
+            chunks_max: AtomicU64::new(frame::CHUNKS_MAX),
             no_map: AtomicBool::new(false),
             next_owner: AtomicU64::new(CONTROL + 1),
         })
@@ -314,9 +320,7 @@ impl NfcDisk {
         let mut map = lock(&self.map);
         let known = map.as_ref().is_some_and(|(from, count, _)| (*from..from + count).contains(&chunk));
         if !known {
-            let count = (whole - chunk).min(frame::CHUNKS_MAX);
-            let bits = self.query(chunk, count)?;
-            *map = Some((chunk, count, bits));
+            *map = Some(self.chunks_from(chunk, whole - chunk)?);
         }
         let Some((from, count, bits)) = map.as_ref() else { return Ok(vec![Extent::allocated(span)]) };
         let is_set = |chunk: u64| {
@@ -338,6 +342,21 @@ impl NfcDisk {
             at = part.end();
         }
         Ok(extents)
+    }
+
+    /// A bit for each of the next chunks, of which there are `left`. How many a host tells at once nobody knows: one that
+    /// refuses is asked for half as many.
+    fn chunks_from(&self, chunk: u64, left: u64) -> Result<(u64, u64, Vec<u8>), NfcError> {
+        let mut count = left.min(self.chunks_max.load(Ordering::Relaxed));
+        loop {
+            match self.query(chunk, count) {
+                Err(error) if error.kind == NfcErrorKind::Refused && count / 2 >= CHUNKS_MIN => {
+                    count /= 2;
+                    self.chunks_max.store(count, Ordering::Relaxed);
+                }
+                told => return Ok((chunk, count, told?)),
+            }
+        }
     }
 
     fn query(&self, chunk: u64, count: u64) -> Result<Vec<u8>, NfcError> {
@@ -517,9 +536,8 @@ impl Disk for NfcDisk {
         if self.options.writable {
             return Ok(vec![Extent::allocated(span)]);
         }
-        if let Some(source) = &self.options.extents {
-            let found = source.extents(span);
-            return found.map_err(|error| DiskError::new(DiskOp::Extents, span, &self.facts.name, error));
+        if let Some(extents) = self.options.extents.as_ref().and_then(|source| source.extents(span)) {
+            return Ok(extents);
         }
         if self.no_map.load(Ordering::Relaxed) {
             return Ok(vec![Extent::allocated(span)]);

@@ -108,6 +108,20 @@ impl NfcError {
         }
     }
 
+    /// The same, of a host that offers no encryption of data. What may pass by itself has another cause.
+    pub(crate) fn without_nfcssl(self) -> NfcError {
+        match self.disk_kind() {
+            DiskErrorKind::Transient => self,
+            _ => {
+                let why = format!(
+                    "{}; its greeting offers no NFCSSL, so it may give disks in clear text alone (`nfc: {{encrypted: false}}`)",
+                    self.why
+                );
+                NfcError { why, ..self }
+            }
+        }
+    }
+
     /// The same where no ticket was shown yet.
     pub(crate) fn before_ticket(self) -> NfcError {
         match self.kind {

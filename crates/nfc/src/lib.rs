@@ -33,7 +33,7 @@ mod slot;
 mod tls;
 mod trace;
 
-pub use budget::{BUDGET_BYTES, Buffers, DISKS_MAX, Grant, Ledger};
+pub use budget::{BUDGET_BYTES, Buffers, DISKS_MAX, Grant, Ledger, each_of};
 pub use choice::CodecWish;
 pub use codec::Codec;
 pub use connect::{Ticket, Tickets, greet};

@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn what_is_not_carried_out_is_refused_at_once() {
         let why = |more: Value| plan("web", &file(more), "vcenter", "vms").unwrap_err();
-        assert!(why(json!({"waves": []})).contains("waves: "));
+        assert!(why(json!({"groups": {}})).contains("groups: "));
         assert!(why(json!({"target": {"type": "qemu"}})).contains("target.type"));
         let vddk = json!({"source": {"data": {"path": "vddk", "vddk": {"folder": "/opt"}}}});
         assert!(why(vddk).contains("source.data.vddk"));

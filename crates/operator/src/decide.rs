@@ -17,12 +17,15 @@ use crate::lock::{self, LockSeen, MOVED_ELSEWHERE};
 use crate::model::{Conversion, JobRef, MigrationSpec, Named, Phase, Status, Work};
 use crate::objects::{Note, epoch_of, job_name, migration_name};
 use crate::time::Moment;
+use crate::waves::WaveStanding;
 
 mod settle;
 #[cfg(test)]
 mod tests;
+mod waves;
 
 pub use settle::reason;
+use waves::{TURNS, WAITS_FOR_WINDOW};
 
 /// Seconds that a worker may take to say that it works.
 pub const START_SECONDS: i64 = 600;
@@ -51,7 +54,6 @@ const NO_CONVERTER: &str = "its guest has to be converted, and this operator has
                             (docs/how-to/operator-convert.md), choose `disk_bus: sata`, or write `convert: never` for a guest that has virtio drivers";
 /// Whether the guest runs again at the source after its Migration failed.
 const GUEST_ON: &str = "GuestOn";
-
 /// The condition that tells of a work.
 pub fn condition_of(work: Work) -> &'static str {
     match work {
@@ -101,6 +103,8 @@ pub struct JobSeen {
     pub done_at: Option<Moment>,
     /// What its worker does, where it says so.
     pub work: Option<Work>,
+    /// Bytes that its worker may take of the NFC memory of its VM's host.
+    pub nfc_bytes: u64,
 }
 
 /// The state claim, as it is.
@@ -162,6 +166,8 @@ pub struct Facts {
     pub plan: PlanStanding,
     /// Its provider.
     pub provider: ProviderStanding,
+    /// Its wave; open where it has none.
+    pub wave: WaveStanding,
     /// All its Jobs.
     pub jobs: Vec<JobSeen>,
     /// Its state claim.
@@ -422,6 +428,7 @@ impl Run<'_> {
             }
             self.wake(until);
         } else {
+            let until_window = self.copied_until();
             let says = self.status.word().and_then(|word| word.reason.as_deref());
             let (reason, message) = match job.work {
                 Work::Move if says == Some(reason::WAITS_FOR_CUTOVER) => (
@@ -429,6 +436,9 @@ impl Run<'_> {
                     "it is copied while its guest runs, and moves over when somebody asks for it: set the annotation drover.dev/cutover to \
                      anything new",
                 ),
+                Work::Move if until_window.is_some() => {
+                    (WAITS_FOR_WINDOW, until_window.as_deref().unwrap_or_default())
+                }
                 Work::Move => ("Moving", "its worker moves it"),
                 Work::Undo => ("Undoing", "its worker undoes what was begun"),
                 Work::SwitchOn => ("SwitchingOn", "its worker switches the guest on again at the source"),
@@ -488,6 +498,9 @@ impl Run<'_> {
         {
             let why = why.clone();
             return self.rest(Phase::Pending, "PlanNotResolved", &why);
+        }
+        if let Some(act) = self.kept_by_wave() {
+            return act;
         }
         self.begin(Work::Move)
     }
@@ -784,7 +797,7 @@ impl Run<'_> {
         }
         let before = self.status.condition(kind).map(|it| it.reason.clone());
         self.status.set(kind, is_true, reason, message, self.facts.now);
-        if before.as_deref() != Some(reason) && reason != "WaitsForSlot" {
+        if before.as_deref() != Some(reason) && !TURNS.contains(&reason) {
             let is_bad = self.status.phase == Phase::Failed || matches!(self.status.phase, Phase::Retrying);
             self.notes.push(Note { is_warning: is_bad, reason: reason.into(), message: message.into() });
         }

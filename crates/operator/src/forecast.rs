@@ -10,9 +10,10 @@ use drover_forecast::{
     foresee_roughly, left_of,
 };
 use drover_schedule::{Budgets, HostLimits, TenantLimits};
-use drover_types::DayLimit;
+use drover_types::{DayLimit, Wave};
 use serde_json::Value;
 
+use crate::decide::reason;
 use crate::model::{DiskSize, Foreseen, MigrationSpec, Phase, Status, Work};
 use crate::time::Moment;
 
@@ -30,7 +31,13 @@ const TELL_PART: usize = 50;
 const COPY_SECONDS_MIN: i64 = 60;
 /// What was copied longer ago says little.
 const HOURS_MAX: usize = 48;
+/// No forecast goes further than a hundred years: the API server takes no moments of years with five digits.
+const LONGEST_SECONDS: i64 = 100 * 365 * 86_400;
 const HOUR_MS: i64 = 3_600_000;
+
+/// Reasons of `Arrived` that pass only when somebody does something.
+const WAITS_FOR_SOMEBODY: [&str; 4] =
+    [reason::WAITS_FOR_CUTOVER, reason::WAVE_FAILED, "ProviderMissing", "ProviderChanged"];
 
 /// A Migration, as it is.
 #[derive(Clone, Copy, Debug)]
@@ -50,8 +57,12 @@ pub fn is_on_its_way(spec: &MigrationSpec, status: &Status) -> bool {
         Phase::Running => status.job.as_ref().is_none_or(|job| job.work == Work::Move),
         Phase::Pending | Phase::Cancelling | Phase::Done | Phase::Failed | Phase::Cancelled => false,
     };
-    let has_arrived = status.condition("Arrived").is_some_and(|it| it.status == "True");
-    moves && !spec.cancel && !has_arrived
+    let arrived = status.condition("Arrived");
+    let has_arrived = arrived.is_some_and(|it| it.status == "True");
+    let waits = arrived.is_some_and(|it| WAITS_FOR_SOMEBODY.contains(&it.reason.as_str()));
+    // What failed of something else than the VM itself is mended elsewhere, whenever that is.
+    let failed_elsewhere = status.phase == Phase::Retrying && status.tries > status.failures;
+    moves && !spec.cancel && !has_arrived && !waits && !failed_elsewhere
 }
 
 /// What is asked of the forecast.
@@ -75,8 +86,13 @@ pub struct Answer {
 }
 
 impl Asked {
-    /// Of all Migrations that there are, with the budgets of the scheduler.
-    pub fn new<'a>(all: impl IntoIterator<Item = One<'a>>, budgets: &Budgets, at: Moment) -> Asked {
+    /// Of all Migrations that there are, with the budgets of the scheduler and the waves of a Plan by its name.
+    pub fn new<'a>(
+        all: impl IntoIterator<Item = One<'a>>,
+        budgets: &Budgets,
+        waves: impl Fn(&str) -> Vec<Wave>,
+        at: Moment,
+    ) -> Asked {
         let all: Vec<One<'_>> = all.into_iter().collect();
         let mut question = Question {
             vms: Vec::new(),
@@ -87,7 +103,9 @@ impl Asked {
             hosts: BTreeMap::new(),
             limits: BTreeMap::new(),
             lines: Vec::new(),
+            sites: BTreeMap::new(),
             start_ms: u64::try_from(ms(at)).unwrap_or_default(),
+            zero_ms: 0,
             seed: 1,
         };
         let (mut names, mut plans, mut progress) = (Vec::new(), Vec::<String>::new(), Vec::new());
@@ -98,6 +116,10 @@ impl Asked {
             if plan == plans.len() {
                 plans.push(uid.to_string());
                 add_plan(&mut question, plan, it.spec);
+                let waves = waves(&it.spec.plan_ref.name);
+                if !waves.is_empty() {
+                    question.waves.insert(plan, waves);
+                }
             }
             let vm = vm_of(it.spec, it.status, plan);
             if let Some(disks) = it.spec.size.host_disks {
@@ -121,7 +143,7 @@ impl Asked {
     /// Foresees it, which takes a while for thousands.
     pub fn answer(&self) -> Answer {
         let forecast = foresee_roughly(&self.question);
-        let after = |seconds: f64| self.at.plus(seconds.round() as i64);
+        let after = |seconds: f64| self.at.plus((seconds.round() as i64).min(LONGEST_SECONDS));
         let of =
             |it: Spread| Foreseen { at: self.at, p10: after(it.p10), p50: after(it.p50), p90: after(it.p90) };
         let migrations = self.names.iter().zip(&forecast.vms);
@@ -180,6 +202,7 @@ fn vm_of(spec: &MigrationSpec, status: &Status, plan: usize) -> FleetVm {
     FleetVm {
         name: spec.target_name.clone(),
         plan,
+        wave: spec.wave.clone(),
         host: host_of(spec),
         disks: size.disks.iter().map(disk).collect(),
         priority: size.priority,
@@ -190,7 +213,8 @@ fn vm_of(spec: &MigrationSpec, status: &Status, plan: usize) -> FleetVm {
             downtime_ms: warm.downtime_ms,
         }),
         runs: size.runs.unwrap_or(true),
-        goes_on: status.epoch > 0,
+        // One that failed and is tried again waits for its wave once more.
+        goes_on: status.epoch > 0 && !(spec.wave.is_some() && status.phase == Phase::Queued),
         verified_bytes: size.verified_bytes.unwrap_or(data),
         ..FleetVm::default()
     }
@@ -219,13 +243,13 @@ fn rates_of(all: &[One<'_>], at: Moment) -> Rates {
     let (mut seen, mut by_hour) = (Seen::default(), BTreeMap::<i64, Copies>::new());
     for it in all {
         if let Some(measured) = &it.status.measured {
-            seen.see(measured);
+            seen.see(measured, None);
         }
         if let Some(copy) = it.status.measured.clone().or_else(|| under_way(it, at)) {
-            by_hour.entry(copy.copy_ended_ms / HOUR_MS).or_default().see(&host_of(it.spec), &copy);
+            by_hour.entry(copy.copy_ended_ms / HOUR_MS).or_default().see(&host_of(it.spec), &copy, &[]);
         }
     }
-    seen.copied.extend(by_hour.into_values().rev().take(HOURS_MAX).flat_map(Copies::hosts));
+    by_hour.values().rev().take(HOURS_MAX).for_each(|copies| seen.see_run(copies));
     seen.rates()
 }
 
@@ -311,8 +335,50 @@ mod tests {
         Asked::new(
             all.iter().map(|(name, spec, status)| one((*name, spec, status))),
             &Budgets::default(),
+            |_| Vec::new(),
             NOW,
         )
+    }
+
+    #[test]
+    fn what_waits_for_somebody_is_not_on_its_way() {
+        let because = |phase, reason: &str| {
+            let mut status = in_phase(phase);
+            status.set("Arrived", false, reason, "", NOW);
+            is_on_its_way(&spec("x", "p"), &status)
+        };
+        assert!(because(Phase::Queued, "WaitsForSlot") && because(Phase::Running, "Moving"));
+        for (phase, reason) in [
+            (Phase::Running, reason::WAITS_FOR_CUTOVER),
+            (Phase::Queued, "ProviderMissing"),
+            (Phase::Retrying, "ProviderChanged"),
+        ] {
+            assert!(!because(phase, reason), "{reason}");
+        }
+        let tried = |tries, failures| {
+            let status = Status { tries, failures, ..in_phase(Phase::Retrying) };
+            is_on_its_way(&spec("x", "p"), &status)
+        };
+        assert!(tried(2, 2), "it fails by itself, and comes again after a pause");
+        assert!(!tried(3, 2), "what it failed of is mended elsewhere");
+    }
+
+    #[test]
+    fn no_forecast_goes_beyond_what_the_api_server_takes() {
+        let slow = Status {
+            progress: Some(Told { total_bytes: u64::MAX, done_bytes: 1, percent: 0 }),
+            ..copied(NOW.0 - 600, 0)
+        };
+        let huge = MigrationSpec {
+            size: Size {
+                disks: vec![DiskSize { bytes: u64::MAX / 4, datastore: "ds".into(), data: None }],
+                ..spec("x", "p").size
+            },
+            ..spec("x", "p")
+        };
+        let answer = asked(&[("huge", huge, slow)]).answer();
+        let far = answer.migrations["huge"].p90.text();
+        assert!(far.len() == "2026-01-02T03:04:05Z".len(), "{far}");
     }
 
     #[test]

@@ -53,6 +53,11 @@ impl Jobs {
         self.known.keys()
     }
 
+    /// Those whose pods have not ended.
+    pub fn running(&self) -> impl Iterator<Item = &Known> {
+        self.known.values().filter(|job| !job.seen.has_ended)
+    }
+
     /// Those of a Migration.
     pub fn of(&self, migration: &str) -> Vec<JobSeen> {
         let names = self.of.get(migration).into_iter().flatten();

@@ -83,7 +83,8 @@ pub fn lay_out(plan: &Pinned, wanted: Vec<MigrationSpec>, existing: &BTreeMap<St
             }
             Some(it) if it.has_begun => {}
             Some(it) => {
-                let spec = MigrationSpec { cancel: it.spec.cancel, ..spec };
+                let size = spec.size.settled(&it.spec.size);
+                let spec = MigrationSpec { cancel: it.spec.cancel, size, ..spec };
                 if spec != it.spec {
                     layout.change.push((name, spec));
                 }
@@ -104,7 +105,7 @@ pub fn lay_out(plan: &Pinned, wanted: Vec<MigrationSpec>, existing: &BTreeMap<St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{SourceId, VmId};
+    use crate::model::{DiskSize, Size, SourceId, VmId};
 
     fn pinned(uid: &str, generation: i64) -> Pinned {
         Pinned { name: format!("of {uid}"), uid: uid.into(), generation }
@@ -124,6 +125,23 @@ mod tests {
     fn there(spec: MigrationSpec, has_begun: bool) -> (String, Existing) {
         let name = migration_name(&spec.source.instance_uuid, &spec.vm.instance_uuid);
         (name, Existing { spec, has_begun })
+    }
+
+    #[test]
+    fn what_drifts_at_the_source_changes_no_migration() {
+        let plan = pinned("p", 1);
+        let disk = |data| DiskSize { bytes: 40, datastore: "ds".into(), data };
+        let of = |size: Size| MigrationSpec { size, ..spec("vm-1", "web01", &plan) };
+        let was =
+            Size { disks: vec![disk(Some(7))], verified_bytes: Some(7), runs: Some(true), ..Size::default() };
+        let existing = BTreeMap::from([there(of(was.clone()), false)]);
+        let now =
+            Size { disks: vec![disk(Some(9))], verified_bytes: Some(9), runs: Some(false), ..was.clone() };
+        assert_eq!(lay_out(&plan, vec![of(now.clone())], &existing), Layout::default());
+        // With anything else all of it is as it is now.
+        let grown = Size { priority: 3, ..now };
+        let layout = lay_out(&plan, vec![of(grown.clone())], &existing);
+        assert_eq!(layout.change.iter().map(|(_, spec)| &spec.size).collect::<Vec<_>>(), [&grown]);
     }
 
     #[test]

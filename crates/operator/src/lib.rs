@@ -12,6 +12,7 @@
 //! apply      a plan file -> a Plan
 //! forecast   when what is on its way will have arrived
 //! admission  which of those that wait may go: the one scheduler, with names for its jobs
+//! waves      what of a Plan may begin by its waves, windows and freezes
 //! jobs       the Jobs that are there
 //! objects    Jobs, claims and events
 //! time       moments as Kubernetes writes them
@@ -31,6 +32,7 @@ pub mod lock;
 pub mod model;
 pub mod objects;
 pub mod time;
+pub mod waves;
 
 /// Group and version of the resources.
 pub const API: &str = "drover.dev/v1alpha1";
@@ -50,3 +52,5 @@ pub const MIGRATION_UID: &str = "drover.dev/migration-uid";
 pub const WORK: &str = "drover.dev/work";
 /// Annotation of a Job: the epoch of its worker.
 pub const EPOCH: &str = "drover.dev/epoch";
+/// On a Job: bytes that its worker may take of the NFC memory of its VM's host.
+pub const NFC_BYTES: &str = "drover.dev/nfc-bytes";

@@ -77,6 +77,18 @@ pub struct Size {
     pub warm: Option<WarmSize>,
 }
 
+impl Size {
+    /// With those values that drift of `before`, where nothing else differs: what is allocated, what is read back and whether its guest
+    /// runs are another thing at each look at the source, and forecasts alone go by them.
+    pub fn settled(self, before: &Size) -> Size {
+        let without = |size: &Size| {
+            let disks = size.disks.iter().map(|disk| DiskSize { data: None, ..disk.clone() }).collect();
+            Size { disks, verified_bytes: None, runs: None, ..size.clone() }
+        };
+        if without(&self) == without(before) { before.clone() } else { self }
+    }
+}
+
 /// How a VM moves that keeps running, for the forecast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -150,6 +162,9 @@ pub struct MigrationSpec {
     pub vm: VmId,
     /// Its name in the cluster.
     pub target_name: String,
+    /// The wave of its Plan that it is in, if that has waves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wave: Option<String>,
     /// For the scheduler.
     #[serde(default)]
     pub size: Size,
@@ -268,6 +283,24 @@ pub struct Foreseen {
     pub p50: Moment,
     /// Once in ten it is later.
     pub p90: Moment,
+}
+
+/// How a wave of a Plan stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaveStatus {
+    /// Its name.
+    pub name: String,
+    /// VMs that it moves.
+    pub vms: u64,
+    /// Of these, the ones that arrived.
+    pub arrived: u64,
+    /// Of these, the ones that failed and are not tried again by themselves.
+    pub failed: u64,
+    /// Whether it was over once and let the waves after it go on.
+    pub passed: bool,
+    /// Why what is left of it does not begin; absent if it may.
+    #[serde(default)]
+    pub waits: Option<String>,
 }
 
 /// A condition, by Kubernetes' conventions.
@@ -449,10 +482,9 @@ impl ProviderSpec {
 }
 
 /// Keys of a plan file that a Plan of the cluster says otherwise, or not at all.
-pub(crate) const NOT_IN_A_PLAN: [(&str, &str); 4] = [
+pub(crate) const NOT_IN_A_PLAN: [(&str, &str); 3] = [
     ("version", "it is always 1"),
     ("name", "a Plan is called by its metadata.name"),
-    ("waves", "waves are not carried out by the operator yet"),
     ("groups", "groups are not carried out by the operator yet"),
 ];
 
@@ -603,7 +635,7 @@ mod tests {
         for (keys, word) in [
             (json!([]), "no map"),
             (json!({"name": "x", "target": {"type": "kubevirt"}}), "metadata.name"),
-            (json!({"waves": [], "target": {"type": "kubevirt"}}), "waves"),
+            (json!({"groups": {}, "target": {"type": "kubevirt"}}), "groups"),
             (json!({"target": {"type": "qemu"}}), "target.type"),
             (json!({"target": {"type": "kubevirt", "namespace": "kube-system"}}), "own namespace"),
             (json!({"target": {"type": "kubevirt", "context": "x"}}), "target.context"),

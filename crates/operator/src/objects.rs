@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::model::{Conversion, MigrationSpec, Named, Work};
 use crate::time::Moment;
-use crate::{API, EPOCH, MIGRATION, MIGRATION_UID, WORK};
+use crate::{API, EPOCH, MIGRATION, MIGRATION_UID, NFC_BYTES, WORK};
 
 /// Who made it.
 const MANAGED: (&str, &str) = ("app.kubernetes.io/managed-by", "drover-operator");
@@ -79,13 +79,37 @@ pub struct Order<'a> {
     pub vm: &'a str,
     /// The node with the VM's volumes, where that is known.
     pub node: Option<&'a str>,
+    /// What it may take of the NFC memory of the VM's host, where it may read by NFC.
+    pub nfc: Option<NfcPart>,
+}
+
+/// What a worker may take of the NFC memory of a host: workers share no ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NfcPart {
+    /// Bytes of buffers of each disk.
+    pub each: u64,
+    /// Of all disks together.
+    pub all: u64,
 }
 
 impl Shape {
+    /// Images of it that are named by a tag alone: what they are may be another tomorrow, and one node may have the old one.
+    pub fn by_tag(&self) -> Vec<&str> {
+        let converter = self.converter.as_ref().map(|converter| &converter.image);
+        let all = std::iter::once(&self.image).chain(converter).chain(&self.target_images);
+        all.map(String::as_str).filter(|image| !is_by_digest(image)).collect()
+    }
+
     /// Images that pods at the target may run, the workers' own first.
     pub fn images(&self) -> Vec<String> {
         std::iter::once(&self.image).chain(&self.target_images).cloned().collect()
     }
+}
+
+/// Whether an image is named by what is in it: `NAME@sha256:` and 64 digits.
+fn is_by_digest(image: &str) -> bool {
+    let digest = image.rsplit_once("@sha256:").map(|(_, digest)| digest);
+    digest.is_some_and(|digest| digest.len() == 64 && digest.bytes().all(|it| it.is_ascii_hexdigit()))
 }
 
 /// The name of the Migration of a VM. It comes from what stays the same whatever the VM, its plan and its target are called; the API
@@ -171,13 +195,22 @@ fn affinity(vm: &str, node: Option<&str>) -> Value {
 
 /// The Job of one worker. It has one pod and one try: what comes next the operator decides, with another epoch.
 pub fn job(migration: &Named, order: &Order<'_>, shape: &Shape) -> Value {
-    let Order { epoch, work, secret, begun, conversion, vm, node } = *order;
+    let Order { epoch, work, secret, begun, conversion, vm, node, nfc } = *order;
     let is_converting = conversion != Conversion::No && work == Work::Move;
     let converter = shape.converter.as_ref().filter(|_| is_converting);
     let mut metadata = metadata(migration, &job_name(&migration.name, epoch));
     metadata["labels"][VM] = json!(vm);
     metadata["annotations"][EPOCH] = json!(epoch.to_string());
     metadata["annotations"][WORK] = json!(work);
+    let mut env = vec![
+        json!({"name": "HOME", "value": "/tmp"}),
+        json!({"name": "DROVER_STATE", "value": "/state/drover"}),
+        json!({"name": "DROVER_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}),
+    ];
+    if let Some(nfc) = nfc {
+        metadata["annotations"][NFC_BYTES] = json!(nfc.all.to_string());
+        env.push(json!({"name": "DROVER_NFC_DISK_BYTES", "value": nfc.each.to_string()}));
+    }
     let mut args = vec![
         json!("operator"),
         json!("worker"),
@@ -225,10 +258,7 @@ pub fn job(migration: &Named, order: &Order<'_>, shape: &Shape) -> Value {
     let container = json!({
         "name": "worker", "image": image, "imagePullPolicy": shape.image_pull,
         "command": ["/usr/bin/drover"], "args": args,
-        "env": [
-            {"name": "HOME", "value": "/tmp"}, {"name": "DROVER_STATE", "value": "/state/drover"},
-            {"name": "DROVER_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-        ],
+        "env": env,
         "volumeMounts": mounts,
         "resources": resources,
         "securityContext": {
@@ -343,11 +373,26 @@ mod tests {
     }
 
     fn order(work: Work, conversion: Conversion) -> Order<'static> {
-        Order { epoch: 3, work, secret: "vc", begun: true, conversion, vm: "web01", node: None }
+        Order { epoch: 3, work, secret: "vc", begun: true, conversion, vm: "web01", node: None, nfc: None }
     }
 
     fn named() -> Named {
         Named { name: "vm-1".into(), uid: "u".into() }
+    }
+
+    #[test]
+    fn images_that_are_named_by_a_tag_are_told() {
+        let digest = format!("registry.example.org/drover:0.1.0@sha256:{}", "a1".repeat(32));
+        let converter = ConverterShape {
+            image: digest.clone(),
+            memory: "4Gi".into(),
+            state_size: "10Gi".into(),
+            has_kvm: false,
+        };
+        let mut shape = shape(Some(converter));
+        assert_eq!(shape.by_tag(), ["i", "j"]);
+        (shape.image, shape.target_images) = (digest.clone(), vec![digest[..digest.len() - 1].into()]);
+        assert_eq!(shape.by_tag(), [&digest[..digest.len() - 1]], "a digest that is cut short is none");
     }
 
     #[test]
@@ -403,6 +448,16 @@ mod tests {
             (&env["name"], &env["valueFrom"]["fieldRef"]["fieldPath"]),
             (&json!("DROVER_POD"), &json!("metadata.uid"))
         );
+    }
+
+    #[test]
+    fn a_worker_is_told_its_part_of_a_hosts_nfc_memory() {
+        let part = NfcPart { each: 4 << 20, all: 8 << 20 };
+        let order = Order { nfc: Some(part), ..order(Work::Move, Conversion::No) };
+        let job = job(&named(), &order, &shape(None));
+        assert_eq!(job["metadata"]["annotations"][NFC_BYTES], "8388608");
+        let env = job["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap().last();
+        assert_eq!(env, Some(&json!({"name": "DROVER_NFC_DISK_BYTES", "value": "4194304"})));
     }
 
     #[test]

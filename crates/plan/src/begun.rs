@@ -48,6 +48,7 @@ pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
     if others == Others::LeftOut {
         let ids: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
         inventory.vms.retain(|vm| ids.contains(vm.id.as_str()));
+        inventory.is_begun_alone = true;
         // They have those of then.
         inventory.tags_unknown = None;
     }

@@ -7,18 +7,20 @@ use serde::{Deserialize, Serialize};
 use drover_types::BLOCK_BYTES;
 use drover_types::Bytes;
 use drover_types::inventory::{
-    DiskMode, Firmware, Host, Inventory, Nic, PowerPolicy, PowerState, RdmMode, ToolsState, Vm, VmDisk,
+    DiskMode, Firmware, Host, Inventory, PowerPolicy, PowerState, RdmMode, ToolsState, Vm, VmDisk,
 };
 
-use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff};
+use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff, StaticAddress};
 use crate::resolve::safe_name;
 use crate::warm::Warm;
 
+mod catalogue;
 mod inside;
 mod network;
 mod warm;
 mod windows;
 
+pub use catalogue::CATALOGUE;
 pub use inside::{concerns_inside, has_known_loader, lacking_driver, renamed};
 pub use network::{Fate, Stays, fates, names_of_slots};
 pub use windows::lacking_windows_driver;
@@ -67,8 +69,8 @@ pub struct ConcernContext {
     pub convert: Option<Convert>,
     /// Bus of the disks.
     pub disk_bus: Option<DiskBusChoice>,
-    /// MAC addresses of the cards for which Windows is given fixed addresses anew, lower case.
-    pub given_addresses: Vec<String>,
+    /// Fixed addresses that Windows is given anew, one a card.
+    pub given_addresses: Vec<StaticAddress>,
     /// How it moves while it runs, if it does.
     pub warm: Option<Warm>,
     /// Whether its disks may be read in another way than by NFC, which alone follows the chain of an earlier snapshot's files.
@@ -79,77 +81,6 @@ pub struct ConcernContext {
 
 /// The extension that makes VMs of vSphere's own.
 const AGENT_MANAGER: &str = "com.vmware.vim.eam";
-
-/// Every id, how much it matters, and what it means. An id never changes its meaning.
-pub const CATALOGUE: &[(&str, Weight, &str)] = &[
-    ("no-disks", Weight::Blocks, "the VM has no disk to move"),
-    ("independent-disk", Weight::Blocks, "the disk is left out of snapshots"),
-    ("rdm-disk", Weight::Blocks, "the disk is a raw device mapping"),
-    ("snapshots-present", Weight::Blocks, "earlier snapshots: the base file lacks later changes"),
-    ("disk-has-parent", Weight::Blocks, "the disk's file holds only changes to another file"),
-    ("consolidation-needed", Weight::Blocks, "files of removed snapshots are still in use"),
-    ("shared-disk", Weight::Blocks, "several VMs may write the disk"),
-    ("encrypted", Weight::Blocks, "a disk is encrypted"),
-    ("empty-disk", Weight::Blocks, "the disk has 0 bytes"),
-    ("odd-capacity", Weight::Blocks, "the capacity is no multiple of 512"),
-    ("agent-vm", Weight::Blocks, "a VM of vSphere's own, such as one of vCLS"),
-    ("suspended", Weight::Blocks, "the VM is suspended"),
-    ("power-unknown", Weight::Blocks, "the source does not tell whether the VM runs"),
-    ("identity-unknown", Weight::Blocks, "the source does not tell the VM's instance UUID"),
-    ("running", Weight::Warning, "the VM runs"),
-    ("tools-not-running", Weight::Warning, "the guest cannot be asked to shut down"),
-    ("passthrough", Weight::Warning, "a device of the host is passed through"),
-    ("managed-vm", Weight::Warning, "an extension of vCenter manages the VM"),
-    ("encrypted-settings", Weight::Warning, "the VM's settings are encrypted, as with every virtual TPM"),
-    ("vtpm", Weight::Warning, "the VM has a virtual TPM, whose content stays behind"),
-    ("unknown-firmware", Weight::Warning, "the firmware is not known"),
-    ("secure-boot", Weight::Info, "secure boot is on"),
-    ("uefi-variables", Weight::Info, "UEFI variables such as boot entries stay behind"),
-    ("needs-drivers", Weight::Warning, "the guest id names a system that comes without virtio drivers"),
-    ("fixed-addresses", Weight::Warning, "Windows has fixed addresses, which stay with its old card"),
-    ("host-power-policy", Weight::Warning, "the host saves power and copies slower"),
-    ("slow-nic", Weight::Warning, "the host has no NIC of 10 Gbit/s"),
-    ("tracking-unsupported", Weight::Blocks, "changed blocks cannot be tracked, so no pass can be a delta"),
-    ("no-snapshots", Weight::Blocks, "no snapshot can be made while it runs, and a warm move needs them"),
-    ("warm-pointless", Weight::Warning, "a VM that is off moves warm"),
-    ("quiesce-without-tools", Weight::Warning, "the guest cannot be asked to quiesce its file systems"),
-    ("large-disk", Weight::Info, "a disk of 1 TB or more"),
-    (
-        "cbt-off",
-        Weight::Info,
-        "allocated areas are not known, so all is read; a warm migration switches it on",
-    ),
-    ("snapshots-stay", Weight::Info, "earlier snapshots stay at the source"),
-    ("short-last-block", Weight::Info, "the capacity is no multiple of 64 KiB"),
-    ("nic-disconnected", Weight::Info, "a NIC is disconnected"),
-    ("duplicate-name", Weight::Info, "another VM has the same name"),
-    ("name-changed", Weight::Info, "the name cannot be that of a file"),
-    ("initramfs-without-driver", Weight::Warning, "the initramfs lacks the driver of the disks' bus"),
-    ("fstab-by-path", Weight::Warning, "the guest finds disks by paths that change with their bus"),
-    (
-        "no-fallback-loader",
-        Weight::Warning,
-        "the firmware finds no boot loader once its boot entries are gone",
-    ),
-    ("encrypted-inside", Weight::Warning, "a partition is encrypted by the guest"),
-    ("dynamic-disk", Weight::Warning, "a disk is a dynamic disk of Windows"),
-    ("interface-names", Weight::Warning, "network settings of the guest find their card by what may change"),
-    (
-        "little-space-inside",
-        Weight::Warning,
-        "a file system of the guest has too little room for a conversion",
-    ),
-    ("guest-id-differs", Weight::Warning, "the disks hold another system than the guest id names"),
-    ("ntfs-dirty", Weight::Warning, "Windows wants a file system checked"),
-    ("hibernated", Weight::Warning, "Windows is hibernated, or was shut down for a fast start"),
-    ("windows-without-driver", Weight::Warning, "Windows lacks the driver of the disks' bus"),
-    ("domain-controller", Weight::Warning, "Windows is a domain controller"),
-    ("cluster-node", Weight::Warning, "Windows is a node of a failover cluster"),
-    ("restart-pending", Weight::Warning, "Windows waits for a restart to end an update"),
-    ("vmware-tools-inside", Weight::Info, "the guest has tools of VMware"),
-    ("vendor-services-inside", Weight::Info, "the guest starts services that are of use on VMware alone"),
-    ("not-seen-inside", Weight::Info, "a part of the guest's disks was not looked into"),
-];
 
 const LARGE_BYTES: u64 = 1_000_000_000_000;
 const FAST_NIC_MBPS: u32 = 10_000;
@@ -327,7 +258,8 @@ impl Found<'_> {
                 None,
                 "has a virtual TPM, whose content stays behind",
                 "with BitLocker: save the recovery key and suspend protection before the cutover \
-                 (`manage-bde -protectors -disable C: -RebootCount 0`), and switch it on again at the target",
+                 (`manage-bde -protectors -disable C: -RebootCount 0`), and switch it on again at the target; with LUKS that is bound to it (clevis, \
+                 systemd-cryptenroll): have a passphrase at hand, and bind it again there",
             );
         }
         for device in &vm.passthrough {
@@ -364,7 +296,7 @@ impl Found<'_> {
                 "secure-boot",
                 None,
                 "secure boot is on",
-                "the target needs OVMF with secure boot and enrolled keys",
+                "the target needs OVMF with secure boot and enrolled keys; keys of its own (MOK, for modules signed by yourself) stay behind: enrol them again there",
             ),
             Some(_) => {}
         }
@@ -372,7 +304,7 @@ impl Found<'_> {
             self.uefi_variables();
         }
         self.power(context);
-        self.drivers(context);
+        self.by_guest_id(context);
         for nic in vm.nics.iter().filter(|nic| !nic.connected) {
             self.add(
                 "nic-disconnected",
@@ -445,35 +377,6 @@ impl Found<'_> {
         }
     }
 
-    fn drivers(&mut self, context: &ConcernContext) {
-        let keeps_bus = matches!(context.disk_bus, Some(DiskBusChoice::Sata | DiskBusChoice::Keep));
-        let is_windows = self.vm.guest_id.to_ascii_lowercase().starts_with("win");
-        let is_given = |nic: &&Nic| context.given_addresses.contains(&nic.mac.to_ascii_lowercase());
-        let lost = self.vm.nics.iter().filter(|nic| !is_given(nic));
-        let fixed = lost.filter_map(|nic| nic.fixed.as_ref()).flat_map(|it| &it.addresses);
-        let fixed: Vec<String> = fixed.map(|(ip, bits)| format!("{ip}/{bits}")).collect();
-        if is_windows && !fixed.is_empty() {
-            self.add(
-                "fixed-addresses",
-                None,
-                format!("has fixed addresses ({}), which stay with its old card", fixed.join(", ")),
-                "write `keep_addresses: true`, or set them anew at the target",
-            );
-        }
-        if is_windows && !keeps_bus {
-            let advice = match context.convert {
-                Some(Convert::Never) => "let it be converted (`convert: auto`), or use `disk_bus: sata`",
-                _ => "it is converted with virt-v2v-in-place, if that is installed",
-            };
-            self.add(
-                "needs-drivers",
-                None,
-                "has a guest id of Windows, which comes without virtio drivers",
-                advice,
-            );
-        }
-    }
-
     fn host(&mut self, host: &Host) {
         if host.power_policy.is_some_and(|policy| policy != PowerPolicy::HighPerformance) {
             let text = format!("its host {} is not set to High Performance", host.name);
@@ -498,13 +401,13 @@ impl Found<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::PlannedVm;
     use drover_types::guest::{
         ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface, Windows as GuestWindows,
     };
-    use drover_types::inventory::{FixedAddresses, PhysicalNic, Snapshot};
+    use drover_types::inventory::{FixedAddresses, Nic, PhysicalNic, Snapshot};
 
     fn plain() -> (Vm, Inventory) {
         let disk =
@@ -645,6 +548,7 @@ mod tests {
             inside("ntfs-dirty", &|found| found.dirty.push("disk 0, partition 2".into())),
             of_windows("hibernated", &|found| found.is_hibernated = true),
             of_windows("windows-without-driver", &|found| found.drivers = Some(Vec::new())),
+            of_windows("windows-without-network-driver", &|found| found.drivers = Some(Vec::new())),
             of_windows("domain-controller", &|found| found.is_domain_controller = true),
             of_windows("cluster-node", &|found| found.is_cluster_node = true),
             of_windows("restart-pending", &|found| found.waits_for_restart = true),
@@ -675,7 +579,7 @@ mod tests {
     }
 
     /// A VM with one NIC, whose disk goes to virtio.
-    pub(super) fn planned() -> PlannedVm {
+    pub(crate) fn planned() -> PlannedVm {
         let text = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\ntarget: {type: qemu, \
                     folder: /vms}\nnetworks: {\"*\": user}\nvms: [{name: web01}]\n";
         let (mut vm, mut inventory) = plain();

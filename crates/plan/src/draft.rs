@@ -1,5 +1,6 @@
 //! A first plan from an inventory.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,14 @@ pub struct DraftOptions {
     pub folder: PathBuf,
     /// Whether VMs are started once they have arrived.
     pub start: bool,
+    /// Which power state they have; absent for any.
+    pub power: Option<PowerState>,
+}
+
+impl DraftOptions {
+    fn takes(&self, vm: &Vm) -> bool {
+        self.power.is_none_or(|power| vm.power == power)
+    }
 }
 
 /// Where the VMs of a plan to be written come from.
@@ -55,26 +64,29 @@ impl Default for DraftSource {
 
 /// Writes a plan that takes the VMs whose names fit one of `patterns` (all, if there is none).
 ///
-/// VMs that cannot be moved as they are stand in it as comments, with the reason.
-pub fn draft(inventory: &Inventory, patterns: &[String], options: &DraftOptions) -> String {
+/// VMs that cannot be moved as they are stand in it as comments, with the reason. Absent if all have another power state than is wanted.
+pub fn draft(inventory: &Inventory, patterns: &[String], options: &DraftOptions) -> Option<String> {
     let wanted = |vm: &&Vm| patterns.is_empty() || patterns.iter().any(|pattern| matches(pattern, &vm.name));
-    let mut vms: Vec<&Vm> = inventory.vms.iter().filter(wanted).collect();
+    let mut vms: Vec<&Vm> = inventory.vms.iter().filter(wanted).filter(|vm| options.takes(vm)).collect();
     vms.sort_by(|a, b| (&a.folder, &a.name, &a.id).cmp(&(&b.folder, &b.name, &b.id)));
     plan_of(inventory, &vms.iter().map(|vm| (*vm, &[][..])).collect::<Vec<_>>(), "", options)
 }
 
-/// Writes a plan that takes the VMs of a table, in its order; its waves go one after the other.
-pub fn draft_rows(inventory: &Inventory, table: &DraftTable<'_>, options: &DraftOptions) -> String {
-    let chosen: Vec<Chosen<'_>> = table.rows.iter().map(|row| (row.vm, row.keys.as_slice())).collect();
+/// Writes a plan that takes the VMs of a table, in its order; its waves go one after the other. Absent as of [`draft`].
+pub fn draft_rows(inventory: &Inventory, table: &DraftTable<'_>, options: &DraftOptions) -> Option<String> {
+    let rows = table.rows.iter().filter(|row| options.takes(row.vm));
+    let chosen: Vec<Chosen<'_>> = rows.map(|row| (row.vm, row.keys.as_slice())).collect();
+    let named = chosen.iter().flat_map(|(_, keys)| *keys).filter(|(key, _)| *key == "wave");
+    let named: BTreeSet<&String> = named.map(|(_, wave)| wave).collect();
     let mut waves = String::new();
-    if !table.waves.is_empty() {
+    if !named.is_empty() {
         waves.push_str(
             "\nwaves:                    # one after the other; `from` and `until` give each a window\n",
         );
     }
     let mut before: Option<&String> = None;
     // As YAML they are already.
-    for wave in &table.waves {
+    for wave in table.waves.iter().filter(|wave| named.contains(wave)) {
         let after = before.map(|before| format!(", after: [{before}]")).unwrap_or_default();
         // Writing to a String cannot fail.
         let _ = writeln!(waves, "  - {{name: {wave}{after}}}");
@@ -86,13 +98,21 @@ pub fn draft_rows(inventory: &Inventory, table: &DraftTable<'_>, options: &Draft
 /// A VM, and keys of its selection as YAML.
 type Chosen<'a> = (&'a Vm, &'a [(&'static str, String)]);
 
-fn plan_of(inventory: &Inventory, chosen: &[Chosen<'_>], waves: &str, options: &DraftOptions) -> String {
+fn plan_of(
+    inventory: &Inventory,
+    chosen: &[Chosen<'_>],
+    waves: &str,
+    options: &DraftOptions,
+) -> Option<String> {
+    if chosen.is_empty() {
+        return None;
+    }
     let mut text = head(options);
     text.push_str(&networks(&chosen.iter().map(|(vm, _)| *vm).collect::<Vec<_>>()));
     text.push_str(waves);
     text.push_str("\nvms:\n");
     chosen.iter().for_each(|it| text.push_str(&entry(*it, inventory)));
-    text
+    Some(text)
 }
 
 /// The patterns that fit no VM, each with names that come close.
@@ -263,9 +283,9 @@ mod tests {
                 thumbprint: None,
                 insecure,
             },
-            start: false,
+            ..DraftOptions::default()
         };
-        draft(&inventory, &[], &options)
+        draft(&inventory, &[], &options).unwrap()
     }
 
     #[test]
@@ -320,12 +340,40 @@ mod tests {
     }
 
     #[test]
+    fn a_draft_takes_the_vms_of_a_power_state_and_the_waves_that_they_are_in() {
+        let of = |name: &str, power| Vm { power, id: name.into(), ..vm(name, "net") };
+        let vms = vec![of("a", PowerState::On), of("b", PowerState::Off), of("c", PowerState::Suspended)];
+        let inventory = Inventory { vms, ..Inventory::default() };
+        let options =
+            |power| DraftOptions { name: "p".into(), folder: "/t".into(), power, ..DraftOptions::default() };
+        let names = |text: Option<String>| -> Vec<String> {
+            let text = text.unwrap_or_default();
+            let name = |line: &str| line.split("- name: ").nth(1).map(|it| it.chars().take(3).collect());
+            text.lines().filter_map(name).collect()
+        };
+        let drafted = |power, patterns: &[&str]| {
+            let patterns: Vec<String> = patterns.iter().map(|it| it.to_string()).collect();
+            draft(&inventory, &patterns, &options(power))
+        };
+        assert_eq!(names(drafted(None, &[])), ["\"a\"", "\"b\"", "\"c\""]);
+        assert_eq!(names(drafted(Some(PowerState::On), &[])), ["\"a\""]);
+        assert_eq!(names(drafted(Some(PowerState::Off), &["*"])), ["\"b\""]);
+        assert_eq!(drafted(Some(PowerState::Off), &["a"]), None);
+        let table = crate::draft_table("name,wave\na,one\nb,two\n", &inventory).unwrap();
+        let rows = |power| draft_rows(&inventory, &table, &options(Some(power)));
+        let text = rows(PowerState::Off).unwrap();
+        assert!(text.contains("- {name: \"two\"}") && !text.contains("one\""), "{text}");
+        assert_eq!(rows(PowerState::Suspended), None);
+    }
+
+    #[test]
     fn a_draft_for_an_appliance_is_read_back_and_says_nothing_of_running_vms() {
         let inventory = Inventory { vms: vec![vm("web \"01\"", "net")], ..Inventory::default() };
         let source = OvaSource { path: "/a: b/web.ova".into(), manifest: ManifestUse::Check };
         let source = DraftSource::Ova(source.clone());
-        let options = DraftOptions { name: "p".into(), source, folder: "/t".into(), start: true };
-        let text = draft(&inventory, &[], &options);
+        let options =
+            DraftOptions { name: "p".into(), source, folder: "/t".into(), start: true, power: None };
+        let text = draft(&inventory, &[], &options).unwrap();
         let plan = Plan::parse(&text).unwrap();
         let expected = OvaSource { path: "/a: b/web.ova".into(), manifest: ManifestUse::Check };
         assert_eq!((plan.source, plan.start), (crate::Source::Ova(expected), true));

@@ -12,6 +12,8 @@ use crate::read::WAVES_MAX;
 
 /// Rows of a table at most.
 const ROWS_MAX: usize = 100_000;
+/// So many names that no VM has are compared with all that there are: a table of another vCenter has thousands.
+const COMPARED_MAX: usize = 20;
 
 /// The VMs of a table.
 #[derive(Debug)]
@@ -96,7 +98,8 @@ pub fn draft_table<'a>(text: &str, inventory: &'a Inventory) -> Result<DraftTabl
         let problem = Problem::error("", "no column is called name or id").at(at(1, 0));
         return Err(vec![problem.advise(FIRST_ROW)]);
     }
-    let names = Names::of(inventory);
+    let mut names = Names::of(inventory);
+    let (mut words, mut lines) = (Words::default(), Lines::of(text));
     let mut table = DraftTable { rows: Vec::new(), waves: Vec::new(), unused: unused(&titles, &columns) };
     let (mut problems, mut seen) = (Vec::new(), HashMap::new());
     for record in records {
@@ -107,8 +110,15 @@ pub fn draft_table<'a>(text: &str, inventory: &'a Inventory) -> Result<DraftTabl
                 break;
             }
         };
-        let line = record.position().map_or(0, |it| it.line());
+        let line = lines.at(record.position().map_or(0, |it| it.byte() as usize));
         if record.iter().all(|cell| cell.trim().is_empty()) {
+            continue;
+        }
+        if let Some(surplus) = surplus(&record, &titles) {
+            let text = format!("cell {} ('{}') is below no title", surplus + 1, &record[surplus]);
+            let advice =
+                "put text that holds what parts the cells in double quotes, or give the column a title";
+            problems.push(Problem::error("", text).at(at(line, surplus)).advise(advice));
             continue;
         }
         if table.rows.len() == ROWS_MAX {
@@ -127,6 +137,7 @@ pub fn draft_table<'a>(text: &str, inventory: &'a Inventory) -> Result<DraftTabl
             problems.push(Problem::error("", text).at(at(line, 0)).advise("leave one of them out"));
             continue;
         }
+        problems.extend(words.check(&record, &columns, line));
         for (_, wave) in row.keys.iter().filter(|(key, _)| *key == "wave") {
             if !table.waves.contains(wave) {
                 table.waves.push(wave.clone());
@@ -142,6 +153,78 @@ pub fn draft_table<'a>(text: &str, inventory: &'a Inventory) -> Result<DraftTabl
         problems.push(Problem::error("", "it names no VM"));
     }
     if problems.is_empty() { Ok(table) } else { Err(problems) }
+}
+
+/// The first cell of a row that says something and stands below no title.
+fn surplus(record: &csv::StringRecord, titles: &csv::StringRecord) -> Option<usize> {
+    let is_titled = |number: usize| titles.get(number).is_some_and(|title| !title.trim().is_empty());
+    (0..record.len()).find(|number| !record[*number].trim().is_empty() && !is_titled(*number))
+}
+
+/// Lines of a text by places in it, which come in their order. The reader of tables counts no empty line before a row.
+struct Lines<'a> {
+    text: &'a [u8],
+    /// A place, and the line that it is in.
+    known: (usize, u64),
+}
+
+impl<'a> Lines<'a> {
+    fn of(text: &'a str) -> Lines<'a> {
+        Lines { text: text.as_bytes(), known: (0, 1) }
+    }
+
+    /// The line of the row that begins at a place, or behind empty lines there.
+    fn at(&mut self, place: usize) -> u64 {
+        let is_end = |byte: &&u8| matches!(byte, b'\r' | b'\n');
+        let (before, line) = self.known;
+        let rest = self.text.get(place..).unwrap_or_default();
+        let place = place.min(self.text.len()).max(before) + rest.iter().take_while(is_end).count();
+        let passed = &self.text[before..place];
+        let ends = (0..passed.len()).filter(|at| match passed[*at] {
+            b'\n' => true,
+            // Alone, as old spreadsheets end lines.
+            b'\r' => self.text.get(before + at + 1) != Some(&b'\n'),
+            _ => false,
+        });
+        self.known = (place, line + ends.count() as u64);
+        self.known.1
+    }
+}
+
+/// Words of cells by the names that plans make of them.
+#[derive(Default)]
+struct Words {
+    first: HashMap<(&'static str, String), (String, u64)>,
+    told: BTreeSet<String>,
+}
+
+impl Words {
+    /// Words of a row that would become one name with other words of their column. Each is told once.
+    fn check(&mut self, record: &csv::StringRecord, columns: &[Column], line: u64) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for (number, (cell, column)) in record.iter().zip(columns).enumerate() {
+            let Column::Key(key, Kind::PlanName) = column else { continue };
+            let (word, name) = (folded(cell), short_name(cell));
+            if word.is_empty() {
+                continue;
+            }
+            let (first, first_line) = self.first.entry((*key, name.clone())).or_insert((word.clone(), line));
+            if *first != word && self.told.insert(format!("{key} {word}")) {
+                let text =
+                    format!("'{}' and what line {first_line} has would both be {key} {name}", cell.trim());
+                let advice = "call them by names that differ in letters a to z and digits, or by one";
+                problems.push(Problem::error(*key, text).at(at(line, number)).advise(advice));
+            }
+        }
+        problems
+    }
+}
+
+/// A word as people tell it from others: whatever its case, and what parts its parts.
+fn folded(word: &str) -> String {
+    let word = word.to_lowercase();
+    let parts: Vec<&str> = word.split(|c: char| c.is_whitespace() || c == '-' || c == '_').collect();
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
 }
 
 const FIRST_ROW: &str =
@@ -169,11 +252,13 @@ struct Names<'a> {
     inventory: &'a Inventory,
     by_name: HashMap<&'a str, Vec<&'a Vm>>,
     by_id: HashMap<&'a str, &'a Vm>,
+    /// Names that were compared with all others.
+    compared: usize,
 }
 
 impl<'a> Names<'a> {
     fn of(inventory: &'a Inventory) -> Names<'a> {
-        let mut names = Names { inventory, by_name: HashMap::new(), by_id: HashMap::new() };
+        let mut names = Names { inventory, by_name: HashMap::new(), by_id: HashMap::new(), compared: 0 };
         for vm in &inventory.vms {
             names.by_name.entry(&vm.name).or_default().push(vm);
             names.by_id.insert(&vm.id, vm);
@@ -182,7 +267,7 @@ impl<'a> Names<'a> {
     }
 
     fn row(
-        &self,
+        &mut self,
         record: &csv::StringRecord,
         columns: &[Column],
         line: u64,
@@ -217,15 +302,16 @@ impl<'a> Names<'a> {
         Ok(Row { vm: vm.map_err(Box::new)?, keys })
     }
 
-    fn named(&self, name: &str) -> Result<&'a Vm, Problem> {
+    fn named(&mut self, name: &str) -> Result<&'a Vm, Problem> {
         match self.by_name.get(name).map(Vec::as_slice).unwrap_or_default() {
             [vm] => Ok(vm),
             [] => {
                 let names = self.inventory.vms.iter().map(|vm| vm.name.as_str());
-                let advice = nearest(name, names)
-                    .map_or("see `drover inventory` for the names".into(), |near| {
-                        format!("did you mean '{near}'?")
-                    });
+                self.compared += 1;
+                let near = if self.compared <= COMPARED_MAX { nearest(name, names) } else { None };
+                let advice = near.map_or("see `drover inventory` for the names".into(), |near| {
+                    format!("did you mean '{near}'?")
+                });
                 Err(Problem::error("name", format!("there is no VM called '{name}'")).advise(advice))
             }
             several => {
@@ -279,8 +365,7 @@ mod tests {
         Inventory { vms, ..Inventory::default() }
     }
 
-    fn plan(table: &str) -> Plan {
-        let inventory = inventory();
+    fn options() -> DraftOptions {
         let source = DraftSource::Vsphere {
             endpoint: "vc".into(),
             user: "u".into(),
@@ -289,9 +374,13 @@ mod tests {
             thumbprint: None,
             insecure: true,
         };
-        let options = DraftOptions { name: "p".into(), folder: "/t".into(), source, start: false };
+        DraftOptions { name: "p".into(), folder: "/t".into(), source, ..DraftOptions::default() }
+    }
+
+    fn plan(table: &str) -> Plan {
+        let inventory = inventory();
         let table = draft_table(table, &inventory).unwrap();
-        let text = draft_rows(&inventory, &table, &options);
+        let text = draft_rows(&inventory, &table, &options()).unwrap();
         Plan::parse(&text).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
     }
 
@@ -352,9 +441,67 @@ mod tests {
             "8:1: error: it names no VM",
         ];
         assert_eq!(problems, wanted);
+        assert_eq!(
+            told("name,wave\r\n\r\n\r\nwbe01,a\r\n\"x\ny\",b\nz,\n")
+                .iter()
+                .map(|it| &it[..3])
+                .collect::<Vec<_>>(),
+            ["4:1", "5:1", "7:1"],
+            "empty lines and those within a cell count"
+        );
         assert!(told("")[0].contains("the table is empty"));
         assert!(told("wave,host\na,b\n")[0].contains("no column is called name or id"));
         assert!(told("name\n\n")[0].contains("it names no VM"));
+    }
+
+    #[test]
+    fn different_words_that_would_become_one_name_are_told_once() {
+        let told = |rows: &str| told(&format!("name,id,wave,group\n{rows}"));
+        let rows = "web01,,Gruppe Ä,Gruppe Ö\n,vm-2,gruppe-ä,\n,vm-3,Gruppe Ö,\n,vm-4,gruppe ö,\n";
+        assert_eq!(
+            told(rows),
+            [
+                "4:3: error: wave: 'Gruppe Ö' and what line 2 has would both be wave gruppe (call them by names that differ in letters a \
+              to z and digits, or by one)"
+            ]
+        );
+        assert_eq!(told("web01,,a,C#\n,vm-2,a,C++\n").len(), 1);
+        let fine = "name,id,wave,group\nweb01,,Wave 1,Wave_1\n,vm-2,wave  1,\n,vm-3,WAVE-1,wave 1\n";
+        assert_eq!(draft_table(fine, &inventory()).unwrap().waves, ["\"wave-1\""]);
+    }
+
+    #[test]
+    fn a_cell_below_no_title_is_told_if_it_says_something() {
+        assert_eq!(
+            told("name,wave\nweb01,a,b\n"),
+            [
+                "2:3: error: cell 3 ('b') is below no title (put text that holds what parts the cells in double quotes, or give the column \
+              a title)"
+            ]
+        );
+        assert!(told("name,,wave\nweb01,x,a\n")[0].starts_with("2:2: error: cell 2 ('x')"));
+        assert_eq!(draft_table("name,wave,\nweb01,a,,,\n", &inventory()).unwrap().rows.len(), 1);
+    }
+
+    #[test]
+    fn a_wrong_cell_is_told_with_its_line_of_the_plan_also_behind_vms_that_cannot_be_moved() {
+        let mut inventory = inventory();
+        inventory.vms[1].disks.clear();
+        let table = draft_table("id,priority\nvm-2,x\nvm-1,y\nvm-3,1\n", &inventory).unwrap();
+        let text = draft_rows(&inventory, &table, &options()).unwrap();
+        let problems = Plan::parse(&text).unwrap_err();
+        let lines: Vec<&str> = text.lines().collect();
+        let errors = problems.iter().filter(|it| it.is_error());
+        let told: Vec<&str> = errors.map(|it| lines[it.line.unwrap() as usize - 1].trim()).collect();
+        assert_eq!(told, ["priority: \"y\""], "{problems:?}\n{text}");
+    }
+
+    #[test]
+    fn only_the_first_wrong_names_are_compared_with_all_that_there_are() {
+        let rows: String = (0..30).map(|number| format!("wbe01{}\n", " ".repeat(number % 2))).collect();
+        let problems = told(&format!("name\n{rows}"));
+        let near = problems.iter().filter(|it| it.contains("did you mean 'web01'?")).count();
+        assert_eq!((problems.len(), near), (30, COMPARED_MAX));
     }
 
     proptest::proptest! {
@@ -365,7 +512,7 @@ mod tests {
             for row in cells.chunks(columns) {
                 text += &(row.join(",") + "\n");
             }
-            text += "web01,Über Nacht,x y,/a b,#p\n";
+            text += &(["web01", "Über Nacht", "x y", "/a b", "#p"][..columns].join(",") + "\n");
             if let Ok(table) = draft_table(&text, &inventory()) {
                 proptest::prop_assert!(!table.rows.is_empty());
             }

@@ -79,7 +79,7 @@ mod tests {
         let read = Plan::parse(&(plan.to_string() + &draft_waves(&drafts))).unwrap();
         for (draft, read) in drafts.iter().zip(&read.waves) {
             assert_eq!((&draft.name, draft.after.as_ref()), (&read.wave.name, read.wave.after.first()));
-            let window = read.wave.window;
+            let window = &read.wave.window;
             let (from, until) = (window.from_ms.unwrap() as i64, window.until_ms.unwrap() as i64);
             assert_eq!((draft.from_ms, draft.until_ms), (from, until));
             let members = [DraftMember::Name(read.vms[0].name.clone().unwrap()), draft.vms[1].clone()];

@@ -1,10 +1,12 @@
 //! All keys of a plan file: one table that the reader checks by and the schema is made from.
 
+use drover_types::WINDOWS_MAX;
 use serde_json::{Map, Value, json};
 
 mod hooks;
 mod nfc;
 mod proxy;
+mod structural;
 mod target;
 mod vddk;
 
@@ -13,6 +15,7 @@ pub(crate) use hooks::{CHECK, HOOK};
 pub(crate) use hooks::{CHECKS, HOOKS, WAVE_HOOKS};
 pub(crate) use nfc::NFC;
 pub(crate) use proxy::PROXY;
+pub use structural::structural;
 #[cfg(test)]
 pub(crate) use target::LIBVIRT_HOST;
 pub(crate) use target::{KUBEVIRT, LIBVIRT, QCOW2, TARGET, TARGETS, UEFI};
@@ -40,8 +43,8 @@ pub(crate) enum Kind {
     Number(u64, u64),
     /// Any whole number of 32 bits.
     Priority,
-    /// `22:00-06:00`.
-    Hours,
+    /// `Sat 22:00-06:00 Europe/Berlin`, or a list of such.
+    Windows,
     /// `2026-12-01T22:00:00Z`.
     Moment,
     Flag,
@@ -150,6 +153,12 @@ pub(crate) static PLAN: Table = Table {
             "",
             "Parts of the plan that move one after the other, each in its window; with them, each VM is in one.",
         ),
+        key(
+            "freezes",
+            Kind::Windows,
+            "",
+            "Dates in which no VM of a wave begins or moves over: 2026-12-20 - 2027-01-03 Europe/Berlin, or a list of such.",
+        ),
     ],
     rules: &[],
 };
@@ -161,17 +170,19 @@ const NETWORK: &str = "name of a bridge, `user` for QEMU's own network, `none` t
 const STORAGE: &str = "folder (if relative, below the target's), with libvirt the name of a pool, or `default` for the target's own";
 const POWER_OFF: &[&str] = &["refuse", "shutdown", "force"];
 const POWER_OFF_DOC: &str = "What may be done to a running VM. refuse: nothing, it is an error. shutdown: a clean shutdown by the \
-                             guest tools. force: the same, and if it fails the VM is switched off hard.";
+                             guest tools. force: the same, and if it fails it is switched off hard.";
 const CONVERT: &[&str] = &["auto", "never", "always"];
 const CONVERT_DOC: &str = "Whether guests are converted with virt-v2v-in-place (virtio drivers, boot loader). auto: where it is needed.";
 const FIRST_BOOT_DOC: &str = "What is done in the guest when it boots at the target for the first time; it is converted for that (virt-v2v 2.6 or later).";
-const KEEP_ADDRESSES_DOC: &str =
-    "Windows keeps the fixed addresses that VMware Tools tell; see docs/how-to/windows.md.";
-const ADDRESS: &str = "ADDRESS/PREFIX, then the gateway, then name servers, with spaces between";
+const KEEP_ADDRESSES_DOC: &str = "Windows keeps its fixed addresses; see docs/how-to/windows.md.";
+const ADDRESS: &str =
+    "ADDRESS/PREFIX, then the gateway, then name servers, with spaces between; once or several times";
 const VERIFY_DOC: &str = "How much of the target is read back and compared. sampled: 1,000 blocks of 64 KiB of each disk, or {sampled: N}.";
 const FORMAT: &[&str] = &["raw", "qcow2"];
 const BUS: &[&str] = &["virtio", "scsi", "sata", "keep"];
 const BUS_DOC: &str = "Bus that disks get at the target. keep: as at the source.";
+const NIC_MODEL: &[&str] = &["auto", "virtio", "e1000e", "keep"];
+const NIC_MODEL_DOC: &str = "Model of NICs at the target: see docs/how-to/windows.md.";
 
 pub(crate) const SOURCES: &[(&str, &Table)] = &[("vsphere", &SOURCE), ("ova", &OVA)];
 
@@ -304,10 +315,12 @@ pub(crate) static SELECTION: Table = Table {
         key("warm", Kind::One(&WARM), "", "What is different if it moves warm."),
         key("format", Kind::Choice(FORMAT), "", "Format of its disk images."),
         key("disk_bus", Kind::Choice(BUS), "", BUS_DOC),
+        key("nic_model", Kind::Choice(NIC_MODEL), "", NIC_MODEL_DOC),
         key("power_off", Kind::Choice(POWER_OFF), "", POWER_OFF_DOC),
         key("shutdown_timeout", Kind::Duration, "", "How long it may take to shut down."),
         key("verify", Kind::Verify, "", VERIFY_DOC),
         key("start", Kind::Flag, "", "Whether it is started."),
+        key("autostart", Kind::Flag, "", "Whether libvirt starts it with its daemon."),
         key("convert", Kind::Choice(CONVERT), "", CONVERT_DOC),
         key(
             "first_boot",
@@ -387,9 +400,9 @@ pub(crate) static WAVE: Table = Table {
         key("after", Kind::TextList, "", "Names of the waves that have to be over before it."),
         key(
             "window",
-            Kind::Hours,
+            Kind::Windows,
             "",
-            "Hours of each day, UTC, in which a cold VM may begin and a warm one may move over: 22:00-06:00. Absent: at any hour.",
+            "When a cold VM may begin and a warm one may move over: 22:00-06:00 (UTC), Sat 22:00-06:00 Europe/Berlin, or a list of such; see docs/how-to/waves.md. Absent: at any time.",
         ),
         key("from", Kind::Moment, "", "Not before this moment: 2026-12-01T22:00:00Z."),
         key(
@@ -539,6 +552,15 @@ fn property(key: &Key) -> Value {
 const SIZE_PATTERN: &str = "^([0-9]+ *[bB]?|[0-9]+([.][0-9]*)? *[kKmMgGtT]([iI][bB])?)$";
 const TIME_PATTERN: &str = "[0-9]+([.][0-9]*)? *([uUmM]?[sS]|[mM]([iI][nN])?|[hHdD])";
 
+/// As `drover_types::Window` reads them, but for what is wrong with a date, a day or a zone.
+fn window_pattern() -> String {
+    let (day, time, date) =
+        ("[FMSTWfmstw][A-Za-z]{2,8}", "[0-9]{1,2}:[0-9]{1,2}", "[0-9]{4}-[0-9]{2}-[0-9]{2}");
+    let of_days = format!("({day}( *- *{day})? +)?{time} *- *({day} +)?{time}|{day}( *- *{day})?");
+    let of_dates = format!("{date}( +{time})?( *- *({date}( +{time})?|{time}))?");
+    format!("^ *({of_days}|{of_dates})( +[A-Za-z][A-Za-z0-9_+/-]*)? *$")
+}
+
 fn value(kind: Kind) -> Value {
     match kind {
         Kind::Text | Kind::Path => json!({"type": "string", "minLength": 1}),
@@ -553,7 +575,10 @@ fn value(kind: Kind) -> Value {
         Kind::Interval => json!({"type": "string", "pattern": format!("^(auto|{TIME_PATTERN})$")}),
         Kind::Cutover => json!({"type": "string", "pattern": format!("^(manual|auto|{MOMENT_PATTERN})$")}),
         Kind::Number(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
-        Kind::Hours => json!({"type": "string", "pattern": "^[0-9]{1,2}:[0-9]{1,2}-[0-9]{1,2}:[0-9]{1,2}$"}),
+        Kind::Windows => {
+            let window = json!({"type": "string", "pattern": window_pattern()});
+            json!({"anyOf": [window, {"type": "array", "items": window, "minItems": 1, "maxItems": WINDOWS_MAX}]})
+        }
         Kind::Moment => json!({"type": "string", "pattern": format!("^{MOMENT_PATTERN}$")}),
         Kind::Priority => json!({"type": "integer", "minimum": i32::MIN, "maximum": i32::MAX}),
         Kind::Flag => json!({"type": "boolean"}),

@@ -3,7 +3,7 @@
 //! Pure: text and values in, values out. No clock, socket, file or thread.
 //!
 //! - [`Plan::parse`] reads a plan file and finds every mistake in it at once; [`schema`] tells
-//!   editors the same rules.
+//!   editors the same rules, and [`structural`] a cluster.
 //! - [`concerns`] says what is worth knowing about a VM before it moves.
 //! - [`resolve`] lays a plan over an inventory: which VMs, where to, which way.
 //! - [`proxies`] finds the VMs to which a plan has disks attached.
@@ -16,6 +16,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod begun;
+mod cards;
 mod concern;
 mod draft;
 mod draft_table;
@@ -37,6 +38,7 @@ mod resolve;
 mod warm;
 
 pub use begun::{Begun, Others, as_begun};
+pub use cards::card_settings;
 pub use concern::{
     CATALOGUE, Concern, ConcernContext, Fate, Stays, Weight, concerns, concerns_inside, fates,
     has_known_loader, lacking_driver, lacking_windows_driver, names_of_slots, renamed,
@@ -47,7 +49,7 @@ pub use draft_waves::{DraftMember, DraftWave, draft_waves};
 pub use flat::{FlatSetting, settings};
 pub use glob::matches as name_matches;
 pub use json::keys_json;
-pub use keys::{SELECTORS, schema};
+pub use keys::{SELECTORS, schema, structural};
 pub use model::*;
 pub use moves::{MOVES_MAX, Moves, OneMove, Setting};
 pub use near::near_names as near;
@@ -57,5 +59,5 @@ pub use resolution::{
     HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, TargetHost, VmGroup,
     space_needed,
 };
-pub use resolve::{PlannedProxy, chosen_by, kube_name, proxies, resolve};
+pub use resolve::{NAMES_SHOWN_MAX, PlannedProxy, chosen_by, kube_name, proxies, resolve};
 pub use warm::{Audit, Cutover, Interval, Warm, WarmKeys, moment_text, parse_moment};

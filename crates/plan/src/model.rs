@@ -403,6 +403,8 @@ pub struct Overrides {
     pub format: Option<ImageFormat>,
     /// Bus of the disks.
     pub disk_bus: Option<DiskBusChoice>,
+    /// Model of the NICs.
+    pub nic_model: Option<NicChoice>,
     /// What may be done if it runs.
     pub power_off: Option<PowerOff>,
     /// How long it may take to shut down.
@@ -417,6 +419,8 @@ pub struct Overrides {
     pub first_boot: FirstBoot,
     /// Whether it keeps its fixed addresses.
     pub keep_addresses: Option<bool>,
+    /// Whether its libvirt daemon starts it whenever it starts itself.
+    pub autostart: Option<bool>,
     /// Disks to leave behind, by label or backing path.
     pub exclude_disks: Option<Vec<String>>,
     /// Networks, before the plan's own.

@@ -21,6 +21,8 @@ pub struct Candidate {
     pub has_huge_pages: bool,
     /// Free bytes of its pools, by name; one that cannot be used is not there.
     pub pools: BTreeMap<String, u64>,
+    /// Storage that other hosts may have, too, by the names of the pools on it: what lies on it, by a word for all.
+    pub shared: BTreeMap<String, String>,
 }
 
 impl Candidate {
@@ -172,13 +174,29 @@ impl<'a> Room<'a> {
         let left = &mut self.left[at];
         left.memory_bytes = left.memory_bytes.saturating_sub(guest.memory_bytes);
         for (pool, need) in guest.space.get(host).into_iter().flatten() {
-            if let Some(free) = left.pools.get_mut(pool) {
-                *free = free.saturating_sub(*need);
-            }
+            self.take_of_pool(at, pool, *need);
         }
         let hosts = self.hosts;
         for group in &guest.apart {
             self.groups.insert((hosts[at].name.as_str(), group.as_str()), &guest.name);
+        }
+    }
+}
+
+impl Room<'_> {
+    fn take_of_pool(&mut self, at: usize, pool: &str, need: u64) {
+        let storage = self.hosts[at].shared.get(pool);
+        for (it, left) in self.left.iter_mut().enumerate() {
+            let Candidate { pools, shared, .. } = left;
+            for (name, free) in pools {
+                let is_there = match storage {
+                    Some(storage) => shared.get(name) == Some(storage),
+                    None => it == at && name == pool,
+                };
+                if is_there {
+                    *free = free.saturating_sub(need);
+                }
+            }
         }
     }
 }
@@ -223,6 +241,18 @@ mod tests {
         assert_eq!(hosts_of(&places), ["b", "b"]);
         let why = &places[1].as_ref().unwrap().why;
         assert_eq!(why, "most room left of 2 hosts that fit; then 8 GiB of memory free");
+    }
+
+    #[test]
+    fn storage_that_hosts_share_is_counted_once() {
+        let shared =
+            |host: Candidate| Candidate { shared: [("images".into(), "nas:/vms".into())].into(), ..host };
+        let guests = [guest("w1", 1, 60), guest("w2", 1, 60)];
+        let hosts = [shared(host("a", 16, 100)), shared(host("b", 16, 100))];
+        let told = place(&hosts, &guests).remove(1).unwrap_err();
+        assert!(told.contains("b: 40 GiB of pool images free, and it needs 60 GiB"), "{told}");
+        let hosts = [host("a", 16, 100), host("b", 16, 100)];
+        assert_eq!(hosts_of(&place(&hosts, &guests)), ["a", "b"]);
     }
 
     #[test]

@@ -341,10 +341,12 @@ impl Reader {
             pool: self.pool(fields),
             format: self.format(fields),
             disk_bus: self.bus(fields),
+            nic_model: self.nic_model(fields),
             power_off: self.power_off(fields),
             shutdown_timeout: self.duration(fields, "shutdown_timeout"),
             verify: self.verify(fields),
             start: self.flag(fields, "start"),
+            autostart: self.flag(fields, "autostart"),
             convert: self.convert(fields),
             first_boot: FirstBoot { addresses: self.addresses(fields), ..self.first_boot(fields) },
             keep_addresses: self.flag(fields, "keep_addresses"),
@@ -407,6 +409,15 @@ impl Reader {
         })
     }
 
+    fn nic_model(&mut self, fields: &Fields<'_>) -> Option<NicChoice> {
+        Some(match self.choice(fields, "nic_model")? {
+            "virtio" => NicChoice::Virtio,
+            "e1000e" => NicChoice::E1000e,
+            "keep" => NicChoice::Keep,
+            _ => NicChoice::Auto,
+        })
+    }
+
     fn power_off(&mut self, fields: &Fields<'_>) -> Option<PowerOff> {
         Some(match self.choice(fields, "power_off")? {
             "shutdown" => PowerOff::Shutdown,
@@ -437,11 +448,13 @@ impl Reader {
         let mut found = Vec::new();
         for (mac, text, at) in self.pairs(fields, "addresses") {
             match StaticAddress::parse(&mac, &text) {
-                Some(address) => found.push(address),
+                Some(addresses) => found.extend(addresses),
                 None => {
                     let path = format!("{}.{mac}", fields.path_of("addresses"));
                     let problem = Problem::error(path, format!("'{mac}: {text}' is no fixed address")).at(at);
-                    self.problems.push(problem.advise("write \"MAC\": ADDRESS/PREFIX GATEWAY NAMESERVER..."));
+                    self.problems.push(problem.advise(
+                        "write \"MAC\": ADDRESS/PREFIX GATEWAY NAMESERVER..., once or several times",
+                    ));
                 }
             }
         }

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use drover_types::NicModel;
+use drover_types::guest::FoundSystem;
 use drover_types::inventory::{Vm, VmDisk};
 use serde::{Deserialize, Serialize};
 
 use crate::concern::Concern;
 use crate::model::{
     Checks, Convert, DiskBusChoice, FirstBoot, Hooks, ImageFormat, Kubevirt, Libvirt, LibvirtHost, Login,
-    NetworkTarget, PowerOff, Trust, Verify,
+    NetworkTarget, NicChoice, PowerOff, Trust, Verify,
 };
 use crate::nfc::NfcShare;
 use crate::problem::Problem;
@@ -57,6 +59,9 @@ pub struct PlannedVm {
     pub format: ImageFormat,
     /// Bus the plan asks for; each disk's own is in [`PlannedDisk::bus`].
     pub disk_bus: DiskBusChoice,
+    /// Model that its NICs get.
+    #[serde(default)]
+    pub nic_model: NicChoice,
     /// Disks to copy, in boot order.
     pub disks: Vec<PlannedDisk>,
     /// NICs, in slot order, those without a target too.
@@ -72,6 +77,9 @@ pub struct PlannedVm {
     pub verify: Verify,
     /// Whether it is started at the target.
     pub start: bool,
+    /// Whether its libvirt daemon starts it whenever it starts itself.
+    #[serde(default)]
+    pub autostart: bool,
     /// Whether it is converted.
     pub convert: Convert,
     /// What is done at its first boot.
@@ -102,6 +110,9 @@ pub struct PlannedVm {
     /// Of VMs with the same word one at a time is at work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anti_affinity: Option<String>,
+    /// What a look into its disks found it to be, which counts before its guest id; absent if nobody looked, or could tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<FoundSystem>,
     /// What there is to know about it, harmless things too.
     pub concerns: Vec<Concern>,
     /// Line of the selection that chose it.
@@ -134,6 +145,67 @@ impl TargetHost {
 }
 
 impl PlannedVm {
+    /// Whether it is Windows, by what was found in it, else by its guest id.
+    pub fn is_windows(&self) -> bool {
+        match self.found {
+            Some(FoundSystem::Windows { .. }) => true,
+            Some(FoundSystem::Linux) => false,
+            None => self.vm.is_windows_by_id(),
+        }
+    }
+
+    /// The model of a card at the target.
+    pub fn nic_model_of(&self, nic: &PlannedNic) -> NicModel {
+        let kept = match nic.model.as_str() {
+            "e1000" => NicModel::E1000,
+            "e1000e" => NicModel::E1000e,
+            "vmxnet3" if !self.site.as_deref().is_some_and(Kubevirt::is_site) => NicModel::Vmxnet3,
+            _ => NicModel::Virtio,
+        };
+        match self.nic_model {
+            NicChoice::Virtio => NicModel::Virtio,
+            NicChoice::E1000e => NicModel::E1000e,
+            NicChoice::Keep => kept,
+            NicChoice::Auto => self.nic_model_driven(kept),
+        }
+    }
+
+    /// A model that the guest drives, of a card that would be this one as at the source.
+    fn nic_model_driven(&self, kept: NicModel) -> NicModel {
+        // Of systems that are neither Windows nor Linux nothing is known but that they drive what they have.
+        let is_other = !self.is_windows() && self.found.is_none() && self.vm.names_no_linux();
+        match kept {
+            NicModel::E1000 | NicModel::E1000e if is_other => kept,
+            _ if self.drives_virtio_nics() => NicModel::Virtio,
+            // What drives this model is as old as those that know none newer.
+            NicModel::E1000 => NicModel::E1000,
+            NicModel::E1000e | NicModel::Vmxnet3 | NicModel::Virtio => NicModel::E1000e,
+        }
+    }
+
+    /// Whether the disk that it boots from is on a bus that no driver of virtio is needed for.
+    pub(crate) fn boots_from_sata(&self) -> bool {
+        self.disks.first().is_some_and(|disk| matches!(disk.bus, TargetBus::Sata | TargetBus::Ide))
+    }
+
+    /// Whether the guest will drive cards of virtio: Linux does since 2.6.25 (2008), Windows with a driver that it was found to have or
+    /// that its conversion puts in.
+    fn drives_virtio_nics(&self) -> bool {
+        let gets_drivers = match self.convert {
+            Convert::Never => false,
+            Convert::Always => true,
+            // One that boots is left as it is.
+            Convert::Auto => !self.boots_from_sata(),
+        };
+        let has_driver = matches!(self.found, Some(FoundSystem::Windows { has_netkvm: true, .. }));
+        !self.is_windows() || gets_drivers || has_driver
+    }
+
+    /// Whether a card is one of virtio that leads somewhere.
+    pub fn has_virtio(&self, nic: &PlannedNic) -> bool {
+        nic.connected && nic.target != NetworkTarget::None && self.nic_model_of(nic) == NicModel::Virtio
+    }
+
     /// Has it go to one of several hosts: to that host's daemon and agent, and to its own pool where the plan takes the target's.
     pub fn place_on(&mut self, host: &LibvirtHost, why: &str, libvirt: &Libvirt) {
         self.target_host = Some(TargetHost { name: host.name.clone(), why: why.to_string() });

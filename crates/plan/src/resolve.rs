@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use drover_types::inventory::{DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
+use drover_types::some_of;
 
 pub use self::proxy::{PlannedProxy, proxies};
 use self::waves::WaveIndex;
@@ -17,7 +18,7 @@ use crate::resolution::{PlannedDisk, PlannedNic, PlannedVm, Resolution, TargetBu
 /// A file name may have 255 bytes; the disk's number and ending are added to it.
 const NAME_BYTES_MAX: usize = 200;
 /// VMs that one message names; the rest is counted.
-const NAMES_SHOWN_MAX: usize = 5;
+pub const NAMES_SHOWN_MAX: usize = 5;
 
 /// Lays a plan over an inventory; all problems at once, nothing is touched.
 pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
@@ -58,10 +59,6 @@ struct Resolver<'a> {
     in_no_wave: Vec<(At, &'a str)>,
 }
 
-fn is_windows(vm: &Vm) -> bool {
-    vm.guest_id.to_ascii_lowercase().starts_with("win")
-}
-
 /// What the selections that chose a VM say of it.
 #[derive(Default)]
 struct Choice {
@@ -95,7 +92,7 @@ impl<'a> Resolver<'a> {
         let disk_bus = over.disk_bus.unwrap_or(plan.target.disk_bus);
         let nics = self.plan_nics(vm, choice);
         let mut first_boot = over.first_boot.clone().or(plan.first_boot.clone());
-        if is_windows(vm) {
+        if vm.is_windows_by_id() {
             // It gets its own from virtio-win.
             first_boot.guest_agent = None;
             if over.keep_addresses.unwrap_or(plan.keep_addresses) {
@@ -113,7 +110,7 @@ impl<'a> Resolver<'a> {
             data_from: plan.source.vsphere().map(|source| source.data.from),
             convert: Some(convert),
             disk_bus: Some(disk_bus),
-            given_addresses: first_boot.addresses.iter().map(|it| it.mac.to_ascii_lowercase()).collect(),
+            given_addresses: first_boot.addresses.clone(),
             warm,
             no_chains: !plan.source.vsphere().is_some_and(|source| source.data.follows_chains()),
             excluded_disks: excluded.clone(),
@@ -168,10 +165,12 @@ impl<'a> Resolver<'a> {
                 .map_or(folder, |kubevirt| PathBuf::from("/").join(&kubevirt.namespace).join(name)),
             format,
             disk_bus,
+            nic_model: over.nic_model.unwrap_or(plan.target.nic_model),
             power_off,
             shutdown_timeout: over.shutdown_timeout.unwrap_or(plan.shutdown_timeout),
             verify: over.verify.unwrap_or(plan.verify),
             start: over.start.unwrap_or(plan.start),
+            autostart: over.autostart.unwrap_or(libvirt.is_some_and(|it| it.autostart)),
             convert,
             first_boot,
             nfc: None,
@@ -182,6 +181,7 @@ impl<'a> Resolver<'a> {
             deadline_ms: over.deadline_ms,
             group: self.group_of(vm, choice),
             anti_affinity: over.anti_affinity.clone(),
+            found: None,
             concerns: found,
             line: choice.at.line,
         };
@@ -213,10 +213,11 @@ impl<'a> Resolver<'a> {
             };
             wrong("has work for its first boot, and is not to be converted".into(), advice);
         }
-        if !is_windows(vm) && !first_boot.addresses.is_empty() {
+        if !vm.may_be_windows() && !first_boot.addresses.is_empty() {
             wrong(
-                "is no Windows, and only Windows is given its addresses".into(),
-                "leave `addresses` out: see `drover plan check --inspect` for what becomes of those of Linux",
+                "is no Windows by its guest id, and only Windows is given its addresses".into(),
+                "leave `addresses` out: see `drover plan check --inspect` for what becomes of those of Linux; or correct the guest OS \
+                 at the source, if it is Windows",
             );
         }
         for StaticAddress { mac, .. } in &first_boot.addresses {
@@ -249,30 +250,19 @@ impl<'a> Resolver<'a> {
                 untold.extend(nic.connected.then_some(nic.label.as_str()));
                 continue;
             };
-            let is_v4 = |it: &&(IpAddr, u8)| it.0.is_ipv4();
-            let Some(&(address, prefix)) = fixed.addresses.iter().find(is_v4).or(fixed.addresses.first())
-            else {
-                continue;
-            };
-            let of_kind = |ip: &&IpAddr| ip.is_ipv4() == address.is_ipv4();
-            given.push(StaticAddress {
-                mac: nic.mac.to_ascii_lowercase(),
-                address,
-                prefix,
-                gateway: fixed.gateways.iter().find(of_kind).copied(),
-                dns: fixed.dns.iter().filter(of_kind).copied().collect(),
-            });
-            let others = fixed.addresses.iter().filter(|it| it.0 != address).map(|it| it.0.to_string());
-            let others: Vec<String> = others.collect();
-            if !others.is_empty() {
-                let text = format!(
-                    "{} keeps {address} on {}, and not {}: a converter gives a card one address",
-                    vm.name,
-                    nic.label,
-                    others.join(", ")
-                );
-                let problem = Problem::warning(path.clone(), text).at(choice.at);
-                self.problems.push(problem.advise("add the others by a script of `first_boot`"));
+            for (index, &(address, prefix)) in fixed.addresses.iter().enumerate() {
+                let of_kind = |ip: &&IpAddr| ip.is_ipv4() == address.is_ipv4();
+                // Who knows names goes with the first address of its kind.
+                let before = fixed.addresses[..index].iter().filter(|(ip, _)| of_kind(&ip)).count();
+                let dns = fixed.dns.iter().filter(of_kind).filter(|_| before == 0);
+                given.push(StaticAddress {
+                    mac: nic.mac.to_ascii_lowercase(),
+                    address,
+                    prefix,
+                    gateway: fixed.gateways.iter().filter(of_kind).nth(before).copied(),
+                    dns: dns.copied().collect(),
+                    kept: true,
+                });
             }
         }
         if !untold.is_empty() {
@@ -439,7 +429,7 @@ impl<'a> Resolver<'a> {
 
     fn tell_unmapped(&mut self) {
         for (network, (at, vms)) in std::mem::take(&mut self.unmapped) {
-            let message = format!("network '{network}' of {} is not mapped", some_of(&vms));
+            let message = format!("network '{network}' of {} is not mapped", some_of(&vms, NAMES_SHOWN_MAX));
             let advice = format!("add to `networks`:  \"{network}\": BRIDGE (or user, or none)");
             self.error("networks", at, message, advice);
         }
@@ -534,15 +524,6 @@ pub fn kube_name(name: &str) -> String {
 
 /// A label has 63; a disk's number and a worker's ending are added to it.
 const KUBE_NAME_BYTES_MAX: usize = 48;
-
-/// `a, b, c and 4 more`.
-pub(crate) fn some_of(names: &[&str]) -> String {
-    let shown = names[..names.len().min(NAMES_SHOWN_MAX)].join(", ");
-    match names.len().saturating_sub(NAMES_SHOWN_MAX) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
-}
 
 mod proxy;
 mod route;

@@ -1,9 +1,11 @@
 use std::path::Path;
 
+use drover_types::NicModel;
+
 use crate::error::{QemuError, QemuErrorKind};
 use crate::libvirt::SATA_PORTS;
 use crate::spec::{
-    Accelerator, Cache, Clock, DiskBus, DiskSpec, MachineFirmware, MachineSpec, NicAttach, NicModel, NicSpec,
+    Accelerator, Cache, Clock, DiskBus, DiskSpec, MachineFirmware, MachineSpec, NicAttach, NicSpec,
 };
 
 /// How a machine is run, beyond what it is.

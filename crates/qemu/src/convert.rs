@@ -6,6 +6,7 @@
 //!
 //! convert/disk0.qcow2      overlay of the first disk
 //! convert/domain.xml       the guest as its source had it, for the converter
+//! convert/addresses.bat    for the first boot of Windows, of a guest whose cards are given addresses
 //! convert/state            written whole and durable
 //! convert/convert.log      the converter's words
 //! ```
@@ -28,14 +29,15 @@ use crate::image::{HOURS, PACKAGE};
 use crate::spec::{Accelerator, DiskBus, DiskSpec, ImageFormat, MachineSpec};
 use drover_child::Kind;
 use said::{KEEPS, Said};
-use tool::{NO_CONVERTER, Tool, With};
+use tool::{NO_CONVERTER, Tool, With, cards_script};
 
+mod addresses;
 mod said;
 mod source;
 mod tool;
 mod trial;
 
-pub use source::{FirstBoot, NicName, SourceBus, SourceGuest, is_mac};
+pub use source::{FirstBoot, NicName, SourceBus, SourceGuest};
 pub use tool::{GuestKind, Lack, WindowsVersion};
 pub use trial::{TrialOptions, Trials};
 
@@ -310,11 +312,15 @@ impl Conversion<'_> {
             }
         }
         let xml = source::converter_xml(&self.on_overlays(), self.guest);
-        write_file(&self.definition(), xml.as_bytes(), 0o644)
+        write_file(&self.definition(), xml.as_bytes(), 0o644)?;
+        match self.guest.first_boot.cards_script() {
+            Some(script) => write_file(&cards_script(&self.definition()), script.as_bytes(), 0o644),
+            None => Ok(()),
+        }
     }
 
     fn remove_overlays(&self) -> Result<(), QemuError> {
-        let files = self.overlays().into_iter().chain([self.definition()]);
+        let files = self.overlays().into_iter().chain([self.definition(), cards_script(&self.definition())]);
         let removed = files.map(|file| if self.folder.exists() { remove_if_there(&file) } else { Ok(()) });
         removed.collect::<io::Result<()>>().map_err(|error| self.failure("clean-up", error))
     }
@@ -506,7 +512,7 @@ pub(crate) fn make_overlay(disk: &DiskSpec, overlay: &Path) -> Result<(), QemuEr
 }
 
 /// An overlay on what qemu-img opens by this name.
-fn make_overlay_on(image: &Path, format: ImageFormat, overlay: &Path) -> Result<(), QemuError> {
+pub(crate) fn make_overlay_on(image: &Path, format: ImageFormat, overlay: &Path) -> Result<(), QemuError> {
     let mut command = drover_child::command("qemu-img", Kind::Plain);
     command.args(["create", "-q", "-f", "qcow2", "-F", format.as_str(), "-b"]).arg(image).arg(overlay);
     let what = format!("creation of the overlay {}", overlay.display());

@@ -42,7 +42,7 @@ pub use command::{RunOptions, Serial, qemu_command};
 pub use convert::{
     ConvertOptions, ConvertOutcome, FirstBoot, GuestKind, Lack, NicName, Remote, SourceBus, SourceGuest,
     TrialOptions, Trials, WindowsVersion, can_convert, can_customize, check_conversion, convert,
-    forget_conversion, has_converted, is_converted, is_mac,
+    forget_conversion, has_converted, is_converted,
 };
 pub use definition::{Definition, undo_definition, write_definition};
 pub use error::{QemuError, QemuErrorKind};
@@ -59,7 +59,7 @@ pub use script::shell_script;
 pub use server::{Access, ImageServer};
 pub use spec::{
     Accelerator, Cache, Clock, DiskBus, DiskSpec, ImageFormat, MachineFirmware, MachineSpec, NicAttach,
-    NicModel, NicSpec,
+    NicSpec,
 };
 pub use validate::{Validation, validate_xml};
 pub use virsh::Virsh;

@@ -1,6 +1,6 @@
 use crate::daemon::{CpuModel, Owner};
 use crate::spec::{
-    Accelerator, Cache, Clock, DiskBus, DiskSpec, MachineFirmware, MachineSpec, NicAttach, NicModel, NicSpec,
+    Accelerator, Cache, Clock, DiskBus, DiskSpec, MachineFirmware, MachineSpec, NicAttach, NicSpec,
 };
 use crate::xml::Xml;
 
@@ -341,7 +341,7 @@ fn write_nic(xml: &mut Xml, nic: &NicSpec) {
         NicAttach::Direct(device) => xml.leaf("source", &[("dev", device), ("mode", "bridge")]),
         NicAttach::User | NicAttach::None => {}
     }
-    xml.leaf("model", &[("type", nic_model(nic.model))]);
+    xml.leaf("model", &[("type", nic.model.word())]);
     if nic.attach == NicAttach::None || !nic.is_up {
         xml.leaf("link", &[("state", "down")]);
     }
@@ -358,15 +358,6 @@ fn write_vlans(xml: &mut Xml, vlans: &[u16]) {
     xml.open("vlan", trunk);
     vlans.iter().for_each(|tag| xml.leaf("tag", &[("id", &tag.to_string())]));
     xml.close();
-}
-
-fn nic_model(model: NicModel) -> &'static str {
-    match model {
-        NicModel::Virtio => "virtio",
-        NicModel::E1000e => "e1000e",
-        NicModel::E1000 => "e1000",
-        NicModel::Vmxnet3 => "vmxnet3",
-    }
 }
 
 fn write_other_devices(xml: &mut Xml, options: &DomainOptions) {
@@ -410,6 +401,8 @@ pub(crate) const SATA_PORTS: usize = 6;
 mod tests {
     use std::collections::HashSet;
     use std::path::{Path, PathBuf};
+
+    use drover_types::NicModel;
 
     use super::*;
     use crate::ovmf::Ovmf;

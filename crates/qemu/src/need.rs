@@ -1,3 +1,5 @@
+use drover_types::inventory::names_windows;
+
 use crate::spec::DiskBus;
 
 /// Whether a guest needs conversion before it boots here, and why.
@@ -17,7 +19,7 @@ pub enum Need {
 /// Source: `VirtualMachineGuestOsIdentifier` of the vSphere API; which kernels have virtio from their releases.
 pub fn needs_conversion(guest_id: &str, boot_bus: DiskBus) -> Need {
     let id = guest_id.to_ascii_lowercase();
-    if id.starts_with("win") {
+    if names_windows(&id) {
         return windows_needs_conversion("its guest id names Windows", boot_bus);
     }
     if OLD_LINUX.iter().any(|old| id.starts_with(old)) {

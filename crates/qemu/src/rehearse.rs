@@ -6,9 +6,9 @@
 //! .drover-rehearsal/nvram.fd      a copy of the machine's UEFI variables
 //! ```
 //!
-//! QEMU opens images below overlays for reading only. It runs under a guard: when this process is gone, however that
-//! happened, the guard ends it and removes the folder. What a crash of the whole host leaves is removed by the next
-//! rehearsal, or when the plan is run again.
+//! Images of another host are served by NBD, and their overlays lie on that. QEMU opens what is below overlays for reading
+//! only. It runs under a guard: when this process is gone, however that happened, the guard ends it and removes the folder.
+//! What a crash of the whole host leaves is removed by the next rehearsal, or when the plan is run again.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::child::{self, Guarded};
 use crate::command::{RunOptions, Serial, qemu_command};
-use crate::convert::make_overlay;
+use crate::convert::{make_overlay, make_overlay_on};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::folder::VmFolder;
 use crate::machine::kill_machine;
@@ -65,11 +65,12 @@ impl Drop for Gone {
     }
 }
 
-/// Makes overlays of a machine's images in a folder of their own. The machine must not run.
+/// Makes overlays of a machine's images in a folder of their own. The machine must not run. `remote` is where images of another
+/// host are served by NBD as raw disks, in the order of the disks; none: they are the files that the machine names.
 ///
 /// # Errors
 /// If an image is in use by somebody who writes, or an overlay cannot be made; then nothing is left.
-pub fn prepare_rehearsal(spec: &MachineSpec) -> Result<Prepared, QemuError> {
+pub fn prepare_rehearsal(spec: &MachineSpec, remote: &[String]) -> Result<Prepared, QemuError> {
     spec.check()?;
     forget_rehearsal(&spec.folder)?;
     let path = rehearsal_folder(&spec.folder);
@@ -81,7 +82,10 @@ pub fn prepare_rehearsal(spec: &MachineSpec) -> Result<Prepared, QemuError> {
     let mut rehearsed = MachineSpec { folder: inner.clone(), ..spec.clone() };
     for (number, (disk, image)) in rehearsed.disks.iter_mut().zip(&spec.disks).enumerate() {
         let overlay = path.join(format!("disk{number}.qcow2"));
-        make_overlay(image, &overlay)?;
+        match remote.get(number) {
+            Some(uri) => make_overlay_on(Path::new(uri), ImageFormat::Raw, &overlay)?,
+            None => make_overlay(image, &overlay)?,
+        }
         (disk.path, disk.format) = (overlay, ImageFormat::Qcow2);
     }
     rehearsed.cache = crate::spec::Cache::for_files(rehearsed.disks.iter().map(|disk| disk.path.as_path()));
@@ -233,8 +237,8 @@ const SERIAL_BYTES_MAX: usize = 1 << 20;
 mod tests {
     use super::*;
     use crate::command::qemu_command;
-    use crate::spec::NicModel;
     use crate::spec::tests::{machine, nic};
+    use drover_types::NicModel;
 
     #[test]
     fn the_network_of_a_rehearsal_leads_nowhere() {

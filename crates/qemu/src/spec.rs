@@ -1,6 +1,8 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use drover_types::NicModel;
+
 use crate::error::{QemuError, QemuErrorKind};
 use crate::folder::VmFolder;
 use crate::ovmf::Ovmf;
@@ -212,19 +214,6 @@ pub enum NicAttach {
     User,
     /// Nothing: the NIC is there with its link down.
     None,
-}
-
-/// Model of a NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum NicModel {
-    /// virtio-net: fastest; the guest needs its driver.
-    Virtio,
-    /// Intel 82574.
-    E1000e,
-    /// Intel 82545.
-    E1000,
-    /// The model most vSphere guests have.
-    Vmxnet3,
 }
 
 impl MachineSpec {

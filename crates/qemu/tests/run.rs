@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use drover_qemu::{
     Accelerator, Cache, Clock, DiskBus, DiskSpec, ImageFormat, MachineFirmware, MachineSpec, NicAttach,
-    NicModel, NicSpec, Ovmf, Qcow2Options, QemuErrorKind, RunOptions, VmFolder, create_qcow2, find_running,
-    is_running, start, undo_definition, write_definition,
+    NicSpec, Ovmf, Qcow2Options, QemuErrorKind, RunOptions, VmFolder, create_qcow2, find_running, is_running,
+    start, undo_definition, write_definition,
 };
+use drover_types::NicModel;
 
 /// Generous: only what never comes runs into it. Firmware under emulation takes half a minute on a machine of its own.
 const PATIENCE: Duration = Duration::from_secs(300);

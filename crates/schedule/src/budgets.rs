@@ -92,3 +92,11 @@ pub struct HostLimits {
     /// Bytes a second of all its disks, as measured.
     pub rate: Option<u64>,
 }
+
+impl HostLimits {
+    /// Of what two tell of what a host takes, the least counts; what was found out about it stays.
+    pub fn within(self, other: HostLimits) -> HostLimits {
+        let least = |one: Option<u32>, two: Option<u32>| one.into_iter().chain(two).min();
+        HostLimits { vms: least(self.vms, other.vms), disks: least(self.disks, other.disks), ..self }
+    }
+}

@@ -120,6 +120,9 @@ pub enum Wait {
     Window {
         /// When the next one opens.
         opens_ms: u64,
+        /// The same on the clock of its zone; empty if it is not known, or never.
+        #[serde(default)]
+        opens: String,
     },
     /// A wave that has to be over before its own is not.
     Wave {
@@ -226,6 +229,7 @@ impl Wait {
             (Wait::Room { place: one, .. }, Wait::Room { place: two, .. }) => one == two,
             (Wait::RoomUntold { place: one }, Wait::RoomUntold { place: two }) => one == two,
             (Wait::Stage { stage: one, .. }, Wait::Stage { stage: two, .. }) => one == two,
+            (Wait::Window { opens_ms: one, .. }, Wait::Window { opens_ms: two, .. }) => one == two,
             _ => discriminant(self) == discriminant(other),
         }
     }
@@ -305,8 +309,10 @@ impl fmt::Display for Wait {
                 write!(f, "{held} of {of} disks of this plan at once, it needs {needs}")
             }
             Wait::Turn { host, waiting } => write!(f, "{host}: its turn, {waiting} VMs wait there"),
-            Wait::Window { .. } => f.write_str("its window to open"),
-            Wait::Wave { wave, left } => write!(f, "wave {wave}: {left} VMs have not ended"),
+            Wait::Window { opens, .. } if opens.is_empty() => f.write_str("its window to open"),
+            Wait::Window { opens, .. } => write!(f, "its window to open ({opens})"),
+            // How many are left is kept nowhere anew with each VM that ends.
+            Wait::Wave { wave, .. } => write!(f, "the end of wave {wave}"),
             Wait::WaveFailed { wave, failed } => {
                 write!(f, "a word: {failed} VMs of wave {wave} failed (`drover proceed PLAN {wave}`)")
             }

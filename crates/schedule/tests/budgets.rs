@@ -77,6 +77,24 @@ impl Held {
         (*slots).min(if done.is_empty() { 1 } else { left })
     }
 
+    /// Of a tenant whose jobs these are and that had just one of them admitted: what it holds beyond its own limits since these became
+    /// less stays.
+    fn check_own(&self, own: &[JobId], limits: TenantLimits) -> Result<(), TestCaseError> {
+        let of_it = || self.of.iter().filter(|(id, _)| own.contains(id)).map(|(_, held)| held);
+        let mut vms = BTreeMap::<&str, u32>::new();
+        of_it().for_each(|(job, ..)| *vms.entry(&job.host).or_default() += 1);
+        let disks: u32 = of_it().map(Self::reading).sum();
+        prop_assert!(
+            limits.disks.is_none_or(|most| disks <= most),
+            "{} disks of its own: {:?}",
+            disks,
+            limits
+        );
+        let most = limits.vms_per_host.unwrap_or(u32::MAX);
+        prop_assert!(vms.values().all(|vms| *vms <= most), "VMs of its own: {:?} {:?}", vms, limits);
+        Ok(())
+    }
+
     /// One of this host was just admitted. `host_disks` is what the NFC servers of hosts take now; what is held beyond it since it
     /// became less stays.
     fn check(
@@ -115,7 +133,7 @@ proptest! {
         jobs in prop::collection::vec(any_job(), 0..60),
         (vms_per_host, disks, host_disks, datastore_disks) in (1u32..5, 1u32..12, 1u32..6, 1u32..5),
         (own_vms, own_disks, cutovers) in (1u32..3, 1u32..4, 1u32..3),
-        steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..12), 0..200),
+        steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..13), 0..200),
     ) {
         let budgets = Budgets { vms_per_host, disks, cutovers, disks_per_datastore: datastore_disks, ..Budgets::default() };
         let mut scheduler = Scheduler::new(budgets.clone());
@@ -124,11 +142,11 @@ proptest! {
             scheduler.set_host(host, HostLimits { disks: Some(*disks), ..HostLimits::default() });
         }
         (0..2).for_each(|tenant| scheduler.set_waves(Tenant(tenant), &waves()));
-        let own = TenantLimits { vms_per_host: Some(own_vms), disks: Some(own_disks) };
+        let mut own = TenantLimits { vms_per_host: Some(own_vms), disks: Some(own_disks) };
         scheduler.set_tenant(Tenant(1), own);
         let half = jobs.len() / 2;
         scheduler.add(Tenant(0), jobs[..half].to_vec(), 0);
-        scheduler.add(Tenant(1), jobs[half..].to_vec(), 0);
+        let limited = scheduler.add(Tenant(1), jobs[half..].to_vec(), 0);
         let (mut held, mut parked, mut now) = (Held::default(), Vec::new(), 0);
         // Guests that are down for their last pass; those that were so from the first do not ask.
         let mut down = BTreeSet::new();
@@ -141,6 +159,9 @@ proptest! {
                 let job = scheduler.job(admission.job).unwrap().clone();
                 held.begin(&job, admission);
                 held.check(&budgets, &job.host, &host_disks)?;
+                if limited.contains(&admission.job) {
+                    held.check_own(&limited, own)?;
+                }
             }
             down.retain(|id| !scheduler.is_over(*id));
             if let Some(id) = parked.pop() {
@@ -201,6 +222,10 @@ proptest! {
                     let disks = 1 + at.index(6) as u32;
                     scheduler.set_host(&host, HostLimits { disks: Some(disks), ..HostLimits::default() });
                     host_disks.insert(host, disks);
+                }
+                8 => {
+                    own = TenantLimits { vms_per_host: Some(1 + at.index(3) as u32), disks: Some(1 + at.index(4) as u32) };
+                    scheduler.set_tenant(Tenant(1), own);
                 }
                 _ => {
                     let (_, _, done) = held.of.get_mut(&id).unwrap();

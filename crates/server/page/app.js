@@ -109,6 +109,7 @@ const ORDERS = [
 const OF_ONE = {
   cutover: (name) => `${name} moves over now: it is shut down at the source, and its last changes are copied.`,
   retry: (name) => `${name} is tried again, in its turn, while the plan goes on. What was copied is kept.`,
+  cancel: (name) => `${name} is given up while the plan goes on: its images are removed, and if drover switched it off, it is switched on again.`,
 };
 
 function drawOrders(plan) {
@@ -242,9 +243,10 @@ const shown = () => {
 
 const openRow = (vm) => {
   app.sheet = vm.name;
-  const fits = { cutover: vm.warm && !vm.ended_ms, retry: vm.state === 'failed' };
+  const mayEnd = !['done', 'not_cleaned_up', 'cancelled'].includes(vm.state) && current()?.state === 'running';
+  const fits = { cutover: vm.warm && !vm.ended_ms, retry: vm.state === 'failed', cancel: mayEnd };
   const can = may('operator') ? ORDERS.filter((it) => fits[it.order] && it.states.includes(current()?.state)) : [];
-  const title = (it) => (it.failed ? 'Try again' : it.title);
+  const title = (it) => ({ retry: 'Try again', cancel: 'Give up' }[it.order] ?? it.title);
   openVm(app.plan, vm, app.live.get(vm.name), can.map((it) => el('button', { type: 'button', onclick: () => { byId('side').close(); confirmOrder({ ...it, title: title(it) }, vm); } }, title(it))));
 };
 
@@ -328,8 +330,7 @@ async function follow(panel, name, path, show) {
   }
 }
 
-const clock = (minute) => `${String(Math.floor(minute / 60)).padStart(2, '0')}:${String(minute % 60).padStart(2, '0')}`;
-const windowOf = ({ hours, from_ms: from, until_ms: until }) => [hours ? `${clock(hours.from)}-${clock(hours.to)} UTC` : null, from ? `from ${when(from)}` : null, until ? `until ${when(until)}` : null]
+const windowOf = ({ windows, freezes, from_ms: from, until_ms: until }) => [...windows, from ? `from ${when(from)}` : null, until ? `until ${when(until)}` : null, ...freezes.map((it) => `not in ${it}`)]
   .filter(Boolean).join(', ') || 'always';
 
 /** A wave's VMs are a click away, and a word where later waves wait for it. */

@@ -133,6 +133,15 @@ fn forecasts(text: &mut Text, gauges: &Gauges) {
     ends("foreseen_end_timestamp_seconds", "When a plan that runs is foreseen to end.", |it| it.foreseen_ms);
     let help = "When a plan that runs was foreseen to end as its run began.";
     ends("first_foreseen_end_timestamp_seconds", help, |it| it.first_foreseen_ms);
+    let errors = || gauges.plans.iter().filter_map(|plan| Some((plan, plan.forecast_error?)));
+    let help = "By which share of what the last run of a plan that is done took its forecast was off; below 0 it was too short.";
+    text.family("forecast_error_ratio", "gauge", help);
+    errors().for_each(|(plan, (off, _))| text.value("forecast_error_ratio", &[("plan", &plan.plan)], off));
+    let help = "Whether that run took from P10 to P90 of its forecast (1) or not (0).";
+    text.family("forecast_inside", "gauge", help);
+    errors().for_each(|(plan, (_, inside))| {
+        text.value("forecast_inside", &[("plan", &plan.plan)], u8::from(inside));
+    });
 }
 
 fn resources(text: &mut Text, shared: &Resources) {

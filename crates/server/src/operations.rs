@@ -331,10 +331,13 @@ pub enum OrderKind {
 pub struct Order {
     /// What.
     pub order: OrderKind,
-    /// Name of the VM that moves over, or is tried again; all that wait, or all that failed, if absent.
+    /// Name of the VM that moves over, is tried again, or is given up; all that wait, all that failed, or the whole plan, if absent.
     #[serde(default)]
     pub vm: Option<String>,
-    /// To proceed: the wave of which VMs failed.
+    /// For a cutover, a retry or a cancel: names of several VMs, or patterns such as `web*`.
+    #[serde(default)]
+    pub vms: Vec<String>,
+    /// To proceed: the wave of which VMs failed. For a cutover: the wave whose VMs move over.
     #[serde(default)]
     pub wave: Option<String>,
     /// Start each VM at the target once it has arrived, whatever the plan says.
@@ -467,4 +470,7 @@ pub struct PlanGauges {
     pub foreseen_ms: Option<[i64; 3]>,
     /// See [`Plan::first_foreseen_ms`].
     pub first_foreseen_ms: Option<[i64; 3]>,
+    /// Of a plan that is done: by which share of what its last run took the likely time (P50) was off as that began, and whether it was
+    /// from P10 to P90.
+    pub forecast_error: Option<(f64, bool)>,
 }

@@ -111,7 +111,11 @@ pub(crate) async fn order(
     check_operator(&caller, &plan.project)?;
     let turn = app.turn(&app.turns.order).await?;
     let mut entry = entry(&caller, from, &plan.project, Some(name.clone()), word(order.order));
-    (entry.vm, entry.before) = (order.vm.clone().or(order.wave.clone()), Some(plan.state));
+    let several = (!order.vms.is_empty()).then(|| order.vms.join(", "));
+    (entry.vm, entry.before) = (
+        order.vm.clone().or(several).or(order.wave.as_ref().map(|wave| format!("wave {wave}"))),
+        Some(plan.state),
+    );
     // The same body for another plan is another request.
     let request = [name.as_bytes(), b"\0", &bytes].concat();
     once(&app, turn, &caller, &headers, &request, StatusCode::OK, move |operations| {

@@ -393,6 +393,7 @@ async fn about(State(app): Shared, Extension(caller): Extension<Caller>) -> Resp
 
 /// What lists are asked with.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ListQuery {
     limit: Option<usize>,
     cursor: Option<String>,
@@ -484,12 +485,22 @@ async fn page_of<T: Serialize + Send + 'static>(
     Ok(answer_json(StatusCode::OK, &page))
 }
 
+/// In which VMs are, as the API names them.
+const VM_STATES: [&str; 8] =
+    ["queued", "running", "done", "not_cleaned_up", "failed", "skipped", "stopped", "cancelled"];
+
 async fn vms(
     State(app): Shared,
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
     asked: Asked<ListQuery>,
 ) -> Result<Response, Problem> {
+    let unknown =
+        asked.as_ref().ok().and_then(|asked| asked.state.as_deref()).filter(|it| !VM_STATES.contains(it));
+    if let Some(unknown) = unknown {
+        let text = format!("there is no state '{unknown}' of VMs");
+        return Err(Problem::new(Kind::BadRequest, text).advise(format!("one of {}", VM_STATES.join(", "))));
+    }
     page_of(&app, &caller, name, asked, |operations, plan, wanted| operations.vms(plan, wanted)).await
 }
 

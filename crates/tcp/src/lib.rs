@@ -7,6 +7,7 @@
 //! info        pure: what TCP_INFO tells of a connection, from any kernel's bytes
 //! congestion  which congestion control a socket has, and which there are
 //! options     buffers and wake-ups, time limits, ends of connections
+//! offloads    which work a network interface takes off the processor
 //! routing     what a transparent relay needs: original destinations, foreign addresses
 //! lease       whether a file is open for writing
 //! heap        how many heaps the C library keeps for threads
@@ -22,6 +23,7 @@ mod congestion;
 mod heap;
 mod info;
 mod lease;
+mod offloads;
 mod options;
 mod routing;
 mod sys;
@@ -31,6 +33,7 @@ pub use congestion::{BBR, available_congestion, best_congestion, congestion, set
 pub use heap::keep_few_heaps;
 pub use info::{Info, State, info};
 pub use lease::is_open_for_writing;
+pub use offloads::{Offloads, offloads};
 pub use options::{
     Keepalive, Limits, end_on_close, keep_urgent_in_line, not_sent_low_water, peer_user, receive_low_water,
     reset_on_close, set_dead_peer_timeout, set_keepalive, set_not_sent_low_water, set_pacing_rate_max,

@@ -1,6 +1,6 @@
 //! The unsafe part: getsockopt, setsockopt, ioctl, fcntl and mallopt.
 
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -68,6 +68,37 @@ pub(crate) fn ioctl_int(socket: BorrowedFd<'_>, request: c_ulong) -> Result<c_in
     // call returns.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), request as _, &raw mut value) };
     if result >= 0 { Ok(value) } else { Err(Error::last_os_error()) }
+}
+
+/// What a driver is asked, and its answer. Source: `struct ethtool_value` of Linux `linux/ethtool.h`.
+#[repr(C)]
+struct EthtoolValue {
+    command: u32,
+    data: u32,
+}
+
+/// Source: Linux `linux/sockios.h`.
+const SIOCETHTOOL: c_ulong = 0x8946;
+
+/// Asks the driver of a network interface a question whose answer is a number. Any socket will do.
+pub(crate) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u32) -> Result<u32> {
+    let mut value = EthtoolValue { command, data: 0 };
+    // SAFETY: `ifreq` is numbers, arrays of them and one pointer, for all of which zero bytes are valid values.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let bytes = interface.as_bytes();
+    // A zero byte stays behind it.
+    if bytes.is_empty() || bytes.len() >= request.ifr_name.len() || bytes.contains(&0) {
+        return Err(Error::new(ErrorKind::InvalidInput, format!("'{interface}' is no name of an interface")));
+    }
+    for (to, byte) in request.ifr_name.iter_mut().zip(bytes) {
+        *to = *byte as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    // SAFETY: callers pass commands (ETHTOOL_G...) with which the kernel reads `request`, and reads and writes the eight bytes of
+    // `value` that it points to; both live until the call returns, and no pointer is kept. The descriptor is open, because it is
+    // borrowed.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) };
+    if result >= 0 { Ok(value.data) } else { Err(Error::last_os_error()) }
 }
 
 /// Has a file do something whose argument is an int.

@@ -1,115 +1,100 @@
-//! How many bytes a second may go to a site, by the time of day. Pure.
+//! How many bytes a second may go to a site, by the time. Pure.
 
 use std::fmt;
 use std::str::FromStr;
 
+use drover_window::Window;
 use serde::{Deserialize, Serialize};
 
 use crate::units::byte_rate;
 
-/// Minutes of a day.
-const DAY: u16 = 24 * 60;
-
-/// A limit that holds in a part of each day, in UTC: from its first minute up to, not with, its last. One that ends
-/// before it begins goes on through midnight; one that ends where it begins always holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A limit that holds in a window, or always.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Kept", into = "Kept")]
 pub struct DayLimit {
-    /// Minute of the day, 0 to 1439.
-    pub from: u16,
-    /// Minute of the day, 0 to 1439.
-    pub to: u16,
+    /// When it holds; absent: always.
+    pub window: Option<Window>,
     /// Bytes a second, at least 1.
     pub bytes_per_second: u64,
 }
 
 impl DayLimit {
-    fn holds(&self, minute: u16) -> bool {
-        if self.from < self.to {
-            (self.from..self.to).contains(&minute)
-        } else {
-            minute >= self.from || minute < self.to
-        }
+    /// One that always holds.
+    pub fn always(bytes_per_second: u64) -> DayLimit {
+        DayLimit { window: None, bytes_per_second }
+    }
+
+    /// When it begins or ends to hold next, in milliseconds since 1970; absent if it never does.
+    pub fn changes_after(&self, ms: u64) -> Option<u64> {
+        self.window.as_ref()?.changes_after(ms)
+    }
+
+    fn holds(&self, ms: u64) -> bool {
+        self.window.as_ref().is_none_or(|window| window.is_open(ms))
     }
 }
 
 /// The lowest limit that holds at a time, in seconds since 1970.
 pub fn limit_at(limits: &[DayLimit], seconds: u64) -> Option<u64> {
-    let minute = (seconds / 60 % u64::from(DAY)) as u16;
-    limits.iter().filter(|limit| limit.holds(minute)).map(|limit| limit.bytes_per_second).min()
+    let ms = seconds.saturating_mul(1000);
+    limits.iter().filter(|limit| limit.holds(ms)).map(|limit| limit.bytes_per_second).min()
 }
 
-/// A part of a day, written `HH:MM-HH:MM`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hours {
-    /// First minute.
-    pub from: u16,
-    /// The minute after the last.
-    pub to: u16,
+/// As a limit is kept in files. Those of before have the minutes of each day in UTC; a drover that knows nothing else takes one with
+/// a window as one that always holds.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    from: u16,
+    to: u16,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    window: Option<Window>,
+    bytes_per_second: u64,
 }
 
-/// A text that is no part of a day.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not HH:MM-HH:MM")]
-pub struct HoursError(String);
+impl TryFrom<Kept> for DayLimit {
+    type Error = drover_window::WindowError;
 
-impl fmt::Display for Hours {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Hours { from, to } = self;
-        write!(f, "{:02}:{:02}-{:02}:{:02}", from / 60, from % 60, to / 60, to % 60)
+    fn try_from(kept: Kept) -> Result<DayLimit, Self::Error> {
+        let Kept { from, to, window, bytes_per_second } = kept;
+        let daily = || format!("{:02}:{:02}-{:02}:{:02}", from / 60, from % 60, to / 60, to % 60).parse();
+        let window = match window {
+            None if from != to => Some(daily()?),
+            window => window,
+        };
+        Ok(DayLimit { window, bytes_per_second })
     }
 }
 
-impl FromStr for Hours {
-    type Err = HoursError;
-
-    fn from_str(text: &str) -> Result<Hours, HoursError> {
-        let hours =
-            text.split_once('-').and_then(|(from, to)| Some(Hours { from: minute(from)?, to: minute(to)? }));
-        hours.ok_or_else(|| HoursError(text.to_string()))
+impl From<DayLimit> for Kept {
+    fn from(limit: DayLimit) -> Kept {
+        let DayLimit { window, bytes_per_second } = limit;
+        let (from, to) = window.as_ref().and_then(Window::daily_in_utc).unwrap_or((0, 0));
+        Kept { from, to, window: window.filter(|_| from == to), bytes_per_second }
     }
-}
-
-fn minute(text: &str) -> Option<u16> {
-    let (hour, minute) = text.split_once(':')?;
-    let number =
-        |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u16>().ok())?;
-    let (hour, minute) = (number(hour)?, number(minute)?);
-    // 24:00 is the end of a day, which is the beginning of the next.
-    let sound = minute < 60 && (hour < 24 || (hour == 24 && minute == 0));
-    sound.then_some((hour * 60 + minute) % DAY)
 }
 
 impl FromStr for DayLimit {
     type Err = String;
 
-    /// `RATE`, which always holds, or `HH:MM-HH:MM=RATE`.
+    /// `RATE`, which always holds, or `WINDOW=RATE`.
     fn from_str(text: &str) -> Result<DayLimit, String> {
-        let (hours, rate) = text.split_once('=').unwrap_or(("00:00-24:00", text));
-        let hours: Hours = hours.parse().map_err(|error: HoursError| error.to_string())?;
-        Ok(DayLimit {
-            from: hours.from,
-            to: hours.to,
-            bytes_per_second: byte_rate(rate).map_err(|error| error.to_string())?,
-        })
+        let (window, rate) = match text.split_once('=') {
+            Some((window, rate)) => {
+                (Some(window.parse::<Window>().map_err(|error| error.to_string())?), rate)
+            }
+            None => (None, text),
+        };
+        let window = window.filter(|window| !window.is_always());
+        Ok(DayLimit { window, bytes_per_second: byte_rate(rate).map_err(|error| error.to_string())? })
     }
 }
 
 impl fmt::Display for DayLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DayLimit { from, to, bytes_per_second } = self;
-        let rate = *bytes_per_second as f64 * 8e-6;
-        match from == to {
-            true => write!(f, "always {rate:.1} Mbit/s"),
-            false => {
-                write!(
-                    f,
-                    "{:02}:{:02}-{:02}:{:02} UTC {rate:.1} Mbit/s",
-                    from / 60,
-                    from % 60,
-                    to / 60,
-                    to % 60
-                )
-            }
+        let rate = self.bytes_per_second as f64 * 8e-6;
+        match &self.window {
+            None => write!(f, "always {rate:.1} Mbit/s"),
+            Some(window) => write!(f, "{window} {rate:.1} Mbit/s"),
         }
     }
 }
@@ -118,9 +103,8 @@ impl fmt::Display for DayLimit {
 mod tests {
     use super::*;
 
-    fn limit(hours: &str, rate: u64) -> DayLimit {
-        let Hours { from, to } = hours.parse().unwrap();
-        DayLimit { from, to, bytes_per_second: rate }
+    fn limit(window: &str, rate: u64) -> DayLimit {
+        DayLimit { window: window.parse().ok(), bytes_per_second: rate }
     }
 
     fn at(hour: u64, minute: u64) -> u64 {
@@ -142,35 +126,56 @@ mod tests {
         ] {
             assert_eq!(limit_at(&limits, at(hour, minute)), expected, "{hour}:{minute}");
         }
-        assert_eq!(limit_at(&[limit("00:00-24:00", 7)], at(12, 0)), Some(7), "always");
+        assert_eq!(limit_at(&[DayLimit::always(7)], at(12, 0)), Some(7), "always");
         assert_eq!(limit_at(&[], 0), None);
     }
 
     #[test]
-    fn a_limit_is_a_rate_or_hours_and_a_rate() {
-        assert_eq!("500m".parse(), Ok(limit("00:00-24:00", 62_500_000)));
-        assert_eq!("08:00-18:00=12MiB".parse(), Ok(limit("08:00-18:00", 12 << 20)));
-        assert_eq!("08:00-18:00=2.5g".parse(), Ok(limit("08:00-18:00", 312_500_000)));
-        for text in ["", "1", "m", "0m", "-1m", "99999999999999999999g", "08:00=1m", "08:00-9:00="] {
-            assert!(text.parse::<DayLimit>().is_err(), "{text}");
+    fn a_limit_holds_by_the_clock_and_the_days_of_its_zone() {
+        let limits = [limit("Mon-Fri 08:00-18:00 Europe/Berlin", 10), DayLimit::always(50)];
+        // 2024-10-04 is a Friday; the clock is put back on the 27th.
+        let friday = 1_728_000_000;
+        for (day, hour, expected) in
+            [(0, 6, 10), (0, 5, 50), (0, 16, 50), (1, 12, 50), (24, 6, 50), (24, 7, 10)]
+        {
+            assert_eq!(
+                limit_at(&limits, friday + day * 86_400 + hour * 3600),
+                Some(expected),
+                "{day} {hour}"
+            );
         }
+        assert_eq!(limits[0].changes_after(friday * 1000), Some((friday + 6 * 3600) * 1000));
+        assert_eq!(limits[1].changes_after(friday * 1000), None);
     }
 
     #[test]
-    fn parts_of_a_day_are_read_strictly() {
-        for text in [
-            "",
-            "8-9",
-            "08:00",
-            "08:60-09:00",
-            "24:01-09:00",
-            "25:00-09:00",
-            "-1:00-09:00",
-            "a:b-c:d",
-            "+8:00-9:00",
-        ] {
-            assert!(text.parse::<Hours>().is_err(), "{text}");
+    fn a_limit_is_a_rate_or_a_window_and_a_rate() {
+        assert_eq!("500m".parse(), Ok(DayLimit::always(62_500_000)));
+        assert_eq!("00:00-24:00=500m".parse(), Ok(DayLimit::always(62_500_000)));
+        assert_eq!("08:00-18:00=12MiB".parse(), Ok(limit("08:00-18:00", 12 << 20)));
+        let workdays = "Mon-Fri 08:00-18:00 Europe/Berlin";
+        assert_eq!(format!("{workdays}=2.5g").parse(), Ok(limit(workdays, 312_500_000)));
+        for text in ["", "1", "m", "0m", "-1m", "99999999999999999999g", "08:00=1m", "08:00-9:00="] {
+            assert!(text.parse::<DayLimit>().is_err(), "{text}");
         }
         assert_eq!(limit("22:30-06:05", 1_000_000).to_string(), "22:30-06:05 UTC 8.0 Mbit/s");
+        assert_eq!(DayLimit::always(1_000_000).to_string(), "always 8.0 Mbit/s");
+    }
+
+    #[test]
+    fn a_limit_is_kept_as_before_where_it_can_be() {
+        for (limit, kept) in [
+            (limit("22:00-06:00", 7), r#"{"from":1320,"to":360,"bytes_per_second":7}"#),
+            (DayLimit::always(7), r#"{"from":0,"to":0,"bytes_per_second":7}"#),
+            (
+                limit("Sat 22:00-06:00 Europe/Berlin", 7),
+                r#"{"from":0,"to":0,"window":"Sat 22:00-06:00 Europe/Berlin","bytes_per_second":7}"#,
+            ),
+        ] {
+            assert_eq!(serde_json::to_string(&limit).unwrap(), kept);
+            assert_eq!(serde_json::from_str::<DayLimit>(kept).unwrap(), limit);
+        }
+        let beyond = r#"{"from":1500,"to":360,"bytes_per_second":7}"#;
+        assert!(serde_json::from_str::<DayLimit>(beyond).is_err());
     }
 }

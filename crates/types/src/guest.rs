@@ -1,5 +1,7 @@
 //! What was found inside a guest's disks without starting it.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 /// What was found inside a guest's disks.
@@ -51,11 +53,52 @@ impl Inside {
         self.free.iter().any(|it| it.place == "/")
     }
 
+    /// Whether it boots a Linux, also one whose root file system was not read: its kernel or its boot loader was found.
+    pub fn boots_linux(&self) -> bool {
+        let is_of_windows = |loader: &String| loader.to_ascii_lowercase().contains(r"\microsoft\");
+        let by_loader = match (&self.efi, self.boot_loader.as_deref()) {
+            (Some(efi), _) if !efi.loaders.is_empty() => !efi.loaders.iter().any(is_of_windows),
+            (_, loader) => loader.is_some_and(|loader| LOADERS_OF_LINUX.contains(&loader)),
+        };
+        self.saw_root() || self.initramfs.is_some() || by_loader
+    }
+
     /// The Windows that it boots, as far as that is known: none beside a Linux.
     pub fn only_windows(&self) -> Option<&Windows> {
-        self.windows.as_ref().filter(|_| !self.saw_root())
+        self.windows.as_ref().filter(|_| !self.boots_linux())
+    }
+
+    /// What it surely is, whatever its guest id says: no Linux where there may be a Windows, too, that could not be read.
+    pub fn system_found(&self) -> Option<FoundSystem> {
+        if let Some(windows) = self.only_windows() {
+            let Windows { build, is_server, .. } = *windows;
+            return Some(FoundSystem::Windows { build, is_server, has_netkvm: windows.has_netkvm() });
+        }
+        let may_hold_windows = self.ntfs || self.encrypted.iter().any(|it| it.kind == "BitLocker");
+        ((self.saw_root() || self.initramfs.is_some()) && !may_hold_windows).then_some(FoundSystem::Linux)
     }
 }
+
+/// What system a guest boots, by what its disks hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FoundSystem {
+    /// Windows.
+    Windows {
+        /// The number of its build, such as 17763, where that was read.
+        build: Option<u32>,
+        /// Whether it is a server.
+        is_server: bool,
+        /// Whether it is known to have the driver of virtio's network cards.
+        #[serde(default)]
+        has_netkvm: bool,
+    },
+    /// Linux.
+    Linux,
+}
+
+/// As [`Inside::boot_loader`] has them.
+const LOADERS_OF_LINUX: [&str; 3] = ["GRUB", "LILO", "SYSLINUX"];
 
 /// What the registry of a Windows tells.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,8 +123,20 @@ pub struct Windows {
     pub is_cluster_node: bool,
     /// Whether an update waits for a restart.
     pub waits_for_restart: bool,
-    /// Fixed addresses of IPv4.
+    /// Cards with fixed addresses, of IPv4: those of IPv6 it keeps where nobody documents them.
     pub fixed: Vec<WindowsAddresses>,
+    /// Routes that it keeps over restarts, of whatever card.
+    #[serde(default)]
+    pub routes: Vec<Route>,
+}
+
+impl Windows {
+    /// Whether the driver of virtio's network cards was seen in it.
+    pub fn has_netkvm(&self) -> bool {
+        let mut drivers = self.drivers.iter().flatten();
+        // It is started when its card is found.
+        drivers.any(|driver| driver.name == "netkvm" && driver.has_file)
+    }
 }
 
 /// A driver of Windows.
@@ -104,10 +159,39 @@ pub struct WindowsAddresses {
     pub mac: Option<String>,
     /// Addresses (`192.0.2.7/24`).
     pub addresses: Vec<String>,
-    /// The gateway.
-    pub gateway: Option<String>,
-    /// Name servers.
+    /// Gateways.
+    #[serde(default)]
+    pub gateways: Vec<String>,
+    /// Name servers, also of IPv6.
     pub dns: Vec<String>,
+}
+
+/// A route that is not the default one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Where it leads.
+    pub network: IpAddr,
+    /// Bits of that network.
+    pub prefix: u8,
+    /// By what.
+    pub gateway: IpAddr,
+    /// What it costs; absent where the system decides.
+    pub metric: Option<u32>,
+}
+
+/// What a network card of Windows is given when it boots for the first time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CardSettings {
+    /// MAC address, lower case with colons.
+    pub mac: String,
+    /// Fixed addresses, with the bits of their networks.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// What leads out of them.
+    pub gateways: Vec<IpAddr>,
+    /// Name servers.
+    pub dns: Vec<IpAddr>,
+    /// Routes by gateways in its networks.
+    pub routes: Vec<Route>,
 }
 
 /// What boots from an EFI system partition.
@@ -179,4 +263,41 @@ pub struct FreeSpace {
     pub place: String,
     /// Bytes.
     pub bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_windows_beside_a_linux_whose_root_was_not_read_is_not_what_boots() {
+        let windows = || Inside { windows: Some(Windows::default()), ntfs: true, ..Inside::default() };
+        let with_loaders = |loaders: &[&str]| {
+            let loaders = loaders.iter().map(|it| it.to_string()).collect();
+            Inside { efi: Some(EfiPartition { has_fallback: true, loaders }), ..windows() }
+        };
+        let microsoft = r"\EFI\Microsoft\Boot\bootmgfw.efi";
+        let of_windows = [
+            windows(),
+            Inside { boot_loader: Some("Windows".into()), ..windows() },
+            with_loaders(&[]),
+            with_loaders(&[microsoft]),
+        ];
+        assert!(of_windows.iter().all(|it| it.only_windows().is_some()));
+        let of_linux = [
+            Inside { initramfs: Some(Initramfs::default()), ..windows() },
+            Inside { boot_loader: Some("GRUB".into()), ..windows() },
+            Inside { free: vec![FreeSpace { place: "/".into(), bytes: 1 }], ..windows() },
+            with_loaders(&[r"\EFI\debian\shimx64.efi"]),
+        ];
+        assert!(of_linux.iter().all(|it| it.only_windows().is_none()));
+        let found = FoundSystem::Windows { build: None, is_server: false, has_netkvm: false };
+        assert!(of_windows.iter().all(|it| it.system_found() == Some(found)));
+        assert!(of_linux.iter().all(|it| it.system_found().is_none()), "there is a Windows, too");
+        let linux = Inside { windows: None, ntfs: false, ..of_linux[2].clone() };
+        assert_eq!(linux.system_found(), Some(FoundSystem::Linux));
+        let locked = Encrypted { disk: 0, partition: 2, kind: "BitLocker".into() };
+        assert_eq!(Inside { encrypted: vec![locked], ..linux }.system_found(), None);
+        assert_eq!(Inside::default().system_found(), None);
+    }
 }

@@ -28,6 +28,9 @@ pub struct Inventory {
     /// The waves of VMs that a plan began with, by the VM's id. No provider shows them.
     #[serde(skip)]
     pub waves: BTreeMap<String, String>,
+    /// Only the VMs that a plan began with are there; others were left out.
+    #[serde(skip)]
+    pub is_begun_alone: bool,
     /// Where VMs were that a plan began with, by the VM's id. No provider shows that either.
     #[serde(skip)]
     pub places: BTreeMap<String, VmPlace>,
@@ -208,6 +211,25 @@ pub struct Vm {
 }
 
 impl Vm {
+    /// Whether its guest id names Windows.
+    pub fn is_windows_by_id(&self) -> bool {
+        names_windows(&self.guest_id)
+    }
+
+    /// Whether its guest id names Windows, or no system at all (`otherGuest64`).
+    pub fn may_be_windows(&self) -> bool {
+        let id = self.guest_id.to_ascii_lowercase();
+        names_windows(&id) || id.is_empty() || (id.starts_with("other") && !id.contains("linux"))
+    }
+
+    /// Whether its guest id names a system that is not known for one of Linux, or none at all.
+    pub fn names_no_linux(&self) -> bool {
+        let id = self.guest_id.to_ascii_lowercase();
+        let others =
+            ["freebsd", "solaris", "darwin", "dos", "netware", "openserver", "unixware", "os2", "vmkernel"];
+        self.may_be_windows() || others.iter().any(|other| id.starts_with(other))
+    }
+
     /// Provisioned bytes of its disks; saturates.
     pub fn capacity_bytes(&self) -> u64 {
         self.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.capacity_bytes))
@@ -229,6 +251,13 @@ impl Vm {
         let (all, part) = (self.capacity_bytes(), disk.capacity_bytes);
         if all == 0 { 0 } else { (u128::from(bytes) * u128::from(part) / u128::from(all)) as u64 }
     }
+}
+
+/// Whether a guest id names Windows.
+///
+/// Source: `VirtualMachineGuestOsIdentifier` of the vSphere API.
+pub fn names_windows(guest_id: &str) -> bool {
+    guest_id.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("win"))
 }
 
 /// What a VM writes to its disks, as its provider measured it.

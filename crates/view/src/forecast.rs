@@ -4,11 +4,11 @@ use std::fmt::{self, Write};
 use std::time::Duration;
 
 use drover_forecast::reference::{Figure, Row, Use};
-use drover_forecast::{By, Forecast, Gain, ProposedWave, Spread, Unit, VmForecast, WaveForecast};
+use drover_forecast::{By, Forecast, Gain, Origin, ProposedWave, Spread, Unit, VmForecast, WaveForecast};
 use drover_types::Bytes;
 use serde_json::{Value, json};
 
-use crate::clock::{local, utc_minute, zone_name};
+use crate::clock::{local, zone_name};
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, clip, count, duration};
 
@@ -41,6 +41,9 @@ fn write_forecast(text: &mut String, it: &Forecast) -> fmt::Result {
     }
     if !it.waves.is_empty() {
         write!(text, "\nWaves: how likely it is that each fits its window\n{}", wave_table(it))?;
+        for (name, opens) in openings(it) {
+            writeln!(text, "wave {name}: its window opens {opens}")?;
+        }
     }
     write!(text, "\nVMs, the last first\n{}", vm_table(it))?;
     if it.vms.len() > ROWS_MAX {
@@ -96,7 +99,8 @@ pub(crate) fn write_why(text: &mut String, it: &Forecast) -> fmt::Result {
     }
     writeln!(text, "\nGoes by ({} draws)", it.draws)?;
     it.by.iter().try_for_each(|by| {
-        writeln!(text, "  {:<21}{:<24} {}", by.name, values(by), clip(&by.quantity.origin.to_string(), 31))
+        let name = clip(&by.name, 20);
+        writeln!(text, "  {name:<21}{:<24} {}", values(by), clip(&origin(by), 31))
     })?;
     match churn_measured(it) {
         Some(words) => writeln!(text, "  {words}"),
@@ -125,6 +129,18 @@ pub(crate) fn values(by: &By) -> String {
     let number = |value: f64| one(value).split(' ').next().unwrap_or_default().to_string();
     let Spread { p10, p50, p90 } = by.quantity.spread;
     if p10 == p90 { one(p50) } else { format!("{} ({}-{})", one(p50), number(p10), number(p90)) }
+}
+
+/// `given`, `measured 2026-11-27, 3 times`, `assumed: ...`.
+pub(crate) fn origin(by: &By) -> String {
+    match (&by.quantity.origin, by.quantity.measured_ms) {
+        (Origin::Measured(samples), Some(at_ms)) => {
+            let times = if *samples == 1 { "once".into() } else { format!("{samples} times") };
+            let day: String = local(at_ms).chars().take(10).collect();
+            format!("measured {day}, {times}")
+        }
+        (origin, _) => origin.to_string(),
+    }
 }
 
 pub(crate) fn time(seconds: f64) -> String {
@@ -199,6 +215,11 @@ pub(crate) fn wave_name(it: &Forecast, wave: &WaveForecast) -> String {
     }
 }
 
+/// When the windows of waves open that are closed when all begins.
+pub(crate) fn openings(it: &Forecast) -> impl Iterator<Item = (String, &str)> {
+    it.waves.iter().filter_map(|wave| Some((wave_name(it, wave), wave.opens.as_deref()?)))
+}
+
 /// VMs, when it begins, P10, P50 and P90 of its end, and with which chance it fits its window.
 pub(crate) fn wave_cells(wave: &WaveForecast) -> [String; 6] {
     let [p10, p50, p90] = end_cells(wave.end_s);
@@ -212,16 +233,16 @@ pub(crate) fn wave_cells(wave: &WaveForecast) -> [String; 6] {
     ]
 }
 
-/// Proposed waves, the first of which opens at a moment, and each other a day after the one before it.
-pub fn proposed_waves_text(waves: &[ProposedWave], opens_ms: i64) -> String {
+/// Proposed waves, and when each opens.
+pub fn proposed_waves_text(waves: &[ProposedWave], opens: &[String]) -> String {
     let columns = ["VMS", "TO READ", "P10", "LIKELY", "P90", "FITS"].map(|name| (name, Align::Right));
-    let names = [("WAVE", Align::Left), ("OPENS (UTC)", Align::Left)];
+    let names = [("WAVE", Align::Left), ("OPENS", Align::Left)];
     let mut table = Table::new(&[names.as_slice(), &columns].concat());
-    for (number, wave) in waves.iter().enumerate() {
+    for (wave, opens) in waves.iter().zip(opens) {
         let Spread { p10, p50, p90 } = wave.makespan_s;
         table.row([
             wave.name.clone(),
-            utc_minute(opens_ms + number as i64 * DAY_MS),
+            opens.clone(),
             wave.vms.len().to_string(),
             Bytes(wave.bytes).to_string(),
             time(p10),
@@ -232,8 +253,6 @@ pub fn proposed_waves_text(waves: &[ProposedWave], opens_ms: i64) -> String {
     }
     table.to_string()
 }
-
-const DAY_MS: i64 = 86_400_000;
 
 /// A proposed wave in a line.
 pub fn proposed_note(wave: &ProposedWave) -> String {
@@ -280,7 +299,7 @@ pub(crate) fn reference_cells(row: &Row) -> [String; 5] {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use drover_forecast::{FleetDisk, FleetVm, Question, foresee, reference};
+    use drover_forecast::{FleetDisk, FleetVm, Quantity, Question, foresee, reference};
 
     use super::*;
 
@@ -312,6 +331,18 @@ pub(crate) mod tests {
         for word in ["50 VMs", "P10 to P90", "What limits", "wave-1", "assumed: MTV", "... and 30 more"] {
             assert!(text.contains(word), "{word}:\n{text}");
         }
+    }
+
+    #[test]
+    fn what_was_measured_says_when_and_a_long_name_keeps_its_column() {
+        let quantity = Quantity::measured([20e6]).unwrap().on(Some(1_772_373_910_250));
+        let name = "target /srv/images/of/a/long/path".to_string();
+        let mut forecast = forecast();
+        forecast.by.push(By { name, unit: Unit::Rate, quantity });
+        let text = forecast_text(&forecast);
+        let line = text.lines().find(|line| line.contains("/srv/images")).unwrap();
+        assert!(line.contains(" 20 MB/s (16-25)") && line.ends_with("measured 2026-03-01, once"), "{line}");
+        assert!(crate::text::width(line) <= 80, "{line}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What was foreseen when a run began, beside what came.
 
-use drover_engine::{PlanReport, PlanState};
+use drover_engine::{ForecastError, PlanReport, PlanState};
 use serde::Serialize;
 
 use crate::clock::local;
@@ -39,14 +39,15 @@ pub(crate) fn compared(report: &PlanReport) -> Option<Compared> {
         let [low, _, high] = foreseen.vms.get(&vm.row.id)?.end_ms;
         Some((low..=high).contains(&(between(run.at_ms, ended).as_millis() as u64)))
     };
+    let error = outcome_ms.map(|outcome| ForecastError::of(foreseen.makespan_ms, outcome));
     let arrived: Vec<bool> = report.vms.iter().filter_map(took).collect();
     Some(Compared {
         p50_ms,
         p10_ms,
         p90_ms,
         outcome_ms,
-        off: outcome_ms.map(|outcome| p50_ms as f64 / outcome.max(1) as f64 - 1.0),
-        inside: outcome_ms.map(|outcome| (p10_ms..=p90_ms).contains(&outcome)),
+        off: error.map(|it| it.off),
+        inside: error.map(|it| it.inside),
         vms: arrived.len(),
         vms_inside: arrived.iter().filter(|inside| **inside).count(),
     })
@@ -96,8 +97,11 @@ mod tests {
         assert_eq!(compared(&report).map(|_| ()), None, "nothing was foreseen");
         let vm = ForeseenVm { end_ms: [1_000, 2_000, 70_000], downtime_ms: None };
         let at_ms = report.runs.last().unwrap().at_ms;
-        report.runs.last_mut().unwrap().facts.foreseen =
-            Some(Foreseen { makespan_ms: [50_000, 90_000, 130_000], vms: [("vm-1".to_string(), vm)].into() });
+        report.runs.last_mut().unwrap().facts.foreseen = Some(Foreseen {
+            makespan_ms: [50_000, 90_000, 130_000],
+            vms: [("vm-1".to_string(), vm)].into(),
+            ..Foreseen::default()
+        });
         report.plan.state = PlanState::Done;
         report.plan.ended_ms = Some(at_ms + 100_000);
         report.vms[0].row.ended_ms = Some(at_ms + 71_000);

@@ -227,6 +227,7 @@ fn write_waves(page: &mut String, report: &PlanReport) -> fmt::Result {
     begin_table(page, "Waves", &columns)?;
     for it in &report.waves {
         let moment = |ms: Option<i64>| ms.map_or(UNKNOWN.into(), local);
+        let opens = it.opens.as_ref().map_or(String::new(), |opens| format!("; opens {opens}"));
         write_row(
             page,
             &[
@@ -237,7 +238,7 @@ fn write_waves(page: &mut String, report: &PlanReport) -> fmt::Result {
                 ("number", it.failed.to_string()),
                 ("number", it.left.to_string()),
                 ("", it.wave.after.join(", ")),
-                ("", window_words(&it.wave.window)),
+                ("", window_words(&it.wave.window) + &opens),
                 ("time", moment(it.began_ms)),
                 ("time", moment(it.ended_ms)),
             ],

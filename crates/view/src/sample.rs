@@ -6,7 +6,7 @@ use drover_engine::{
     WaveState,
 };
 use drover_mover::Attribution;
-use drover_types::{Wave, WaveWindow};
+use drover_types::{Wave, WaveWindow, Windows};
 
 /// 2026-03-01 14:05:10 UTC.
 pub(crate) const START: i64 = 1_772_373_910_000;
@@ -90,6 +90,8 @@ pub(crate) fn disk_report(details: DiskRow) -> DiskReport {
             idle_ns: 10,
         }),
         link: details.link.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+        datastore: None,
+        pool: None,
         details,
     }
 }
@@ -198,7 +200,10 @@ pub(crate) fn wave() -> WaveReport {
         wave: Wave {
             name: "pilot".into(),
             after: vec!["lab-first".into()],
-            window: WaveWindow { hours: "22:00-06:00".parse().ok(), ..WaveWindow::default() },
+            window: WaveWindow {
+                windows: Windows("22:00-06:00".parse().into_iter().collect()),
+                ..WaveWindow::default()
+            },
             ..Wave::default()
         },
         state: WaveState::Failed,
@@ -210,6 +215,7 @@ pub(crate) fn wave() -> WaveReport {
         may_go_on: true,
         began_ms: Some(START),
         ended_ms: Some(START + 61_000),
+        opens: None,
     }
 }
 

@@ -140,12 +140,15 @@ fn write_status(
             let retry = format!("try again with:  drover retry {name} --all-failed\n");
             writeln!(
                 text,
-                "\n{}follow it with:  drover status {name} --watch\nstop it with:    drover cancel {name}",
+                "\n{}follow it with:  drover status {name} --watch\nstop it with:    drover pause {name}",
                 if has_failed { &retry } else { "" }
             )
         }
         PlanState::Running | PlanState::Incomplete => {
-            writeln!(text, "\nresume with:     drover resume {name}\nundo with:       drover cancel {name}")
+            writeln!(
+                text,
+                "\nresume with:     drover resume {name}\ngive it up with: drover cancel {name}, which removes what was copied"
+            )
         }
         PlanState::Done => writeln!(text, "\nsee its proof:   drover report {name}"),
         PlanState::Cancelled => Ok(()),
@@ -260,7 +263,7 @@ db: write: no space left
   snapshot snapshot-7 is still at the source; resume and cancel remove it
 
 resume with:     drover resume lab
-undo with:       drover cancel lab
+give it up with: drover cancel lab, which removes what was copied
 "
         );
     }

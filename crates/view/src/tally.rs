@@ -141,6 +141,10 @@ impl Tally {
                 self.stopped += 1;
                 return vec![Line { text: format!("{name}  skipped  {}", clean(error)), bad: false }];
             }
+            VmState::Cancelled => {
+                self.stopped += 1;
+                return vec![Line { text: format!("{name}  given up  {}", clean(error)), bad: false }];
+            }
             VmState::NotCleanedUp => self.not_cleaned_up += 1,
             // Its end could not be recorded.
             VmState::Done => self.done += 1,

@@ -8,6 +8,8 @@ use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, clean, clip};
 
 const NAME_COLUMNS: usize = 20;
+/// Longer windows have lines of their own below the table.
+const WINDOW_COLUMNS: usize = 30;
 
 /// How far the waves of a plan are; nothing if it has none.
 pub fn waves_text(waves: &[WaveReport]) -> String {
@@ -33,7 +35,7 @@ pub fn waves_text(waves: &[WaveReport]) -> String {
             it.done.to_string(),
             it.running.to_string(),
             it.failed.to_string(),
-            window_words(&it.wave.window),
+            clip(&window_words(&it.wave.window), WINDOW_COLUMNS).into_owned(),
         ]);
     }
     let after = |it: &&WaveReport| !it.wave.after.is_empty();
@@ -48,7 +50,16 @@ pub fn waves_text(waves: &[WaveReport]) -> String {
     let may_go_on = waves.iter().filter(|it| it.may_go_on && it.failed > 0);
     let words =
         may_go_on.map(|it| format!("those after wave {} go on: somebody said so\n", clean(&it.wave.name)));
-    let lines: String = waves.iter().filter(after).map(line).chain(words).collect();
+    let windows = waves.iter().filter_map(|it| {
+        let words = window_words(&it.wave.window);
+        let is_long = crate::text::width(&words) > WINDOW_COLUMNS;
+        is_long.then(|| format!("wave {} may move {words}\n", clean(&it.wave.name)))
+    });
+    let opens = waves.iter().filter_map(|it| {
+        Some(format!("wave {} waits: its window opens {}\n", clean(&it.wave.name), it.opens.as_ref()?))
+    });
+    let lines = waves.iter().filter(after).map(line).chain(words).chain(windows).chain(opens);
+    let lines: String = lines.collect();
     format!("\n{table}{lines}")
 }
 
@@ -61,25 +72,25 @@ pub(crate) fn wave_state(state: WaveState) -> &'static str {
     }
 }
 
-/// `22:00-06:00 from 2026-12-01 22:00 until ...`, in UTC; `any time` for one that is always open.
+/// `Sat 22:00-06:00 Europe/Berlin from 2026-12-01 22:00 UTC until ...`; `any time` for one that is always open.
 pub(crate) fn window_words(window: &WaveWindow) -> String {
     if window.is_always() {
         return "any time".into();
     }
-    let hours = window.hours.map(|hours| hours.to_string());
+    let windows = (!window.windows.is_empty()).then(|| window.windows.to_string());
     let from = window.from_ms.map(|ms| format!("from {}", moment(ms)));
     let until = window.until_ms.map(|ms| format!("until {}", moment(ms)));
-    let parts: Vec<String> = hours.into_iter().chain(from).chain(until).collect();
-    format!("{} UTC", parts.join(" "))
+    let freezes = (!window.freezes.is_empty()).then(|| format!("not in {}", window.freezes));
+    [windows, from, until, freezes].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
 fn moment(ms: u64) -> String {
-    i64::try_from(ms).map_or(UNKNOWN.into(), utc_minute)
+    i64::try_from(ms).map_or(UNKNOWN.into(), |ms| format!("{} UTC", utc_minute(ms)))
 }
 
 #[cfg(test)]
 mod tests {
-    use drover_types::Wave;
+    use drover_types::{Wave, Windows};
 
     use super::*;
     use crate::sample::wave;
@@ -93,18 +104,30 @@ mod tests {
                 window: WaveWindow { from_ms: Some(1_796_162_400_000), ..wave().wave.window },
                 ..Wave::default()
             },
+            opens: (!after.is_empty()).then(|| "Tue 2026-12-01 22:00 UTC".to_string()),
             ..wave()
         };
         let text = waves_text(&[wave("pilot", &[]), wave("web", &["pilot"])]);
         for part in [
-            "22:00-06:00 from 2026-12-01 22:00 UTC",
+            "wave web may move 22:00-06:00 UTC from 2026-12-01 22:00 UTC",
             "wave web is after pilot",
             "those after wave pilot go on",
+            "wave web waits: its window opens Tue 2026-12-01 22:00 UTC\n",
         ] {
             assert!(text.contains(part), "{part}:\n{text}");
         }
+        assert!(!text.contains("wave pilot waits"), "{text}");
         assert!(text.lines().all(|line| crate::text::width(line) <= 100), "{text}");
         assert_eq!(waves_text(&[]), "");
         assert_eq!(window_words(&WaveWindow::default()), "any time");
+        let windows = |texts: &[&str]| Windows(texts.iter().map(|it| it.parse().unwrap()).collect());
+        let window = WaveWindow {
+            windows: windows(&["Sat 22:00-06:00 Europe/Berlin", "2026-12-12"]),
+            freezes: windows(&["2026-12-20 - 2027-01-03"]),
+            ..WaveWindow::default()
+        };
+        let words = "Sat 22:00-06:00 Europe/Berlin, 2026-12-12 00:00 - 2026-12-13 00:00 UTC \
+                     not in 2026-12-20 00:00 - 2027-01-04 00:00 UTC";
+        assert_eq!(window_words(&window), words);
     }
 }

@@ -1,4 +1,3 @@
-use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -315,29 +314,29 @@ impl AllocatedAreas {
         Ok(slot)
     }
 
-    /// From now on nothing is known, so everything is read.
+    /// From now on it tells nothing.
     fn give_up(&self, error: &VsphereError) {
         let mut notes = lock(&self.notes);
         if notes.is_empty() {
             let cause =
                 std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            notes.push(format!("allocated areas are unknown, so the whole disk is read: {error}{cause}"));
+            notes.push(format!(
+                "change tracking does not tell what is allocated, so all is read that the host does not know to be empty: {error}{cause}"
+            ));
         }
     }
 }
 
 impl ExtentSource for AllocatedAreas {
-    fn extents(&self, span: ByteSpan) -> io::Result<Vec<Extent>> {
-        if span.is_empty() || span.offset >= self.capacity_bytes || !lock(&self.notes).is_empty() {
-            return Ok(vec![Extent::allocated(span)]);
+    fn extents(&self, span: ByteSpan) -> Option<Vec<Extent>> {
+        if !lock(&self.notes).is_empty() {
+            return None;
         }
-        match self.page(span.offset) {
-            Ok(slot) => Ok(slot.0.extents(span)),
-            Err(error) => {
-                self.give_up(&error);
-                Ok(vec![Extent::allocated(span)])
-            }
+        if span.is_empty() || span.offset >= self.capacity_bytes {
+            return Some(vec![Extent::allocated(span)]);
         }
+        let page = self.page(span.offset).inspect_err(|error| self.give_up(error)).ok()?;
+        Some(page.0.extents(span))
     }
 }
 

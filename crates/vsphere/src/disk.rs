@@ -109,7 +109,7 @@ impl Session {
             timeouts: session.options.timeouts,
             authorise: Some(authorise),
             extents,
-            identity: Some(identity(&o, &frozen)),
+            identity: Some(identity(o.vm, &frozen)),
             limits,
         };
         let disk = RangeDisk::open_with(options).map_err(|error| data_error(&op, error))?;
@@ -259,9 +259,9 @@ fn folder_path((datastore, file): &(String, String), datacenter: &str) -> String
 /// Neither the snapshot nor the change id is part of it: a snapshot that is removed and made again, as a
 /// resumed migration does, changes nothing of what is read. What would is told by the modification time
 /// of the frozen file, which [`RangeDisk`] adds.
-fn identity(o: &OpenDisk<'_>, frozen: &VmDisk) -> String {
-    let vm = if o.vm.instance_uuid.is_empty() { &o.vm.id } else { &o.vm.instance_uuid };
-    format!("vsphere {vm} disk={} file={}", frozen.key, frozen.path)
+pub(crate) fn identity(vm: &Vm, frozen: &VmDisk) -> String {
+    let id = if vm.instance_uuid.is_empty() { &vm.id } else { &vm.instance_uuid };
+    format!("vsphere {id} disk={} file={}", frozen.key, frozen.path)
 }
 
 fn data_error(op: &str, error: DiskError) -> VsphereError {

@@ -9,6 +9,7 @@
 //!    ├── write_rates                     performance counters, 50 VMs in a request
 //!    ├── snapshot and power tasks        waited for with a property collector of their own
 //!    ├── attach, detach                  disks of one VM at another, which reads them
+//!    ├── disk_state                      times of change of a disk's files, by the datastores' browsers
 //!    └── open_disk ── http::RangeDisk    extents from QueryChangedDiskAreas
 //! ```
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ mod collect;
 mod device;
 mod disk;
 mod error;
+mod files;
 mod guest;
 mod hot_add;
 mod inventory;

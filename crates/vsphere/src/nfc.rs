@@ -92,19 +92,6 @@ impl Session {
         }
     }
 
-    /// The version of NFC that a host speaks: 11 on ESXi 8, 7 on 7.0, 2 on 6.7. Only a hint.
-    ///
-    /// # Errors
-    /// Also on hosts that do not know the question.
-    pub fn nfc_version(&self, host: &str) -> Result<i32, VsphereError> {
-        let op = "ask for the NFC version of a host";
-        let arguments = Moref::new("HostSystem", host).tag("hostForAccess");
-        let answer = self.inner.nfc_call(op, "NfcGetServerNfcLibVersion", &arguments)?;
-        answer
-            .number_at("returnval")
-            .ok_or_else(|| VsphereError::new(VsphereErrorKind::NotVsphere, op, "no version"))
-    }
-
     /// What was ever written to a disk up to a snapshot, as change tracking tells it. Why it cannot be told in the end goes
     /// to `notes`. `None` for a disk that is not tracked, and for one with earlier snapshots: tracking that was switched on
     /// after them does not know what they hold.

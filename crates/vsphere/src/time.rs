@@ -22,6 +22,18 @@ pub(crate) fn text_of(seconds: u64) -> String {
     moment_text(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000))
 }
 
+/// The same as HTTP writes it: `Sat, 21 Nov 2026 13:17:33 GMT`.
+pub(crate) fn http_text_of(seconds: u64) -> String {
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let text = text_of(seconds);
+    let (date, time) = text.trim_end_matches('Z').split_once('T').unwrap_or_default();
+    let [year, month, day] = numbers(date, '-').unwrap_or([1970, 1, 1]);
+    let (weekday, month) = (DAYS[(seconds / 86_400 % 7) as usize], MONTHS[(month - 1) as usize % 12]);
+    format!("{weekday}, {day:02} {month} {year} {time} GMT")
+}
+
 fn numbers(text: &str, separator: char) -> Option<[i64; 3]> {
     let mut parts = text.split(separator).map(|part| part.parse::<u16>().ok().map(i64::from));
     let found = [parts.next()??, parts.next()??, parts.next()??];
@@ -68,6 +80,18 @@ mod tests {
             assert_eq!((text.len(), seconds_of(&text)), (20, Some(seconds)), "{text}");
         }
         assert_eq!(text_of(951_825_600), "2000-02-29T12:00:00Z");
+    }
+
+    #[test]
+    fn a_moment_as_http_writes_it() {
+        for (seconds, wanted) in [
+            (0, "Thu, 01 Jan 1970 00:00:00 GMT"),
+            (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"), // RFC 9110, section 5.6.7.
+            (951_825_600, "Tue, 29 Feb 2000 12:00:00 GMT"),
+            (1_795_267_053, "Sat, 21 Nov 2026 13:17:33 GMT"),
+        ] {
+            assert_eq!(http_text_of(seconds), wanted);
+        }
     }
 
     #[test]

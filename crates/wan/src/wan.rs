@@ -105,7 +105,7 @@ fn is_name(text: &str) -> bool {
 /// A line in use. When it is dropped, the programs that are still at its ends are ended, and all is gone.
 #[derive(Debug)]
 pub struct Wan {
-    /// One end: where the command of `drover lab wan` runs.
+    /// One end: where the command of `drover-lab wan` runs.
     pub near: Site,
     /// The other.
     pub far: Site,

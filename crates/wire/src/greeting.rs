@@ -45,8 +45,9 @@ pub const VERSION_MAX: u16 = 1;
 /// The versions spoken here.
 pub const VERSIONS: VersionRange = VersionRange { lowest: VERSION_MIN, highest: VERSION_MAX };
 
-/// The features known here: none yet.
-pub const FEATURES: u64 = 0;
+/// A feature: the side that listens can be connected to over RDMA, too, at the addresses and ports at which it can be over TCP. In a hello:
+/// the side that dialled would like to know.
+pub const FEATURE_RDMA: u64 = 1;
 
 const PREFIX_BYTES: usize = 8;
 

@@ -25,7 +25,7 @@ pub use ack::{ACK_RANGES_MAX, Ack, WINDOW_FRAMES};
 pub use error::WireError;
 pub use frame::{Decoder, Frame};
 pub use greeting::{
-    ANNOUNCE_BYTES_MAX, Credits, FEATURES, GREETING_BYTES_MAX, Greeting, Hello, NAME_BYTES_MAX, Refusal,
+    ANNOUNCE_BYTES_MAX, Credits, FEATURE_RDMA, GREETING_BYTES_MAX, Greeting, Hello, NAME_BYTES_MAX, Refusal,
     RefusalCode, TEXT_BYTES_MAX, VERSION_MAX, VERSION_MIN, VERSIONS, VersionRange, Welcome, greeting_bytes,
 };
 pub use header::{HEADER_BYTES, Header, Kind};

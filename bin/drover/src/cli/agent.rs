@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
+use drover_link::RdmaMode;
 use drover_relay::Allowed;
 use drover_types::{Bytes, DayLimit, units};
 
@@ -22,7 +23,7 @@ pub enum AgentCommand {
     List(AgentListArgs),
     /// End trust in a host; its sessions end
     Revoke(AgentNamedArgs),
-    /// Limit the rate to a site, by the time of day
+    /// Limit the rate to a site, by the time
     Limit(AgentLimitArgs),
     /// Show what another site's agent has
     Info(AgentNamedArgs),
@@ -76,6 +77,10 @@ pub struct AgentRunArgs {
     /// Bytes that may go out in a second, to all sites together (100m, 1g: bits as lines are named; 12MiB: bytes)
     #[arg(long, value_name = "RATE")]
     pub rate_limit: Option<RateArg>,
+    /// Whether peers may also come over RDMA, at the same addresses and ports: auto, if this host has a device; never;
+    /// require, without one it does not start
+    #[arg(long, default_value = "auto", hide_default_value = true, value_name = "auto|never|require")]
+    pub rdma: RdmaMode,
     /// Memory that the sessions of all peers may take together, from 64MiB; one peer gets half of it at most [default:
     /// 4GiB, or half of this host's memory if that is less]
     #[arg(long, value_name = "SIZE")]
@@ -108,6 +113,16 @@ pub struct AgentPairArgs {
     /// the agent's addresses [default: the kernel chooses]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', requires = "addresses")]
     pub source: Vec<IpAddr>,
+    /// Whether links to it go over RDMA, now and later: auto, where both hosts have a device; never; require, and without
+    /// they fail. To change it, pair again
+    #[arg(
+        long,
+        default_value = "auto",
+        hide_default_value = true,
+        value_name = "auto|never|require",
+        conflicts_with = "new_token"
+    )]
+    pub rdma: RdmaMode,
     /// Make a token that lets one host pair with the agent of this one, and print it
     #[arg(long, conflicts_with_all = ["addresses", "token_file"])]
     pub new_token: bool,
@@ -157,7 +172,7 @@ pub struct AgentNamedArgs {
 pub struct AgentLimitArgs {
     /// Its name, as in `drover agent list`
     pub name: String,
-    /// Limits, the lowest of an hour holds: RATE, or HH:MM-HH:MM=RATE in UTC; none takes all limits away
+    /// Limits, the lowest of those that hold counts: RATE, or WINDOW=RATE such as "Mon-Fri 08:00-18:00 Europe/Berlin=200m"; none takes all limits away
     #[arg(value_name = "LIMIT")]
     pub limits: Vec<LimitArg>,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
@@ -165,8 +180,8 @@ pub struct AgentLimitArgs {
     pub state: Option<PathBuf>,
 }
 
-/// A limit for a part of each day.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A limit for a window, or for ever.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitArg(pub DayLimit);
 
 impl FromStr for LimitArg {

@@ -108,16 +108,29 @@ Next: drover report import-web";
 
 pub const CANCEL: &str = "\
 VMs that have arrived stay. Everything else that the plan made at the target is removed.
+With names of VMs only these are given up, also while the plan runs; drover retry takes
+them back.
 
 Examples:
   drover cancel web.yaml
+  drover cancel web.yaml web07
 
 Next: drover clean web.yaml, which shows that no snapshot is left";
+
+pub const PAUSE: &str = "\
+Copies stop after the blocks that are under way; snapshots are removed, and a VM that is
+moving over is put back or finished. drover resume goes on from there.
+
+Examples:
+  drover pause web.yaml
+
+Next: drover resume web.yaml";
 
 pub const CUTOVER: &str = "\
 Examples:
   drover cutover web.yaml
-  drover cutover web.yaml web01
+  drover cutover web.yaml web01 'db*'
+  drover cutover fleet.yaml --wave pilot
 
 Next: drover report web.yaml, which has the downtime";
 

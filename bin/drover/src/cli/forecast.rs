@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use drover_types::Hours;
+use drover_types::Window;
 
 use super::ProviderArgs;
 
@@ -91,9 +91,9 @@ pub struct WhatIfArgs {
     /// Share of the data that changes: 2%/h, 10%/d
     #[arg(long, value_name = "SHARE", value_parser = drover_forecast::churn_of)]
     pub churn: Option<f64>,
-    /// VMs begin in these hours (UTC) only, whatever the windows of their waves: 22:00-06:00; may be given several times
-    #[arg(long, value_name = "HH:MM-HH:MM")]
-    pub window: Vec<Hours>,
+    /// VMs begin in this window only, whatever those of their waves: 22:00-06:00 (UTC), "Sat 22:00-06:00 Europe/Berlin"; may be given several times
+    #[arg(long)]
+    pub window: Vec<Window>,
     /// For the draws: the same number gives the same forecast of the same fleet
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,

@@ -4,7 +4,7 @@ use clap::Parser;
 
 use super::Cli;
 
-const RATES: [&str; 9] = [
+const RATES: [&str; 8] = [
     "copy a b --rate-limit",
     "agent run --rate-limit",
     "relay --listen 127.0.0.1:1 --to 127.0.0.1:2 --via site --rate-limit",
@@ -13,15 +13,13 @@ const RATES: [&str; 9] = [
     "live a --to b --connection",
     "tune --rtt 5ms --rate",
     "forecast plan.yaml --link",
-    "lab wan --rate",
 ];
-const SIZES: [&str; 3] = ["copy a b --request", "agent run --memory", "lab wan --rate 1g --queue"];
-const TIMES: [&str; 5] = [
+const SIZES: [&str; 2] = ["copy a b --request", "agent run --memory"];
+const TIMES: [&str; 4] = [
     "operator --keep-failed",
     "agent pair --new-token --valid",
     "live a --to b --downtime",
     "live a --to b --deadline",
-    "lab wan --rate 1g --rtt",
 ];
 
 #[track_caller]

@@ -1,6 +1,7 @@
 //! What `drover --help` shows: the commands by what they are for, and where to begin.
 
-use clap::{Command, CommandFactory};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Command, CommandFactory, Error};
 
 use super::Cli;
 
@@ -21,7 +22,7 @@ pub const GROUPS: [(&str, &[&str]); 7] = [
     ("Running guests", &["live"]),
     ("Kubernetes", &["operator", "kubectl"]),
     ("Sites", &["agent", "link", "relay", "tune"]),
-    (REST, &["nfc", "vddk", "simulate", "bench", "lab", "completions", "man"]),
+    (REST, &["nfc", "vddk", "simulate", "completions", "man"]),
 ];
 
 const BEGIN: &str = "\
@@ -61,9 +62,39 @@ fn group_text(program: &Command, title: &str) -> String {
     format!("{title}:\n{lines}\n")
 }
 
+/// Commands that this program once had.
+const IN_LAB: [&str; 2] = ["bench", "lab"];
+
+/// An error of the command line, with where to find a command that left.
+pub fn told(mut error: Error) -> Error {
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+        && IN_LAB.contains(&word.as_str())
+    {
+        let tip = "it is in another program now, `drover-lab`".into();
+        // What it is near to by its letters.
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_that_left_are_unknown_and_told_where_they_went() {
+        let why = |words: &str| match program().try_get_matches_from(["drover", words]) {
+            Ok(_) => String::new(),
+            Err(error) => told(error).to_string(),
+        };
+        for word in IN_LAB {
+            let why = why(word);
+            assert!(why.contains("unrecognized subcommand") && why.contains("`drover-lab`"), "{why}");
+            assert!(!why.contains("similar"), "{why}");
+        }
+        assert!(why("copie").contains("unrecognized subcommand") && !why("copie").contains("drover-lab"));
+    }
 
     #[test]
     fn every_command_is_in_one_group_and_fits_80_columns() {

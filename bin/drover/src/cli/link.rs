@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use drover_link::RdmaMode;
 use drover_types::units::{Rate, time};
 
 #[derive(Debug, Subcommand)]
@@ -21,6 +22,7 @@ Examples:
   drover link test site-b
   drover link test site-b --stripes 1,32 --time 10s
   drover link test site-b --back
+  drover link test site-b --rdma never
   drover link test site-b --json";
 
 #[derive(Debug, Args)]
@@ -37,6 +39,9 @@ pub struct LinkTestArgs {
     /// Also measure the way back: the site sends for up to 60 s each, and reports what its kernel saw
     #[arg(long)]
     pub back: bool,
+    /// Over RDMA or TCP [default: as it was paired]
+    #[arg(long, value_name = "auto|never|require")]
+    pub rdma: Option<RdmaMode>,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,

@@ -24,6 +24,12 @@ pub struct NfcCheckArgs {
     /// Read a VM that runs from a snapshot, which is made for this and removed again
     #[arg(long)]
     pub snapshot: bool,
+    /// Read from this address of the host, as plans do with `from: hosts`
+    #[arg(long, value_name = "ADDRESS")]
+    pub from: Option<String>,
+    /// Without NFCSSL, as `encrypted: false`: the data goes in clear text
+    #[arg(long)]
+    pub clear_text: bool,
     /// Write messages and heads of frames to a file: neither data nor tickets
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

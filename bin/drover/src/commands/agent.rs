@@ -17,7 +17,8 @@ use drover_agent::trust::{
 use drover_agent::{Agent, Connect, Daemon, Event, HotAdded, Machines, Places, Route, dial, now, with_port};
 use drover_child::Kind;
 use drover_engine::chain;
-use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener};
+use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener, RdmaMode};
+use drover_log::log;
 use drover_relay::control::ControlServer;
 use drover_relay::metrics::MetricsServer;
 use drover_relay::{Allowed, Form, Ports, announcement};
@@ -84,6 +85,7 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
         announce: if args.no_link_compression { Vec::new() } else { announcement() },
         rate_limit_of: Arc::new(move |peer| rates.of(Fingerprint(peer.fingerprint))),
         bytes_max: memory(args.memory)?,
+        rdma: args.rdma,
         ..ListenOptions::new(tls, addresses(&args.listen)?)
     };
     let listener = Listener::bind(&options).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
@@ -268,11 +270,13 @@ fn announce(args: &AgentRunArgs, listener: &Listener, key: &str, (ports, outlets
     let addresses: Vec<String> = listener.addresses().iter().map(ToString::to_string).collect();
     let metrics = outlets.metrics.as_ref().map(outlets::url);
     let control = outlets.control.as_ref().map(|it| it.path().display().to_string());
+    let rdma = listener.rdma().map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>());
+    log!("agent", "RDMA: {rdma:?}");
     if args.json {
         crate::out::json(json!({
             "event": "listening", "addresses": addresses, "key": key,
             "connections_max": ports.connections_max(), "notes": ports.notes(),
-            "metrics": metrics, "control": control,
+            "metrics": metrics, "control": control, "rdma": rdma.as_ref().ok(), "rdma_why_not": rdma.as_ref().err(),
         }));
         return;
     }
@@ -281,6 +285,7 @@ fn announce(args: &AgentRunArgs, listener: &Listener, key: &str, (ports, outlets
     notes.for_each(|note| crate::out::say(format_args!("note: {note}")));
     metrics.iter().for_each(|url| crate::out::say(format_args!("metrics: {url}")));
     control.iter().for_each(|path| crate::out::say(format_args!("control: {path} (`drover agent top`)")));
+    rdma.iter().for_each(|all| crate::out::say(format_args!("also over RDMA at {}", all.join(", "))));
     crate::out::say(format_args!("listening at {}, key {key}, until Ctrl-C", addresses.join(", ")));
 }
 
@@ -390,10 +395,12 @@ fn pair_by_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
         addresses: addresses.clone(),
         sources: sources.clone(),
         own_name: own_name.clone(),
+        rdma: args.rdma,
         ..Route::default()
     };
     let session = dial(&identity, token.agent, &route).map_err(|error| not_paired(&error))?;
-    let peer = |name| Peer { sources, ..Peer::new(name, token.agent, addresses, now()) };
+    let rdma = args.rdma;
+    let peer = |name| Peer { sources, rdma, ..Peer::new(name, token.agent, addresses, now()) };
     let paired = pair_with(&session, &token, &own_name, args.name.as_deref(), &Peers::new(folder), peer);
     session.close();
     let paired = paired.map_err(|error| Failure::new(Exit::Access, chain(&error)))?;
@@ -432,11 +439,14 @@ pub fn list(args: &AgentListArgs) -> Result<Exit, Failure> {
         return Ok(Exit::Success);
     }
     crate::out::line(format_args!("this host: {}, key {}", sites::own_name(), identity.fingerprint()));
-    for Peer { name, key, addresses, sources, limits, .. } in peers {
+    for Peer { name, key, addresses, sources, rdma, limits, .. } in peers {
         let mut addresses = if addresses.is_empty() { "dials in".to_string() } else { addresses.join(", ") };
         if !sources.is_empty() {
             let sources: Vec<String> = sources.iter().map(ToString::to_string).collect();
             addresses = format!("{addresses} from {}", sources.join(", "));
+        }
+        if rdma != RdmaMode::default() {
+            addresses = format!("{addresses}  rdma {rdma}");
         }
         crate::out::line(format_args!("{name}  {addresses}  key {key}"));
         limits.iter().for_each(|limit| crate::out::line(format_args!("  {limit}")));
@@ -462,7 +472,7 @@ pub fn revoke(args: &AgentNamedArgs) -> Result<Exit, Failure> {
 /// Sets how much may go to a site.
 pub fn limit(args: &AgentLimitArgs) -> Result<Exit, Failure> {
     let peers = Peers::new(sites::folder(args.state.as_deref())?);
-    let limits: Vec<DayLimit> = args.limits.iter().map(|limit| limit.0).collect();
+    let limits: Vec<DayLimit> = args.limits.iter().map(|limit| limit.0.clone()).collect();
     if !peers.set_limits(&args.name, limits).map_err(|error| unusable(&error))? {
         let text = format!("there is no peer '{}'", args.name);
         return Err(Failure::new(Exit::Usage, text).advise("see `drover agent list`"));

@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(asks("resume --json --state /s we"), (plan.clone(), true, None));
         assert_eq!(asks("migrate "), (plan.clone(), false, None));
         assert_eq!(asks("plan check -v w"), (plan.clone(), false, None));
-        assert_eq!(asks("cutover web web0"), (Some("vm".into()), true, Some("web".into())));
+        assert_eq!(asks("cutover web web0"), (Some("vms".into()), true, Some("web".into())));
         assert_eq!(asks("retry web web01 web0"), (Some("vms".into()), true, Some("web".into())));
         assert_eq!(asks("rehearse web --vm we").0.as_deref(), Some("vm"));
         assert_eq!(asks("rehearse web --for 7 --vm web01 --vm we").2.as_deref(), Some("web"));

@@ -8,11 +8,12 @@ use drover_server::{Order, OrderKind, Ordered, Page, Plan, Submission, Wanted, d
 use drover_view::{Display, DisplayMode};
 use serde_json::{Value, json};
 
-use super::migrate::plan_name;
-use super::warm::{tell_proceed, tell_retry};
+use super::migrate::{plan_name, tell_given_up, tell_paused};
+use super::warm::{tell_proceed, tell_retry, tell_taken_back};
 use super::watch;
 use crate::cli::{
-    CutoverArgs, MigrateArgs, NamedArgs, ProceedArgs, ReportArgs, ResumeArgs, RetryArgs, RunArgs, StatusArgs,
+    CancelArgs, CutoverArgs, MigrateArgs, PauseArgs, ProceedArgs, ReportArgs, ResumeArgs, RetryArgs, RunArgs,
+    StatusArgs,
 };
 use crate::exit::{Exit, Failure};
 use crate::plan_file;
@@ -47,7 +48,7 @@ pub fn resume(daemon: &Remote, args: &ResumeArgs) -> Result<Exit, Failure> {
         crate::out::say(format_args!("plan {name} is done; nothing is left to do"));
         return Ok(Exit::Success);
     }
-    let order = Order { order: OrderKind::Resume, vm: None, wave: None, start: args.start };
+    let order = Order { start: args.start, ..order_of(OrderKind::Resume) };
     follow(daemon, &name, &args.run, || give(daemon, &name, &order).map(drop))
 }
 
@@ -86,7 +87,7 @@ fn follow(
         if stop.is_set() {
             display.finish();
             crate::out::say(format_args!(
-                "the daemon goes on with plan {name}; see `drover status {name} --server {0}`, stop it with `drover cancel {name} --server {0}`",
+                "the daemon goes on with plan {name}; see `drover status {name} --server {0}`, stop it with `drover pause {name} --server {0}`",
                 daemon.url
             ));
             return Ok(Exit::Interrupted);
@@ -155,7 +156,7 @@ fn end(daemon: &Remote, plan: &Plan, args: &RunArgs) -> Result<Exit, Failure> {
 }
 
 /// Has a plan given up, and waits until that is done.
-pub fn cancel(daemon: &Remote, args: &NamedArgs) -> Result<Exit, Failure> {
+pub fn cancel(daemon: &Remote, args: &CancelArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
     let path = format!("/v1/plans/{}", part(&name));
     let plan: Plan = daemon.get(&path)?;
@@ -163,7 +164,14 @@ pub fn cancel(daemon: &Remote, args: &NamedArgs) -> Result<Exit, Failure> {
         crate::out::say(format_args!("plan {name} has ended; there is nothing to cancel"));
         return Ok(Exit::Success);
     }
-    give(daemon, &name, &Order { order: OrderKind::Cancel, vm: None, wave: None, start: false })?;
+    if !args.vms.is_empty() {
+        let order = Order { vms: args.vms.clone(), ..order_of(OrderKind::Cancel) };
+        let ordered = give(daemon, &name, &order)?;
+        let running = ordered.after == "running";
+        tell_given_up(&name, &ordered.vms, running, &format!(" --server {}", daemon.url), &args.run);
+        return Ok(Exit::Success);
+    }
+    give(daemon, &name, &order_of(OrderKind::Cancel))?;
     for _ in 0..CANCEL_LOOKS_MAX {
         let plan: Plan = daemon.get(&path)?;
         match (plan.state.as_str(), plan.error) {
@@ -192,14 +200,14 @@ pub fn cancel(daemon: &Remote, args: &NamedArgs) -> Result<Exit, Failure> {
 /// Has VMs move over.
 pub fn cutover(daemon: &Remote, args: &CutoverArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
-    let order = Order { order: OrderKind::Cutover, vm: args.vm.clone(), wave: None, start: false };
+    let order = Order { vms: args.vms.clone(), wave: args.wave.clone(), ..order_of(OrderKind::Cutover) };
     let ordered = give(daemon, &name, &order)?;
     let running = ordered.after == "running";
     if args.run.json {
         crate::out::json(json!({ "plan": name, "cutover": ordered.vms, "running": running }));
     } else if !args.run.quiet {
         let when = match running {
-            true => "the drover that runs the plan begins with it".to_string(),
+            true => "the drover that runs the plan does it, each in the window of its wave".to_string(),
             false => {
                 format!("nothing runs the plan: go on with `drover resume {name} --server {}`", daemon.url)
             }
@@ -216,33 +224,50 @@ pub fn cutover(daemon: &Remote, args: &CutoverArgs) -> Result<Exit, Failure> {
 /// Lets the waves after one go on.
 pub fn proceed(daemon: &Remote, args: &ProceedArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
-    let order = Order { order: OrderKind::Proceed, vm: None, wave: Some(args.wave.clone()), start: false };
+    let order = Order { wave: Some(args.wave.clone()), ..order_of(OrderKind::Proceed) };
     let ordered = give(daemon, &name, &order)?;
     tell_proceed(&name, &args.wave, &ordered.vms, ordered.after == "running", &args.run);
     Ok(Exit::Success)
 }
 
-/// Has failed VMs tried again. Each is an order of its own in the audit log; with the first that is refused the rest are not given.
+/// Has failed VMs tried again, all by one order.
 pub fn retry(daemon: &Remote, args: &RetryArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
-    let order =
-        |vm: Option<&String>| Order { order: OrderKind::Retry, vm: vm.cloned(), wave: None, start: false };
-    let mut vms = Vec::new();
-    let mut ordered = if args.all_failed {
-        give(daemon, &name, &order(None)).map(|ordered| vms = ordered.vms)
-    } else {
-        args.vms
-            .iter()
-            .try_for_each(|vm| give(daemon, &name, &order(Some(vm))).map(|ordered| vms.extend(ordered.vms)))
-    };
-    if let Err(failure) = &mut ordered
-        && !vms.is_empty()
-    {
-        failure.message = format!("{}; ordered before: {}", failure.message, vms.join(", "));
+    // Without names all that failed are meant.
+    let order = Order { vms: args.vms.clone(), ..order_of(OrderKind::Retry) };
+    let ordered = give(daemon, &name, &order)?;
+    let at = format!(" --server {}", daemon.url);
+    match ordered.after.as_str() {
+        "running" => tell_retry(&name, &ordered.vms, &at, &args.run),
+        _ => tell_taken_back(&name, &ordered.vms, &at, &args.run),
     }
-    ordered?;
-    tell_retry(&name, &vms, &format!(" --server {}", daemon.url), &args.run);
     Ok(Exit::Success)
+}
+
+/// Has a plan stopped, and waits until it has.
+pub fn pause(daemon: &Remote, args: &PauseArgs) -> Result<Exit, Failure> {
+    let name = plan_name(&args.plan)?;
+    let path = format!("/v1/plans/{}", part(&name));
+    let at = format!(" --server {}", daemon.url);
+    let state = || daemon.get::<Plan>(&path).map(|plan| plan.state);
+    if !matches!(state()?.as_str(), "checking" | "running") {
+        tell_paused(&name, false, &at, &args.run);
+        return Ok(Exit::Success);
+    }
+    give(daemon, &name, &order_of(OrderKind::Pause))?;
+    for _ in 0..CANCEL_LOOKS_MAX {
+        if state()? != "pausing" {
+            tell_paused(&name, true, &at, &args.run);
+            return Ok(Exit::Success);
+        }
+        std::thread::sleep(LOOK);
+    }
+    Err(Failure::new(Exit::Connection, format!("plan {name} is being paused still"))
+        .advise(format!("see `drover status {name}{at}`")))
+}
+
+fn order_of(order: OrderKind) -> Order {
+    Order { order, vm: None, vms: Vec::new(), wave: None, start: false }
 }
 
 /// Shows plans, or the VMs of one.

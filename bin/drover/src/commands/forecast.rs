@@ -1,10 +1,11 @@
 //! `drover forecast` and `drover simulate`.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use drover_forecast::Question;
-use drover_plan::DataFrom;
+use drover_plan::nfc::HostNfc;
+use drover_plan::{DataFrom, Plan, PlannedVm};
 use drover_schedule::Budgets;
 use drover_types::inventory::Host;
 use serde_json::Value;
@@ -15,6 +16,7 @@ use crate::exit::{Exit, Failure};
 use crate::foresight;
 use crate::plan_file;
 use crate::provider::Provider;
+use crate::sites;
 
 /// What plans come to that run at the same time, and what was found of their sources.
 pub struct Asked {
@@ -23,11 +25,16 @@ pub struct Asked {
     pub hosts: Vec<Host>,
     /// Any of the plans reads disks by way of its provider.
     pub through_provider: bool,
+    /// What plans take of the NFC servers of hosts.
+    pub nfc: Vec<HostNfc>,
+    /// Whom this host reads from and sends to: sources, hosts that are read from, agents of sites.
+    pub peers: Vec<String>,
 }
 
 /// Reads plans and their sources; changes nothing.
 pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
     let (mut hosts, mut through_provider) = (Vec::new(), false);
+    let (mut nfc, mut peers) = (Vec::new(), Vec::new());
     let (mut vms, mut names) = (Vec::new(), Vec::new());
     let mut budgets: Option<Budgets> = None;
     let (mut waves, mut limits) = (BTreeMap::new(), BTreeMap::new());
@@ -37,7 +44,9 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         let provider = Provider::open(&file, what_if.state.as_deref())?;
         let mut inventory = provider.inventory()?;
         provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
-        let resolution = plan::resolve_here(&file, &provider, &mut inventory);
+        let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
+        nfc.extend(provider.share_out(&file, &mut resolution, &inventory));
+        peers.extend(peers_of(&file.plan, &resolution.vms, what_if.state.as_deref()));
         crate::out::problems(&file.path, &resolution.problems);
         if resolution.vms.is_empty() {
             return Err(Failure::new(Exit::Plan, format!("plan {} moves no VM", file.plan.name)));
@@ -56,13 +65,32 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         read.push(file.plan);
     }
     let budgets = budgets.unwrap_or_default();
-    let lines = foresight::lines_of(&read.iter().collect::<Vec<_>>(), what_if.state.as_deref());
+    let (read, state): (Vec<&Plan>, _) = (read.iter().collect(), what_if.state.as_deref());
+    let lines = foresight::lines_of(&read, state);
     let mut question = foresight::question(vms, names, waves, budgets, lines, what_if)?;
+    // What a flag says of the line goes before what was measured.
+    if what_if.link.is_none() {
+        question.sites = foresight::sites_of(&read, state);
+    }
     // Of other hosts than there are nothing is known.
     if what_if.hosts.is_none() {
         question.hosts = limits;
     }
-    Ok(Asked { question, hosts, through_provider })
+    Ok(Asked { question, hosts, through_provider, nfc, peers })
+}
+
+/// Hosts that are looked up in all: their lines from here are nearly always the same.
+const HOSTS_MAX: usize = 4;
+
+/// Whom this host reads from and sends to.
+fn peers_of(plan: &Plan, vms: &[PlannedVm], state: Option<&Path>) -> Vec<String> {
+    let source = plan.source.vsphere();
+    let endpoint = source.map(|source| source.endpoint.to_string());
+    let hosts: BTreeSet<&str> = vms.iter().filter_map(|vm| vm.host_name.as_deref()).collect();
+    let direct = source.is_some_and(|source| source.data.from == DataFrom::Hosts);
+    let hosts = hosts.into_iter().take(HOSTS_MAX).filter(|_| direct).map(str::to_string);
+    let site = plan.target.via.as_deref().map(|site| sites::addresses_of(state, site)).unwrap_or_default();
+    endpoint.into_iter().chain(hosts).chain(site).collect()
 }
 
 /// Foresees what plans take that run at the same time; changes nothing.

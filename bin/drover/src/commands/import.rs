@@ -28,8 +28,9 @@ pub fn run(args: &ImportArgs) -> Result<Exit, Failure> {
         source: DraftSource::Ova(source),
         folder: folder.clone(),
         start: args.start,
+        power: None,
     };
-    let text = drover_plan::draft(&inventory, &[], &options);
+    let text = drover_plan::draft(&inventory, &[], &options).unwrap_or_default();
     if args.plan_only {
         crate::out::print(&text);
         return Ok(Exit::Success);

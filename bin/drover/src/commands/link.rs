@@ -5,7 +5,7 @@ use std::time::Duration;
 use drover_agent::{MEASURE_TIME_MAX, Refusal, Site};
 use drover_disk::DiskErrorKind;
 use drover_link::probe::{Probe, SETTLE, Way, advice, probe, wait_for_stripes};
-use drover_link::{LinkError, Session};
+use drover_link::{LinkError, RdmaState, Session};
 use serde_json::{Value, json};
 
 use crate::cli::LinkTestArgs;
@@ -23,7 +23,7 @@ const HEAD: &str = "connections            goodput      round trip, shortest  se
 
 /// Runs `drover link test`.
 pub fn test(args: &LinkTestArgs) -> Result<Exit, Failure> {
-    let site = sites::measured(args.state.as_deref(), &args.site)?;
+    let site = sites::measured(args.state.as_deref(), &args.site, args.rdma)?;
     if args.back {
         check_back(args, &site)?;
     }
@@ -48,10 +48,18 @@ struct Found {
     /// What other runs of the host that sends leave of it.
     share: Option<u64>,
     probes: Vec<Probe>,
+    /// Whether RDMA carried the last of them.
+    rdma: RdmaState,
 }
 
 impl Found {
-    fn add(&mut self, args: &LinkTestArgs, probe: Probe) {
+    fn new(way: Way, limit: Option<u64>) -> Found {
+        let rdma = RdmaState::Off("nothing was measured".into());
+        Found { way, limit, share: None, probes: Vec::new(), rdma }
+    }
+
+    fn add(&mut self, args: &LinkTestArgs, probe: Probe, rdma: RdmaState) {
+        self.rdma = rdma;
         if !args.json {
             line(row(&probe, self.way));
         }
@@ -84,12 +92,25 @@ impl Found {
 
     fn tell(&self) {
         line("");
+        match &self.rdma {
+            RdmaState::On => line("RDMA carries this link"),
+            RdmaState::Off(why) => line(format_args!("TCP carries this link; RDMA: {why}")),
+            RdmaState::Joining => line("TCP carries this link; RDMA was still being tried"),
+        }
         self.advice().iter().for_each(line);
     }
 
     fn document(&self) -> Value {
         let probes: Vec<Value> = self.probes.iter().map(|it| one(it, self.way)).collect();
-        json!({"limit_bytes_per_s": self.limit, "probes": probes, "advice": self.advice()})
+        let why_not = match &self.rdma {
+            RdmaState::On => None,
+            RdmaState::Off(why) => Some(why.as_str()),
+            RdmaState::Joining => Some("it was still being tried"),
+        };
+        json!({
+            "limit_bytes_per_s": self.limit, "probes": probes, "advice": self.advice(),
+            "rdma": self.rdma == RdmaState::On, "rdma_why_not": why_not,
+        })
     }
 }
 
@@ -97,14 +118,16 @@ fn there(args: &LinkTestArgs, site: &Measured) -> Result<Found, Failure> {
     if !args.json {
         line(HEAD);
     }
-    let mut found = Found { way: Way::There, limit: site.limit, share: None, probes: Vec::new() };
+    let mut found = Found::new(Way::There, site.limit);
     for stripes in args.stripes.iter().copied().map(usize::from) {
         let probe = site.session(stripes).and_then(|session| {
             let probe = measured(&session, stripes, args.time);
+            let rdma = session.stats().rdma;
             session.close();
-            probe
+            probe.map(|probe| (probe, rdma))
         });
-        found.add(args, probe.map_err(|error| failed(&args.site, &error))?);
+        let (probe, rdma) = probe.map_err(|error| failed(&args.site, &error))?;
+        found.add(args, probe, rdma);
     }
     found.share = site.share();
     Ok(found)
@@ -126,15 +149,16 @@ fn back(args: &LinkTestArgs, site: &Measured) -> Result<Found, Failure> {
     if !args.json {
         line(format_args!("\nthe way back, as the agent of {} sends\n{HEAD}", args.site));
     }
-    let mut found = Found { way: Way::Back, limit: None, share: None, probes: Vec::new() };
+    let mut found = Found::new(Way::Back, None);
     for stripes in args.stripes.iter().copied().map(usize::from) {
         let session = site.session(stripes).map_err(|error| failed(&args.site, &error))?;
         wait_for_stripes(&session, stripes, CONNECT_WITHIN);
         let told = site_of(&args.site, &session).measure_back(args.time);
+        let rdma = session.stats().rdma;
         session.close();
         let told = told.map_err(|refusal| refused(&args.site, &refusal))?;
         (found.limit, found.share) = (told.limit_bytes_per_s, told.share_bytes_per_s);
-        found.add(args, told.probe());
+        found.add(args, told.probe(), rdma);
     }
     Ok(found)
 }
@@ -167,6 +191,9 @@ fn measured(session: &Session, stripes: usize, time: Duration) -> Result<Probe, 
 
 /// What the connections of a probe waited for most.
 fn waits_for(found: &Probe, way: Way) -> &'static str {
+    if found.is_rdma() {
+        return "not known";
+    }
     let [busy, window, buffer] = found.busy;
     let (sender, receiver) = match way {
         Way::There => ("this host", "the far side"),
@@ -237,7 +264,7 @@ mod tests {
                 busy: [1.0, 0.0, 0.0],
                 congestion: "bbr".to_string(),
             };
-            Found { way, limit: Some(1_000_000), share, probes: vec![probe] }.limited()
+            Found { share, probes: vec![probe], ..Found::new(way, Some(1_000_000)) }.limited()
         };
         let back = text(Way::Back, Some(500_000), 450_000.0).unwrap();
         assert!(back.contains("8.0 Mbit/s, of which other runs of that host left 4.0 Mbit/s"), "{back}");

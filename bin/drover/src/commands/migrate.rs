@@ -1,20 +1,28 @@
 //! `drover migrate`, `resume` and `cancel`.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use drover_engine::{Board, PlanState, RunOutcome, Store, StoreError};
+use drover_engine::{Board, GivenUp, PlanRow, PlanState, RunOutcome, Store, StoreError};
 use drover_plan::{Others, Problem};
 use drover_view::{Display, DisplayMode, clean};
+use serde_json::json;
 
-use crate::cli::{MigrateArgs, NamedArgs, ResumeArgs, RunArgs};
+use crate::cli::{CancelArgs, MigrateArgs, PauseArgs, ResumeArgs, RunArgs};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::limits::Sharers;
 use crate::own::OwnedStore;
 use crate::plan_file::{self, PlanFile};
-use crate::run::{Prepared, Setting, Words, check_not_given_up, exit_of, file_of, give_up};
+use crate::run::{
+    Prepared, Setting, Words, at_source, check_not_given_up, exit_of, file_of, give_up, recorded_file,
+};
 use crate::signals::stop_on_signals;
 use crate::state::state_folder;
+
+/// How long a pause waits for whoever runs the plan, and how often it looks: a VM that moves over may be finished first.
+const PAUSE_WAIT: Duration = Duration::from_secs(600);
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Runs a plan file.
 pub fn migrate(args: &MigrateArgs) -> Result<Exit, Failure> {
@@ -38,9 +46,24 @@ pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
         return Ok(Exit::Success);
     }
     check_not_given_up(&row)?;
+    let recorded = row.text.clone();
     let file = file_of(&store, row)?;
+    tell_edited(args, &file.path, &recorded);
     drop(store);
     run(file, Others::LeftOut, args.start, &args.run)
+}
+
+/// Says so where the plan's file is not what the plan was begun with, which counts.
+fn tell_edited(args: &ResumeArgs, begun_with: &Path, recorded: &str) {
+    let given = Path::new(&args.plan);
+    let file = if given.is_file() { given } else { begun_with };
+    if plan_file::text_of(file).is_some_and(|text| text != recorded) {
+        crate::out::say(format_args!(
+            "warning: {0} was edited since the plan was begun; it is resumed as it was begun (what was edited counts with `drover migrate {0}`, \
+             which goes on, too)",
+            file.display()
+        ));
+    }
 }
 
 /// Runs a plan, or goes on with it: with the VMs that it began with, and with `others`.
@@ -136,7 +159,7 @@ fn tell_unkept(outcome: &RunOutcome, error: &StoreError) {
 fn say_how_to_go_on(name: &str, args: &RunArgs) {
     let state = state_option(args);
     crate::out::say(format_args!(
-        "resume with: drover resume {name}{state}    undo with: drover cancel {name}{state}"
+        "resume with: drover resume {name}{state}    give it up with: drover cancel {name}{state}"
     ));
 }
 
@@ -145,11 +168,55 @@ pub fn state_option(args: &RunArgs) -> String {
     args.state.as_ref().map(|folder| format!(" --state {}", folder.display())).unwrap_or_default()
 }
 
+/// Stops whoever runs a plan, and waits until it has stopped.
+pub fn pause(args: &PauseArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    let name = plan_name(&args.plan)?;
+    store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
+    if !drover_engine::is_being_run(&store, &name)? {
+        tell_paused(&name, false, &state_option(&args.run), &args.run);
+        return Ok(Exit::Success);
+    }
+    store.ask_cancel(&name)?;
+    let until = Instant::now() + PAUSE_WAIT;
+    while drover_engine::is_being_run(&store, &name)? {
+        if Instant::now() > until {
+            let text =
+                format!("plan {name} was told to stop, and has not yet after {} s", PAUSE_WAIT.as_secs());
+            return Err(Failure::new(Exit::Internal, text).advise(format!("see `drover status {name}`")));
+        }
+        std::thread::sleep(LOOK);
+    }
+    if store.plan(&name)?.is_some_and(|row| row.state == PlanState::Done) {
+        crate::out::say(format_args!("plan {name} was done before it could be paused; its VMs have moved"));
+        return Ok(Exit::Success);
+    }
+    tell_paused(&name, true, &state_option(&args.run), &args.run);
+    Ok(Exit::Success)
+}
+
+/// `at` is the option that says where the plan is.
+pub fn tell_paused(plan: &str, was_running: bool, at: &str, run: &RunArgs) {
+    if run.json {
+        return crate::out::json(json!({ "plan": plan, "was_running": was_running }));
+    }
+    match was_running {
+        true => crate::out::say(format_args!("plan {plan} is paused; what was copied is kept")),
+        false => crate::out::say(format_args!("nobody runs plan {plan}; there is nothing to pause")),
+    }
+    if was_running {
+        crate::out::next(run, format_args!("drover resume {plan}{at}"));
+    }
+}
+
 /// Stops a running plan, or undoes what an interrupted one left.
-pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
+pub fn cancel(args: &CancelArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
+    if !args.vms.is_empty() {
+        return cancel_vms(&store, row, args);
+    }
     if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
         crate::out::say(format_args!("plan {name} has ended; there is nothing to cancel"));
         return Ok(Exit::Success);
@@ -166,9 +233,58 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
         crate::out::next(&args.run, format_args!("drover clean {name}{}", state_option(&args.run)));
         return Ok(Exit::Success);
     }
+    not_all_undone(&given_up, "cancel again")
+}
+
+/// Tells what is left behind, and what to do once more.
+fn not_all_undone(given_up: &GivenUp, again: &str) -> Result<Exit, Failure> {
     given_up.left.iter().for_each(|problem| crate::out::say(format_args!("left behind: {problem}")));
     Err(Failure::new(Exit::Source, "not everything could be undone")
-        .advise("mend the cause, then cancel again"))
+        .advise(format!("mend the cause, then {again}")))
+}
+
+/// Gives single VMs up: the run of the plan does it, or else this process.
+fn cancel_vms(store: &Store, row: PlanRow, args: &CancelArgs) -> Result<Exit, Failure> {
+    let name = row.name.clone();
+    if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
+        crate::out::say(format_args!("plan {name} has ended; there is nothing to give up"));
+        return Ok(Exit::Success);
+    }
+    let vms = drover_engine::ask_give_up(store, &name, &args.vms)?;
+    if drover_engine::is_running(store, &name)? {
+        tell_given_up(&name, &vms, true, &state_option(&args.run), &args.run);
+        return Ok(Exit::Success);
+    }
+    let file = recorded_file(row)?;
+    let given_up = at_source(&file, store, args.run.state.as_deref(), None, &|source, target| {
+        drover_engine::cancel_ordered(&name, store, source, target)
+    })?;
+    given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
+    if given_up.left.is_empty() {
+        tell_given_up(&name, &vms, false, &state_option(&args.run), &args.run);
+        return Ok(Exit::Success);
+    }
+    not_all_undone(&given_up, "the same command again")
+}
+
+/// `at` is the option that says where the plan is.
+pub fn tell_given_up(plan: &str, vms: &[String], running: bool, at: &str, run: &RunArgs) {
+    if run.json {
+        return crate::out::json(json!({ "plan": plan, "given_up": vms, "running": running }));
+    }
+    if run.quiet {
+        return;
+    }
+    let who = vms.join(", ");
+    if running {
+        crate::out::say(format_args!(
+            "given up by the drover that runs the plan, which goes on without: {who}"
+        ));
+        crate::out::next(run, format_args!("drover status {plan} --watch{at}"));
+    } else {
+        crate::out::say(format_args!("given up, and what was begun is undone: {who}"));
+        crate::out::next(run, format_args!("drover resume {plan}{at}"));
+    }
 }
 
 /// A plan's name from what the user gave: a name, or a plan file.
@@ -189,6 +305,11 @@ pub fn unknown_plan(store: &Store, name: &str) -> Failure {
 /// Opens the state folder to look into it, also where it cannot be written.
 pub fn open_store_to_read(args: &RunArgs) -> Result<Store, Failure> {
     Ok(Store::open_to_read(&state_folder(args.state.as_deref()))?)
+}
+
+/// Opens the state folder to work at one plan that nobody runs, also beside a daemon: the plan's own lock keeps both apart.
+pub fn open_store_beside_daemon(args: &RunArgs) -> Result<Store, Failure> {
+    Ok(Store::open(&state_folder(args.state.as_deref()))?)
 }
 
 /// Opens the state folder to give orders there; refused while a daemon owns it.

@@ -118,17 +118,15 @@ fn read(
         }
         None => None,
     };
-    let way = NfcWay::unasked();
-    let asked = Asked {
-        session,
-        vm,
-        disk,
-        frozen,
-        route: Route::Provider,
-        identity: frozen.path.clone(),
-        extents: None,
-        trace,
+    let way = NfcWay::unasked().encrypted(!args.clear_text);
+    let route = match &args.from {
+        Some(address) => {
+            Route::Host { address: address.clone(), trust: session.trust().clone(), login: None }
+        }
+        None => Route::Provider,
     };
+    let asked =
+        Asked { session, vm, disk, frozen, route, identity: frozen.path.clone(), extents: None, trace };
     let opened = way.open(asked)?;
     let buffer_bytes = opened.state().buffer_bytes;
     let measured = measure(&opened, MEASURE_BYTES_MAX, MEASURE_TIME_MAX, buffer_bytes)

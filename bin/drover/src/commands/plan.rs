@@ -3,25 +3,26 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use drover_engine::{Clock, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
+use drover_engine::{Clock, InOther, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
-    At, Begun, Concern, Cutover, DraftOptions, DraftSource, ImageFormat, ManifestUse, OvaSource, Plan,
-    PlanWave, PlannedDisk, PlannedVm, Problem, Resolution, Target, TargetHost, TargetKind, Weight, resolve,
-    space_needed,
+    At, Begun, Concern, Cutover, DraftOptions, DraftSource, ImageFormat, ManifestUse, NAMES_SHOWN_MAX,
+    OvaSource, Plan, PlanWave, PlannedDisk, PlannedVm, Problem, Resolution, Target, TargetHost, TargetKind,
+    Weight, resolve, space_needed,
 };
-use drover_types::inventory::Inventory;
-use drover_types::{Bytes, Opening};
+use drover_types::inventory::{Inventory, PowerState};
+use drover_types::{Bytes, Opening, some_of};
 use drover_view::{clean, count};
 
 use crate::appliance;
-use crate::cli::{PlanCheckArgs, PlanNewArgs};
+use crate::cli::{PlanCheckArgs, PlanNewArgs, PowerWord};
 use crate::commands::inventory::{Counters, ask};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::far;
 use crate::files::read_text;
+use crate::found;
 use crate::hooks::hook_problems;
 use crate::inspection::{Inspected, inspect_plan};
 use crate::lacks::too_large;
@@ -30,10 +31,11 @@ use crate::policy::PlanPolicy;
 use crate::provider::Provider;
 use crate::signals::stop_on_signals;
 use crate::source::hide_own_snapshots;
-use crate::state::{begun_here, state_folder};
+use crate::state::{begun_in, state_folder, store_here};
 use crate::target::{PlanTarget, nearest_existing};
 
 mod shown;
+mod tight;
 
 use shown::Shown;
 pub use shown::told_hosts;
@@ -77,10 +79,71 @@ pub fn judge(
     resolution.problems.extend(past_moments(&resolution.vms, begun, now_ms));
     resolution.problems.extend(hook_problems(&file.plan, &file.folder));
     resolution.problems.extend(past_waves(&file.plan, &resolution.vms, begun, now_ms));
+    resolution.problems.extend(manual_in_windows(&file.plan, &resolution.vms, now_ms));
     target.survey(resolution, begun);
     let site = far_summary(file, resolution, target);
     resolution.problems.extend(provider.proxy_problems(resolution, closely));
     site
+}
+
+/// Says which VMs other plans of this state are moving, or have moved.
+pub fn others_have(file: &PlanFile, vms: &[PlannedVm], begun: &[Begun], store: &Store) -> Vec<Problem> {
+    // Images may be imported as often as is wished.
+    if file.plan.source.vsphere().is_none() {
+        return Vec::new();
+    }
+    let found = drover_engine::in_other_plans(store, &file.plan.name, vms, begun).unwrap_or_default();
+    let mut problems = Vec::new();
+    for InOther { plan, on_their_way, begun, arrived } in found {
+        if !on_their_way.is_empty() {
+            let text = format!("{} on the way with plan {plan}, and fail here meanwhile", are(&on_their_way));
+            let advice = "leave them out (`exclude`), or let that plan end";
+            problems.push(Problem::warning("vms", text).advise(advice));
+        }
+        if !begun.is_empty() {
+            let text = format!("{} begun with plan {plan}, which has stopped", are(&begun));
+            let advice = format!("give them up there (`drover cancel {plan} VM...`), or leave them out here");
+            problems.push(Problem::warning("vms", text).advise(advice));
+        }
+        if !arrived.is_empty() {
+            let text =
+                format!("{} at the target already, by plan {plan}, and copied once more", are(&arrived));
+            let advice = "leave them out (`exclude`), unless you want second copies";
+            problems.push(Problem::warning("vms", text).advise(advice));
+        }
+    }
+    problems
+}
+
+/// `a is`, `3 VMs are (a, b, c)`.
+fn are(names: &[String]) -> String {
+    match names {
+        [one] => format!("{one} is"),
+        all => format!("{} VMs are ({})", all.len(), some_of(all, NAMES_SHOWN_MAX)),
+    }
+}
+
+/// Waves whose windows end for good, with VMs that move over by order alone: those of which that is forgotten fail at the end of their window.
+fn manual_in_windows(plan: &Plan, vms: &[PlannedVm], now_ms: i64) -> Vec<Problem> {
+    // One that opens again and again, as on each Saturday, is open then.
+    const YEARS_MS: u64 = 10 * 365 * 86_400_000;
+    let ends = |it: &&PlanWave| it.wave.window.at(now_ms.max(0) as u64 + YEARS_MS) == Opening::Never;
+    let is_manual = |vm: &PlannedVm| vm.warm.is_some_and(|warm| warm.cutover == Cutover::Manual);
+    let problem = |it: &PlanWave| {
+        let name = it.wave.name.as_str();
+        let of = vms.iter().filter(|vm| vm.wave.as_deref() == Some(name) && is_manual(vm)).count();
+        let vms = if of == 1 { "1 VM moves".to_string() } else { format!("{of} VMs move") };
+        let text =
+            format!("{vms} over by order alone (`cutover: manual`), before the window of wave {name} closes");
+        let problem = Problem::warning(closing_key(it), text).at(it.at);
+        (of > 0).then(|| {
+            problem.advise(format!(
+                "order it with `drover cutover {} --wave {name}` while it is open, or set `cutover: auto`",
+                plan.name
+            ))
+        })
+    };
+    plan.waves.iter().filter(ends).filter_map(problem).collect()
 }
 
 /// Moments that passed too long ago for a run that begins now: with them a VM that was not begun would never move over.
@@ -110,7 +173,7 @@ fn past_waves(plan: &Plan, vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> V
         let left = Some(left(it)).filter(|left| *left > 0)?;
         let text =
             format!("the window of wave {} is over, and {left} of its VMs have not begun", it.wave.name);
-        let problem = Problem::error(format!("{}.until", it.path), text).at(it.at);
+        let problem = Problem::error(closing_key(it), text).at(it.at);
         Some(problem.advise("give it a window that is to come"))
     };
     plan.waves.iter().filter(is_past).filter_map(problem).collect()
@@ -121,10 +184,16 @@ fn past_windows(plan: &Plan, now_ms: i64) -> Vec<Problem> {
     let is_past = |it: &&PlanWave| it.wave.window.at(now_ms.max(0) as u64) == Opening::Never;
     let problem = |it: &PlanWave| {
         let text = format!("the window of wave {} is over", it.wave.name);
-        let problem = Problem::warning(format!("{}.until", it.path), text).at(it.at);
+        let problem = Problem::warning(closing_key(it), text).at(it.at);
         problem.advise("VMs of it that have not begun never will")
     };
     plan.waves.iter().filter(is_past).map(problem).collect()
+}
+
+/// The key by which the window of a wave is over.
+fn closing_key(it: &PlanWave) -> String {
+    let key = if it.wave.window.until_ms.is_some() { "until" } else { "window" };
+    format!("{}.{key}", it.path)
 }
 
 /// NFC memory that was told for a vCenter, whose agents have a fixed amount.
@@ -205,6 +274,7 @@ pub struct Checked {
     pub at_target: Vec<Problem>,
     target: PlanTarget,
     begun: Vec<Begun>,
+    inspected: Vec<Inspected>,
     nfc: Vec<HostNfc>,
     /// About the machine and the site, for people.
     told: String,
@@ -217,11 +287,13 @@ impl Checked {
     }
 }
 
-/// Holds a plan against its source, its target and this machine; touches nothing.
+/// Holds a plan against its source, its target and this machine; touches nothing. Looks into its VMs before they are held against the
+/// target, if there is a signal that ends the look.
 pub fn check_online(
     file: &PlanFile,
     state: Option<&Path>,
     policy: Option<&PlanPolicy>,
+    look: Option<&StopSignal>,
 ) -> Result<Checked, Failure> {
     policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
     let provider = Provider::open(file, state)?;
@@ -232,14 +304,28 @@ pub fn check_online(
     let nfc = provider.share_out(file, &mut resolution, &inventory);
     let rights = provider.rights(&resolution, &inventory)?;
     let target = PlanTarget::new(file, &inventory.about, state, &StopSignal::default());
-    let begun = begun_here(&file.plan.name, state);
+    let store = store_here(state);
+    let begun = store.as_ref().map(|store| begun_in(store, &file.plan.name)).unwrap_or_default();
+    found::recall(state, &mut resolution.vms);
+    let inspected = match look {
+        Some(stop) => inspect_plan(file, state, &mut resolution, stop)?,
+        None => Vec::new(),
+    };
     let site = judge(file, &mut resolution, &begun, (&provider, &target), true);
-    resolution.problems.extend(anothers(file, state));
+    if let Some(store) = &store {
+        resolution.problems.extend(anothers(file, store));
+        resolution.problems.extend(others_have(file, &resolution.vms, &begun, store));
+    }
+    resolution.problems.extend(tight::too_short(file, &resolution.vms, &inventory, &begun, state));
     let at_hosts = provider.host_problems(&resolution.vms, &begun);
-    let at_target = target.problems(&resolution.vms);
+    let mut at_target = target.problems(&resolution.vms);
+    if let Some(stop) = look {
+        at_target.extend(inspected.iter().filter_map(|it| it.at_target(&resolution, &target, stop)));
+    }
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
-    let told = site + &told_hosts(&resolution, crate::log::is_verbose()) + &way + &nfc_sums(&nfc, &inventory);
-    Ok(Checked { resolution, rights, at_hosts, at_target, target, begun, nfc, told })
+    let hosts = told_hosts(&resolution, crate::log::is_verbose()) + &target.told_converters(&resolution.vms);
+    let told = site + &hosts + &way + &nfc_sums(&nfc, &inventory);
+    Ok(Checked { resolution, rights, at_hosts, at_target, target, begun, inspected, nfc, told })
 }
 
 /// `drover plan check`.
@@ -255,17 +341,11 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         }
         return verdict(&problems, Exit::Plan, args);
     }
-    let mut checked = check_online(&file, args.state.as_deref(), None)?;
-    let mut inspected = Vec::new();
-    if args.inspect {
-        let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-        let Checked { resolution, target, at_target, .. } = &mut checked;
-        let found = inspect_plan(&file, args.state.as_deref(), resolution, target, &stop)?;
-        at_target.extend(found.at_target);
-        inspected = found.inspected;
-    }
+    let stop = args.inspect.then(stop_on_signals).transpose();
+    let stop = stop.map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let mut checked = check_online(&file, args.state.as_deref(), None, stop.as_ref())?;
     let is_begun = |vm: &PlannedVm| checked.begun.iter().any(|it| it.planned.vm.id == vm.vm.id);
-    let is_known = |vm: &&PlannedVm| inspected.iter().any(|it| it.tells_of(vm)) || is_begun(vm);
+    let is_known = |vm: &&PlannedVm| checked.inspected.iter().any(|it| it.tells_of(vm)) || is_begun(vm);
     // A target that cannot be reached is not asked once more.
     if !checked.problems().any(Problem::is_error) {
         let unknown = checked.resolution.vms.iter().filter(|vm| !is_known(vm));
@@ -290,11 +370,11 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
             "hosts": host_documents(&checked.resolution),
         });
         if args.inspect {
-            found["inspected"] = inspected.iter().map(Inspected::json).collect();
+            found["inspected"] = checked.inspected.iter().map(Inspected::json).collect();
         }
         print_json(&found);
     } else {
-        let seen = inspected.iter().map(Inspected::line).filter(|line| shown.has(line));
+        let seen = checked.inspected.iter().map(Inspected::line).filter(|line| shown.has(line));
         let seen: String = seen.collect();
         let (passes, unknown) = told_by_passes(&file.plan.name, args.state.as_deref());
         let head = summary(&checked.resolution) + &shown.head();
@@ -343,13 +423,8 @@ fn host_documents(resolution: &Resolution) -> Vec<serde_json::Value> {
 }
 
 /// A file that would take over another's plan; nothing where the state cannot be looked at.
-fn anothers(file: &PlanFile, state: Option<&Path>) -> Option<Problem> {
-    let folder = state_folder(state);
-    if !Store::is_there(&folder) {
-        return None;
-    }
-    let store = Store::open_to_read(&folder).ok()?;
-    let refused = check_not_anothers(&store, file).ok()??;
+fn anothers(file: &PlanFile, store: &Store) -> Option<Problem> {
+    let refused = check_not_anothers(store, file).ok()??;
     let problem = Problem::error("name", refused.message);
     Some(refused.advice.into_iter().fold(problem, Problem::advise))
 }
@@ -464,8 +539,15 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure
             insecure: secret.insecure,
         },
     };
-    let options = DraftOptions { name: draft_name(args), source, folder: args.folder.clone(), start: false };
-    let Some(path) = &args.table else { return Ok(drover_plan::draft(inventory, &args.vms, &options)) };
+    let power = args.power.map(|word| match word {
+        PowerWord::On => PowerState::On,
+        PowerWord::Off => PowerState::Off,
+    });
+    let (name, folder) = (draft_name(args), args.folder.clone());
+    let options = DraftOptions { name, source, folder, start: false, power };
+    let Some(path) = &args.table else {
+        return drover_plan::draft(inventory, &args.vms, &options).ok_or_else(|| none_of_power(args));
+    };
     let text = read_text(path, TABLE_BYTES_MAX).map_err(|error| {
         let what = format!("table {}: {error}", path.display());
         Failure::new(Exit::Usage, what).advise("save it as CSV in UTF-8")
@@ -480,7 +562,7 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure
             clean(&table.unused.join(", "))
         ));
     }
-    let text = drover_plan::draft_rows(inventory, &table, &options);
+    let text = drover_plan::draft_rows(inventory, &table, &options).ok_or_else(|| none_of_power(args))?;
     // What a cell holds may be no value of its key.
     if let Err(problems) = drover_plan::Plan::parse(&text) {
         let told = args.output.as_deref().unwrap_or(Path::new("plan"));
@@ -491,6 +573,16 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure
         ));
     }
     Ok(text)
+}
+
+/// All that were asked for have another power state.
+fn none_of_power(args: &PlanNewArgs) -> Failure {
+    let is = match args.power {
+        Some(PowerWord::Off) => "is off",
+        Some(PowerWord::On) | None => "runs",
+    };
+    Failure::new(Exit::Plan, format!("none of these VMs {is}"))
+        .advise("see `drover inventory`, or leave `--power` out")
 }
 
 /// A table of VMs may not be larger.

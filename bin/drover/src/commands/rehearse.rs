@@ -6,17 +6,17 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use drover_engine::{
-    Answer, CopyState, HookResult, HookRunner, PlanRow, RehearsalResult, RehearsedCheck, Store, VmRow,
-    copy_of, hold_plan,
+    Answer, Cause, Converted, CopyState, EngineError, HookResult, HookRunner, PlanRow, RehearsalResult,
+    RehearsedCheck, Store, VmRow, chain, copy_of, hold_plan,
 };
 use drover_mover::StopSignal;
 use drover_plan::{Check, Plan, PlannedVm, Probe, resolve};
-use drover_qemu::{Accelerator, Forward, Prepared, Rehearsal, prepare_rehearsal};
+use drover_qemu::{Accelerator, Forward, MachineSpec, Prepared, Rehearsal, prepare_rehearsal};
 use drover_types::inventory::{About, Inventory};
 use drover_view::{check_words, clean};
 use serde_json::{Value, json};
 
-use super::migrate::{open_store, plan_name, state_option, unknown_plan};
+use super::migrate::{open_store_beside_daemon, plan_name, state_option, unknown_plan};
 use crate::cli::RehearseArgs;
 use crate::exit::{Exit, Failure};
 use crate::hooks::{Outside, speaks};
@@ -24,7 +24,7 @@ use crate::image::qemu_error;
 use crate::plan_file;
 use crate::run::file_of;
 use crate::signals::stop_on_signals;
-use crate::target::PlanTarget;
+use crate::target::{FarCopy, PlanTarget};
 
 /// How often a guest without checks is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Rehearses VMs of a plan that was begun, one after the other.
 pub fn run(args: &RehearseArgs) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let store = open_store(&args.run)?;
+    let store = open_store_beside_daemon(&args.run)?;
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     let hurry = || "stop it (Ctrl-C, or `drover serve`'s pause), rehearse, then `drover resume`";
@@ -56,7 +56,13 @@ pub fn run(args: &RehearseArgs) -> Result<Exit, Failure> {
         }
         let state = match target.0.why_not_rehearsed(planned) {
             Some(why) => CopyState::NotReady(why),
-            None => copy_of(&store, &name, row, planned, &target.0)?,
+            None => match copy_of(&store, &name, row, planned, &target.0) {
+                // Others may be at hosts that answer.
+                Err(EngineError::Provider(error)) if error.cause == Cause::Connection => {
+                    CopyState::NotReady(chain(&error))
+                }
+                state => state?,
+            },
         };
         match state {
             CopyState::NotReady(why) => {
@@ -217,15 +223,53 @@ impl Stage<'_> {
         checks: &[Check],
         is_converted: bool,
     ) -> Result<Outcome, Failure> {
-        let spec = self.target.machine(planned)?;
-        let failed = |error| Failure::from(qemu_error(error));
-        let prepared = prepare_rehearsal(&spec).map_err(failed)?;
+        let (spec, mut far) = self.target.rehearsed(planned)?;
+        let booted = self.prepare(row, planned, is_converted, &spec, far.as_ref());
+        let booted =
+            booted.and_then(|prepared| self.run_checks(row, planned, checks, prepared, far.as_mut()));
+        booted.map_err(|failure| match far.as_ref().and_then(FarCopy::lost) {
+            Some(lost) => Failure { message: format!("{lost} ({})", failure.message), ..failure },
+            None => failure,
+        })
+    }
+
+    /// Makes the overlays, with a guest that can boot from the disks of its machine.
+    fn prepare(
+        &self,
+        row: &VmRow,
+        planned: &PlannedVm,
+        is_converted: bool,
+        spec: &MachineSpec,
+        far: Option<&FarCopy>,
+    ) -> Result<Prepared, Failure> {
+        let remote = far.map(FarCopy::uris).unwrap_or_default();
+        let prepared = prepare_rehearsal(spec, &remote).map_err(|error| Failure::from(qemu_error(error)))?;
         if !is_converted {
-            self.convert(row, planned, &prepared)?;
+            // As the run will.
+            match self.target.convert_on(prepared.spec(), planned, far)? {
+                Converted::Done(_) => self.say(row, "converted, on the overlays"),
+                Converted::Skipped(why) => self.say(row, &format!("not converted: {why}")),
+            }
         }
+        Ok(prepared)
+    }
+
+    fn run_checks(
+        &self,
+        row: &VmRow,
+        planned: &PlannedVm,
+        checks: &[Check],
+        prepared: Prepared,
+        mut far: Option<&mut FarCopy>,
+    ) -> Result<Outcome, Failure> {
         let asked: Vec<(&Check, How)> = checks.iter().map(|check| (check, How::of(check))).collect();
         let forwards: Vec<Forward> = asked.iter().filter_map(|(_, how)| how.forward()).collect();
-        let mut rehearsal = prepared.start(&forwards).map_err(failed)?;
+        let mut rehearsal = prepared.start(&forwards).map_err(|error| Failure::from(qemu_error(error)))?;
+        if let Some(far) = &mut far {
+            // QEMU has all its disks open.
+            far.close_door();
+        }
+        let far = far.as_deref();
         if rehearsal.accelerator == Accelerator::Tcg {
             self.say(row, "runs without KVM, and slowly");
         }
@@ -240,31 +284,34 @@ impl Stage<'_> {
         });
         let mut results = Vec::new();
         for (check, how) in &asked {
-            let result = self.ask(check, how, &document, &mut rehearsal);
+            let result = self.ask(check, how, &document, &mut rehearsal, far);
             self.tell(row, "rehearsal_check", json!(result), &check_words(&result));
-            let is_over = result.passed == Some(false) || self.stop.is_set();
+            let is_over = result.passed == Some(false) || self.is_over(far);
             results.push(result);
             if is_over {
                 break;
             }
         }
         let was_asked = results.iter().any(|it| it.passed.is_some());
-        if !was_asked && !self.stop.is_set() {
-            self.look_on(&mut rehearsal);
+        if !was_asked {
+            self.look_on(&mut rehearsal, far);
         }
-        Ok(self.judge(results, was_asked, &mut rehearsal))
+        Ok(self.judge(results, was_asked, &mut rehearsal, far))
     }
 
-    /// Converts the guest on the overlays, as the run will.
-    fn convert(&self, row: &VmRow, planned: &PlannedVm, prepared: &Prepared) -> Result<(), Failure> {
-        match self.target.convert_on(prepared.spec(), planned)? {
-            drover_engine::Converted::Done(_) => self.say(row, "converted, on the overlays"),
-            drover_engine::Converted::Skipped(why) => self.say(row, &format!("not converted: {why}")),
-        }
-        Ok(())
+    /// Whether nothing more can be asked.
+    fn is_over(&self, far: Option<&FarCopy>) -> bool {
+        self.stop.is_set() || far.is_some_and(|far| far.lost().is_some())
     }
 
-    fn ask(&self, check: &Check, how: &How, document: &Value, rehearsal: &mut Rehearsal) -> RehearsedCheck {
+    fn ask(
+        &self,
+        check: &Check,
+        how: &How,
+        document: &Value,
+        rehearsal: &mut Rehearsal,
+        far: Option<&FarCopy>,
+    ) -> RehearsedCheck {
         let told = |passed, message: &str| RehearsedCheck {
             what: check.words(),
             passed,
@@ -278,9 +325,13 @@ impl Stage<'_> {
             // Looked at before it is asked: what a guest says last is not missed when its machine ends.
             let is_alive = rehearsal.is_alive();
             let answer = self.ask_once(check, how, document);
-            match answer.result {
-                HookResult::Passed => return told(Some(true), &answer.message),
+            let lost = far.and_then(FarCopy::lost);
+            match (answer.result, lost) {
+                (HookResult::Passed, _) => return told(Some(true), &answer.message),
                 _ if self.stop.is_set() => return told(None, "stopped"),
+                (_, Some(lost)) => return told(None, &lost),
+                // A guest that waits for its disks is not to blame; they come back, or are lost.
+                _ if far.is_some_and(FarCopy::is_away) => {}
                 _ if !is_alive => {
                     let words = rehearsal.words();
                     let words = if words.is_empty() { String::new() } else { format!(" ({words})") };
@@ -289,8 +340,9 @@ impl Stage<'_> {
                 _ if Instant::now() >= until => return told(Some(false), &answer.message),
                 _ => {}
             }
-            let next = (Instant::now() + check.every).min(until);
-            while Instant::now() < next && !self.stop.is_set() {
+            let now = Instant::now();
+            let next = (now + check.every).min(until.max(now + LOOK));
+            while Instant::now() < next && !self.is_over(far) {
                 std::thread::sleep(LOOK.min(next.saturating_duration_since(Instant::now())));
             }
         }
@@ -308,25 +360,35 @@ impl Stage<'_> {
     }
 
     /// Sees that a guest goes on running of which nothing can be asked.
-    fn look_on(&self, rehearsal: &mut Rehearsal) {
+    fn look_on(&self, rehearsal: &mut Rehearsal, far: Option<&FarCopy>) {
         let until = Instant::now() + Duration::from_secs(self.args.seconds);
-        while Instant::now() < until && !self.stop.is_set() && rehearsal.is_alive() {
+        let is_away = || far.is_some_and(FarCopy::is_away);
+        while (Instant::now() < until || is_away()) && !self.is_over(far) && rehearsal.is_alive() {
             std::thread::sleep(LOOK);
         }
     }
 
-    fn judge(&self, checks: Vec<RehearsedCheck>, was_asked: bool, rehearsal: &mut Rehearsal) -> Outcome {
+    fn judge(
+        &self,
+        checks: Vec<RehearsedCheck>,
+        was_asked: bool,
+        rehearsal: &mut Rehearsal,
+        far: Option<&FarCopy>,
+    ) -> Outcome {
         let failed = checks.iter().find(|it| it.passed == Some(false));
-        let (result, text) = match failed {
-            Some(check) => {
+        // Whatever the guest did then tells nothing of its copy. Asked first, a site that went silent answers or is lost.
+        let unread = far.filter(|_| !self.stop.is_set()).and_then(|far| far.changed().or_else(|| far.lost()));
+        let (result, text) = match (failed, unread) {
+            (_, Some(why)) => (RehearsalResult::Failed, format!("{why}{}", last_line(rehearsal))),
+            (Some(check), None) => {
                 (RehearsalResult::Failed, format!("{}{}", check_words(check), last_line(rehearsal)))
             }
-            None if self.stop.is_set() => (RehearsalResult::Interrupted, String::new()),
-            None if was_asked => (RehearsalResult::Passed, String::new()),
-            None if !rehearsal.is_alive() => {
+            (None, None) if self.stop.is_set() => (RehearsalResult::Interrupted, String::new()),
+            (None, None) if was_asked => (RehearsalResult::Passed, String::new()),
+            (None, None) if !rehearsal.is_alive() => {
                 (RehearsalResult::Failed, format!("the machine ended{}", last_line(rehearsal)))
             }
-            None => {
+            (None, None) => {
                 (RehearsalResult::Ran, format!("it ran for {} s{}", self.args.seconds, last_line(rehearsal)))
             }
         };

@@ -2,24 +2,24 @@
 
 use serde_json::json;
 
-use super::migrate::{open_store, plan_name, state_option, unknown_plan};
+use super::migrate::{open_store, open_store_beside_daemon, plan_name, state_option, unknown_plan};
 use crate::cli::{CutoverArgs, NamedArgs, ProceedArgs, RetryArgs, RunArgs};
 use crate::exit::{Exit, Failure};
-use crate::plan_file;
 use crate::provider::to_give_up;
+use crate::run::recorded_file;
 
 /// Asks that VMs of a plan move over.
 pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
     store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
-    let asked = drover_engine::ask_cutover(&store, &name, args.vm.as_deref())?;
+    let asked = drover_engine::ask_cutover(&store, &name, &args.vms, args.wave.as_deref())?;
     let running = drover_engine::is_running(&store, &name)?;
     if args.run.json {
         crate::out::json(json!({ "plan": name, "cutover": asked, "running": running }));
     } else if !args.run.quiet {
         let when = match running {
-            true => "the drover that runs the plan begins with it".to_string(),
+            true => "the drover that runs the plan does it, each in the window of its wave".to_string(),
             false => format!("nothing runs the plan: go on with `drover resume {name}`"),
         };
         crate::out::say(format_args!("cutover asked for: {}; {when}", asked.join(", ")));
@@ -62,10 +62,25 @@ pub fn retry(args: &RetryArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
     store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
+    let taken_back = drover_engine::take_back(&store, &name, &args.vms)?;
+    if !taken_back.is_empty() {
+        tell_taken_back(&name, &taken_back, &state_option(&args.run), &args.run);
+        return Ok(Exit::Success);
+    }
     let names = (!args.all_failed).then_some(args.vms.as_slice());
     let vms = drover_engine::ask_retry(&store, &name, names)?;
     tell_retry(&name, &vms, &state_option(&args.run), &args.run);
     Ok(Exit::Success)
+}
+
+/// `at` is the option that says where the plan is.
+pub fn tell_taken_back(plan: &str, vms: &[String], at: &str, run: &RunArgs) {
+    if run.json {
+        crate::out::json(json!({ "plan": plan, "taken_back": vms, "running": false }));
+    } else if !run.quiet {
+        crate::out::say(format_args!("taken back, and moved by the next run: {}", vms.join(", ")));
+        crate::out::next(run, format_args!("drover resume {plan}{at}"));
+    }
 }
 
 /// `at` is the option that says where the plan is.
@@ -81,10 +96,10 @@ pub fn tell_retry(plan: &str, vms: &[String], at: &str, run: &RunArgs) {
 
 /// Removes what drover left at the source, and proves that it is gone.
 pub fn clean(args: &NamedArgs) -> Result<Exit, Failure> {
-    let store = open_store(&args.run)?;
+    let store = open_store_beside_daemon(&args.run)?;
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
-    let file = plan_file::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
+    let file = recorded_file(row)?;
     let (source, _) = to_give_up(&file, &store)?;
     let cleaned = drover_engine::clean(&store, &name, source.as_ref())?;
     if args.run.json {

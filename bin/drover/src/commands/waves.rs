@@ -6,8 +6,8 @@ use std::path::Path;
 use drover_engine::{Clock, SystemClock};
 use drover_forecast::{ProposedWave, WAVES_MAX, WaveRule, propose};
 use drover_plan::{DraftMember, DraftWave, PlannedVm, draft_waves};
-use drover_types::Hours;
 use drover_types::inventory::Vm;
+use drover_types::{Opening, Window, Windows};
 use serde_json::json;
 
 use super::plan;
@@ -19,7 +19,7 @@ use crate::provider::Provider;
 
 /// Proposes waves that fit a window; changes nothing but the file that is asked for.
 pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
-    let [hours] = args.what_if.window[..] else {
+    let [window] = args.what_if.window.as_slice() else {
         return Err(Failure::new(Exit::Usage, "one window is needed for waves")
             .advise("give it as --window 22:00-06:00"));
     };
@@ -43,15 +43,33 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     let budgets = drover_engine::budgets_of(&file.plan.limits);
     let lines = foresight::lines_of(&[&file.plan], args.what_if.state.as_deref());
     let mut question = foresight::question(fleet, names, BTreeMap::new(), budgets, lines, &what_if)?;
+    if what_if.link.is_none() {
+        question.sites = foresight::sites_of(&[&file.plan], args.what_if.state.as_deref());
+    }
     if what_if.hosts.is_none() {
         foresight::limit_hosts(&mut question.hosts, &vms, |vm| foresight::host_of(vm, &inventory));
     }
     let first = args.first.unwrap_or(SystemClock.now_ms()).max(0) as u64;
-    let (opens, closes) = first_window(hours, first);
+    // Each wave has the freezes of the plan.
+    let freezes = file.plan.waves.first().map(|it| it.wave.window.freezes.clone()).unwrap_or_default();
+    let spans = whole_windows(window, &freezes, first);
+    let Some((opens, closes)) = spans.first().copied() else {
+        return Err(Failure::new(Exit::Usage, format!("{window} does not open any more"))
+            .advise("give a --window that does, or an earlier moment as --first"));
+    };
     question.start_ms = opens;
-    let rule =
-        WaveRule { window_s: (closes - opens) as f64 / 1000.0, chance: f64::from(args.chance) / 100.0 };
-    let waves = propose(&question, &groups, rule);
+    let chance = f64::from(args.chance) / 100.0;
+    let mut rule = WaveRule { window_s: (closes - opens) as f64 / 1000.0, chance };
+    let waves = loop {
+        let waves = propose(&question, &groups, rule);
+        // Where a clock is put forward, a window may be shorter than the first one.
+        let shortest = spans.iter().take(waves.len()).map(|(from, to)| (to - from) as f64 / 1000.0);
+        let shortest = shortest.fold(rule.window_s, f64::min);
+        if shortest == rule.window_s {
+            break waves;
+        }
+        rule.window_s = shortest;
+    };
     let placed: usize = waves.iter().map(|wave| wave.places.len()).sum();
     if placed < vms.len() {
         let left = vms.len() - placed;
@@ -61,9 +79,16 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
         )
         .advise("use a longer --window, or make several plans of it"));
     }
-    tell(args, &file.plan.name, &waves, rule, opens)?;
+    if spans.len() < waves.len() {
+        let (needed, opens) = (waves.len(), spans.len());
+        let text = format!("{needed} waves are needed, and {window} opens {opens} times");
+        return Err(
+            Failure::new(Exit::Plan, text).advise("use a longer --window, or one of each day or week")
+        );
+    }
+    tell(args, &file.plan.name, &waves, rule, window, &spans)?;
     if let Some(path) = &args.output {
-        write(path, args.force, &draft_waves(&drafts(&waves, &vms, (opens, closes))))?;
+        write(path, args.force, &draft_waves(&drafts(&waves, &vms, &spans)))?;
         let what = if file.plan.waves.is_empty() {
             "add it to the end of"
         } else {
@@ -74,10 +99,15 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// The first whole window from a moment on.
-fn first_window(hours: Hours, from_ms: u64) -> (u64, u64) {
-    let (opens, closes) = hours.span_at(from_ms);
-    if opens < from_ms { hours.span_at(closes) } else { (opens, closes) }
+/// The next windows from a moment on that are whole, one for each wave that may be.
+fn whole_windows(window: &Window, freezes: &Windows, from_ms: u64) -> Vec<(u64, u64)> {
+    let spans = std::iter::successors(window.span_at(from_ms), |(_, closes)| window.span_at(*closes));
+    let is_whole = |(opens, closes): &(u64, u64)| match freezes.at(*opens) {
+        Opening::Open { .. } => false,
+        Opening::At(freezes) => freezes >= *closes,
+        Opening::Never => true,
+    };
+    spans.skip_while(|(opens, _)| *opens < from_ms).filter(is_whole).take(WAVES_MAX).collect()
 }
 
 /// What keeps a VM with others: its tag of the category, or else its folder.
@@ -92,10 +122,8 @@ fn group_of(vm: &Vm, category: Option<&str>) -> String {
     }
 }
 
-/// Milliseconds of a day: each wave has the window of its own day.
-const DAY_MS: u64 = 86_400_000;
-
-fn drafts(waves: &[ProposedWave], vms: &[PlannedVm], (opens, closes): (u64, u64)) -> Vec<DraftWave> {
+/// Each wave has a window of its own.
+fn drafts(waves: &[ProposedWave], vms: &[PlannedVm], spans: &[(u64, u64)]) -> Vec<DraftWave> {
     let mut names: HashMap<&str, usize> = HashMap::new();
     vms.iter().for_each(|vm| *names.entry(&vm.vm.name).or_default() += 1);
     let member = |at: &usize| {
@@ -105,15 +133,15 @@ fn drafts(waves: &[ProposedWave], vms: &[PlannedVm], (opens, closes): (u64, u64)
             _ => DraftMember::Id(vm.id.clone(), vm.name.clone()),
         }
     };
-    let draft = |(number, wave): (usize, &ProposedWave)| DraftWave {
+    let draft = |(number, (wave, (opens, closes))): (usize, (&ProposedWave, &(u64, u64)))| DraftWave {
         name: wave.name.clone(),
         note: drover_view::proposed_note(wave),
         after: number.checked_sub(1).map(|before| waves[before].name.clone()),
-        from_ms: (opens + number as u64 * DAY_MS) as i64,
-        until_ms: (closes + number as u64 * DAY_MS) as i64,
+        from_ms: *opens as i64,
+        until_ms: *closes as i64,
         vms: wave.places.iter().map(member).collect(),
     };
-    waves.iter().enumerate().map(draft).collect()
+    waves.iter().zip(spans).enumerate().map(draft).collect()
 }
 
 fn tell(
@@ -121,15 +149,20 @@ fn tell(
     plan: &str,
     waves: &[ProposedWave],
     rule: WaveRule,
-    opens: u64,
+    window: &Window,
+    spans: &[(u64, u64)],
 ) -> Result<(), Failure> {
+    let opens: Vec<u64> = spans.iter().take(waves.len()).map(|(opens, _)| *opens).collect();
     if args.json {
         crate::out::json(format_args!(
             "{:#}",
-            json!({ "plan": plan, "opens_ms": opens, "window_s": rule.window_s, "chance": rule.chance, "waves": waves })
+            json!({ "plan": plan, "opens_ms": opens[0], "opens_each_ms": opens, "window_s": rule.window_s, "chance": rule.chance, "waves": waves })
         ));
     } else {
-        crate::out::print(&drover_view::proposed_waves_text(waves, opens as i64));
+        crate::out::print(&drover_view::proposed_waves_text(
+            waves,
+            &opens.iter().map(|ms| window.moment(*ms)).collect::<Vec<_>>(),
+        ));
     }
     for wave in waves.iter().filter(|wave| wave.chance < rule.chance) {
         let name = drover_view::clean(&wave.vms[0]).into_owned();
@@ -168,13 +201,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_window_is_a_whole_one() {
-        let night: Hours = "22:00-06:00".parse().unwrap();
-        let hour = 3_600_000;
-        let opens = 100 * DAY_MS + 22 * hour;
-        assert_eq!(first_window(night, opens - hour), (opens, opens + 8 * hour));
-        assert_eq!(first_window(night, opens), (opens, opens + 8 * hour));
-        assert_eq!(first_window(night, opens + 1).0, opens + DAY_MS, "one that has begun is too short");
+    fn waves_get_whole_windows() {
+        let night: Window = "22:00-06:00".parse().unwrap();
+        let (hour, day) = (3_600_000, 86_400_000);
+        let opens = 100 * day + 22 * hour;
+        let none = Windows::default();
+        for from in [opens - hour, opens] {
+            let whole = whole_windows(&night, &none, from);
+            assert_eq!(whole[..2], [(opens, opens + 8 * hour), (opens + day, opens + day + 8 * hour)]);
+            assert_eq!(whole.len(), WAVES_MAX);
+        }
+        assert_eq!(
+            whole_windows(&night, &none, opens + 1)[0].0,
+            opens + day,
+            "one that has begun is too short"
+        );
+        let once: Window = "1970-04-11 22:00-06:00".parse().unwrap();
+        assert_eq!(whole_windows(&once, &none, opens), [(opens, opens + 8 * hour)]);
+        assert_eq!(whole_windows(&once, &none, opens + 1), []);
+        let frozen = Windows(vec!["1970-04-12 - 1970-04-13".parse().unwrap()]);
+        assert_eq!(
+            whole_windows(&night, &frozen, opens)[0].0,
+            opens + 3 * day,
+            "the first ends in the freeze"
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use drover_http::RangeDisk;
 use drover_image::{Format as ImageFormat, OpenOptions, Ova};
 use drover_nbd::{NbdDisk, NbdOptions};
 use drover_sftp::{SftpDisk, SftpOptions};
-use drover_types::inventory::{Vm, VmDisk};
+use drover_types::inventory::{PowerState, Vm, VmDisk};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 use drover_vsphere::{OpenDisk, Route, Session};
 
@@ -230,10 +230,14 @@ fn open_vsphere(
     let route = Route::Provider;
     let asked = OpenDisk { vm: &vm, disk: &found, snapshot: None, route: &route, datacenter: &vm.datacenter };
     let ranges = session.open_disk(asked);
-    // What tells the file's state is its time, which only the datastore knows. Without it a copy never goes on.
-    let identity = match &ranges {
-        Ok(opened) => opened.disk.identity(),
-        Err(_) => format!("vsphere {} file={} {}", vm.instance_uuid, found.path, once()),
+    // What tells the files' state is their time, which only the datastore knows. Without it a copy never goes on.
+    // While it runs, the time of a file may lag behind what its guest writes.
+    let is_off = vm.power == PowerState::Off;
+    let state = is_off.then(|| session.disk_state(&vm, &found, None).ok()).flatten();
+    let identity = match (state, &ranges) {
+        (Some(state), _) => state,
+        (None, Ok(opened)) => opened.disk.identity(),
+        (None, Err(_)) => format!("vsphere {} file={} {}", vm.instance_uuid, found.path, once()),
     };
     let (disk, notes): (Arc<dyn Disk>, _) = match open_nfc(&session, &vm, &found, identity) {
         Ok(disk) => {

@@ -7,36 +7,36 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use drover_engine::{
-    Clock, Foreseen, ForeseenNow, ForeseenVm, Foresight, ProgressRow, Store, StoreError, SystemClock, VmRow,
-    VmState, budgets_of,
+    Clock, Foreseen, ForeseenNow, ForeseenVm, Foresight, KnownRates, ProgressRow, RunFacts, Store,
+    StoreError, SystemClock, VmRow, VmState, budgets_of,
 };
 use drover_forecast::{
-    FleetVm, Forecast, Progress, Question, Rates, Spread, VmForecast, foresee_roughly, left_of, together,
+    FleetVm, Forecast, Progress, Quantity, Question, Rates, Spread, VmForecast, foresee_roughly, left_of,
+    together,
 };
 use drover_plan::{Plan, PlannedVm};
 use drover_schedule::Budgets;
 
-use super::{limit_hosts, lines_of, seen};
+use super::{limit_hosts, lines_of, seen, sites_of};
 
 /// The forecast of a run is corrected that often.
 const CORRECT_EACH: Duration = Duration::from_secs(60);
-/// What was foreseen for all runs, and what was measured, serves each of them for so long.
+/// What was foreseen for all runs serves each of them for so long.
 const KEPT: Duration = Duration::from_secs(20);
+/// After a forecast of all runs comes a pause of so many times what it took: runs that begin meanwhile share the next one.
+const PAUSE_TIMES: u32 = 9;
 
-/// Foresees a run that begins, beside it: what is foreseen is kept with the run, and compared with what comes. `names` are those of
-/// hosts, and `shared` the budgets of a schedule that it shares with other plans.
+/// Foresees a run that begins, beside it: what is foreseen is kept with the run, and compared with what comes. `facts` tell its source,
+/// and `shared` the budgets of a schedule that it shares with other plans.
 pub fn begin(
     store: &Store,
     plan: &Plan,
     vms: &[PlannedVm],
-    names: &BTreeMap<String, String>,
+    facts: &RunFacts,
     shared: Option<&Budgets>,
 ) -> Foresight {
-    let run = Arc::new(Begun::new(store, plan, vms, names, shared));
-    let mut runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
-    runs.retain(|run| run.strong_count() > 0);
-    runs.push(Arc::downgrade(&run));
-    drop(runs);
+    let run = Arc::new(Begun::new(store, plan, vms, facts, shared));
+    run.enter();
     let first = {
         let run = Arc::clone(&run);
         move || run.since_it_began(&ends_of(&run).unwrap_or_else(|_| run.assumed()))
@@ -48,15 +48,35 @@ pub fn begin(
     Foresight::correcting(first, CORRECT_EACH, correct)
 }
 
-/// Runs of this process that are not over.
-static RUNS: Mutex<Vec<Weak<Begun>>> = Mutex::new(Vec::new());
+/// Runs of this process that are not over, by their state folders and plans.
+static RUNS: Mutex<BTreeMap<(PathBuf, String), Weak<Begun>>> = Mutex::new(BTreeMap::new());
 /// What was foreseen last for all runs of a state folder.
 static LATEST: Mutex<BTreeMap<PathBuf, Latest>> = Mutex::new(BTreeMap::new());
 
 /// What was foreseen for some runs at a moment.
 struct Latest {
     at: Instant,
+    took: Duration,
     of: Vec<(Weak<Begun>, Arc<Ends>)>,
+    /// By what was measured then, which is looked up once for each time that runs are corrected.
+    rates: Rates,
+    rates_at: Instant,
+}
+
+impl Latest {
+    /// What it says of a run, while that may be said.
+    fn of(&self, run: &Arc<Begun>) -> Option<Arc<Ends>> {
+        let ends = self.of.iter().find(|it| it.0.as_ptr() == Arc::as_ptr(run)).map(|it| &it.1);
+        ends.filter(|_| self.at.elapsed() < KEPT.max(self.pause())).cloned()
+    }
+
+    fn pause(&self) -> Duration {
+        (self.took * PAUSE_TIMES).min(CORRECT_EACH)
+    }
+
+    fn left_of_pause(&self) -> Duration {
+        self.pause().saturating_sub(self.at.elapsed())
+    }
 }
 
 /// When a run is foreseen to end, and its VMs that have not arrived, by their ids; in milliseconds since 1970.
@@ -65,6 +85,8 @@ struct Ends {
     at_ms: i64,
     end_ms: [i64; 3],
     vms: BTreeMap<String, VmEnds>,
+    /// What was measured of its source by then.
+    known: KnownRates,
 }
 
 struct VmEnds {
@@ -72,25 +94,37 @@ struct VmEnds {
     downtime_ms: Option<[u64; 3]>,
 }
 
-/// When a run is foreseen to end, with all others that go on. Whoever asks while that is worked out waits for it.
+/// When a run is foreseen to end, with all others that go on. Whoever asks while that is worked out, or too soon after, waits for it.
 fn ends_of(run: &Arc<Begun>) -> Result<Arc<Ends>, StoreError> {
     let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_run = |it: &&(Weak<Begun>, Arc<Ends>)| it.0.as_ptr() == Arc::as_ptr(run);
-    let kept = latest.get(&run.folder).filter(|it| it.at.elapsed() < KEPT);
-    if let Some((_, ends)) = kept.and_then(|it| it.of.iter().find(is_run)) {
-        return Ok(Arc::clone(ends));
+    loop {
+        let known = latest.get(&run.folder);
+        if let Some(ends) = known.and_then(|it| it.of(run)) {
+            return Ok(ends);
+        }
+        let pause = known.map_or(Duration::ZERO, Latest::left_of_pause);
+        if pause.is_zero() {
+            break;
+        }
+        drop(latest);
+        std::thread::sleep(pause);
+        latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
     }
-    let known = RUNS.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let others = known.iter().filter_map(Weak::upgrade);
-    let others = others.filter(|it| it.folder == run.folder && !Arc::ptr_eq(it, run));
-    let runs: Vec<Arc<Begun>> = std::iter::once(Arc::clone(run)).chain(others).collect();
+    let began = Instant::now();
+    let runs: Vec<Arc<Begun>> = std::iter::once(Arc::clone(run)).chain(run.others()).collect();
     let store = Store::open_to_read(&run.folder)?;
-    let rates = seen(&store)?.rates();
+    let known = latest.get(&run.folder).filter(|it| it.rates_at.elapsed() < CORRECT_EACH);
+    let (rates, rates_at) = match known {
+        Some(known) => (known.rates.clone(), known.rates_at),
+        None => (seen(&store)?.rates(), began),
+    };
     let progress = runs.iter().map(|it| it.progress_now(&store)).collect::<Result<Vec<_>, _>>()?;
-    let ends: Vec<Arc<Ends>> = foresee_all(&runs, progress, rates).into_iter().map(Arc::new).collect();
+    let ends: Vec<Arc<Ends>> =
+        foresee_all(&runs, progress, rates.clone()).into_iter().map(Arc::new).collect();
     let own = Arc::clone(&ends[0]);
     let of = runs.iter().map(Arc::downgrade).zip(ends).collect();
-    latest.insert(run.folder.clone(), Latest { at: Instant::now(), of });
+    let now = Latest { at: Instant::now(), took: began.elapsed(), of, rates, rates_at };
+    latest.insert(run.folder.clone(), now);
     Ok(own)
 }
 
@@ -103,7 +137,8 @@ fn foresee_all(runs: &[Arc<Begun>], progress: Vec<Vec<Progress>>, rates: Rates) 
     let questions: Vec<Question> = runs.iter().zip(&progress).map(left).collect();
     let counts: Vec<usize> = questions.iter().map(|it| it.vms.len()).collect();
     let shared = runs.first().map(|run| run.shared.clone()).unwrap_or_default();
-    let forecast = foresee_roughly(&Question { rates, ..together(questions, &shared) });
+    let question = Question { rates, ..together(questions, &shared) };
+    let forecast = foresee_roughly(&question);
     let Forecast { plan_ends_s, vms, .. } = forecast;
     let mut vms = vms.into_iter();
     let of_run = |(at, run): (usize, &Arc<Begun>)| {
@@ -117,7 +152,7 @@ fn foresee_all(runs: &[Arc<Begun>], progress: Vec<Vec<Progress>>, rates: Rates) 
         // Of one with VMs that never arrive: until the others have.
         let last = |part: usize| vms.values().map(|it| it.end_ms[part]).max().unwrap_or(at_ms);
         let end_ms = plan_ends_s[at].map_or_else(|| [0, 1, 2].map(last), |end| moments(at_ms, end));
-        Ends { at_ms, end_ms, vms }
+        Ends { at_ms, end_ms, vms, known: run.known(&question.rates) }
     };
     runs.iter().enumerate().map(of_run).collect()
 }
@@ -150,21 +185,24 @@ impl Begun {
         store: &Store,
         plan: &Plan,
         vms: &[PlannedVm],
-        names: &BTreeMap<String, String>,
+        RunFacts { source_uuid, source_hosts, .. }: &RunFacts,
         shared: Option<&Budgets>,
     ) -> Begun {
-        let host = |vm: &PlannedVm| names.get(&vm.vm.host_id).unwrap_or(&vm.vm.host_id).clone();
+        let host = |vm: &PlannedVm| source_hosts.get(&vm.vm.host_id).unwrap_or(&vm.vm.host_id).clone();
+        let fleet_vm =
+            |vm: &PlannedVm| FleetVm { source: source_uuid.clone(), ..FleetVm::planned(vm, 0, &host(vm)) };
         let mut hosts = BTreeMap::new();
         limit_hosts(&mut hosts, vms, host);
         let budgets = budgets_of(&plan.limits);
         let shared = shared.unwrap_or(&budgets).clone();
         let question = Question {
-            vms: vms.iter().map(|vm| FleetVm::planned(vm, 0, &host(vm))).collect(),
+            vms: vms.iter().map(fleet_vm).collect(),
             plans: vec![plan.name.clone()],
             waves: [(0, plan.waves())].into(),
             budgets,
             hosts,
             lines: lines_of(&[plan], Some(store.folder())),
+            sites: sites_of(&[plan], Some(store.folder())),
             start_ms: SystemClock.now_ms().max(0) as u64,
             seed: 1,
             ..Question::default()
@@ -186,6 +224,33 @@ impl Begun {
         run
     }
 
+    /// What was measured of its source.
+    fn known(&self, rates: &Rates) -> KnownRates {
+        let likely = |it: &Quantity| it.spread.p50 as u64;
+        let source = self.question.vms.first().map_or("", |vm| vm.source.as_str());
+        let prefix = Rates::datastore_key(source, "");
+        let datastore =
+            |(key, it): (&String, &Quantity)| Some((key.strip_prefix(&prefix)?.into(), likely(it)));
+        KnownRates {
+            host: rates.host.is_measured().then(|| likely(&rates.host)),
+            datastores: rates.datastores.iter().filter_map(datastore).collect(),
+        }
+    }
+
+    /// Has it be foreseen with the others from now on, in place of an earlier run of its plan.
+    fn enter(self: &Arc<Begun>) {
+        let mut runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
+        runs.retain(|_, run| run.strong_count() > 0);
+        runs.insert((self.folder.clone(), self.plan.clone()), Arc::downgrade(self));
+    }
+
+    /// Runs of other plans of its state folder that go on.
+    fn others(&self) -> Vec<Arc<Begun>> {
+        let runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = runs.iter().filter(|((folder, plan), _)| *folder == self.folder && *plan != self.plan);
+        others.filter_map(|(_, run)| run.upgrade()).collect()
+    }
+
     /// What is foreseen without what other runs measured.
     fn assumed(self: &Arc<Begun>) -> Arc<Ends> {
         let began = self.began.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -201,7 +266,11 @@ impl Begun {
         let of_vm = |(id, it): (&String, &VmEnds)| {
             (id.clone(), ForeseenVm { end_ms: it.end_ms.map(since), downtime_ms: it.downtime_ms })
         };
-        Foreseen { makespan_ms: ends.end_ms.map(since), vms: ends.vms.iter().map(of_vm).collect() }
+        Foreseen {
+            makespan_ms: ends.end_ms.map(since),
+            vms: ends.vms.iter().map(of_vm).collect(),
+            known: ends.known.clone(),
+        }
     }
 
     /// How far it is, or was when it began if it is asked for the first time.
@@ -283,7 +352,7 @@ mod tests {
         };
         let begin = |plan: &str, vms| {
             let run = Arc::new(begun(plan, state.path().into(), question(plan, vms)));
-            RUNS.lock().unwrap().push(Arc::downgrade(&run));
+            run.enter();
             run
         };
         let likely = |ends: &Ends| ends.end_ms[1] - ends.at_ms;
@@ -300,11 +369,57 @@ mod tests {
         assert!(likely(&second) > likely(&first), "{} after {}", likely(&second), likely(&first));
         // One that is over takes nothing from the others.
         drop(two);
-        LATEST.lock().unwrap().clear();
+        forget_ends(state.path());
         let last = ends_of(&one).unwrap();
         assert!(likely(&last) < likely(&first), "{} after {}", likely(&last), likely(&first));
         let foreseen = one.since_it_began(&last);
         assert_eq!((foreseen.vms.len(), foreseen.makespan_ms.is_sorted()), (10, true));
+        // One that takes the place of an earlier run of its plan, whose forecast has not ended, is foreseen without that.
+        let again = begin("one", 10);
+        let again = likely(&ends_of(&again).unwrap());
+        assert!(again < likely(&last) * 5 / 4, "{again} after {}", likely(&last));
+        assert_eq!(one.others().len(), 0, "nor with the later one");
+    }
+
+    /// Has what was foreseen last be too old.
+    fn forget_ends(state: &std::path::Path) {
+        LATEST.lock().unwrap().remove(state);
+    }
+
+    #[test]
+    fn a_process_foresees_its_runs_a_tenth_of_the_time_and_looks_up_what_was_measured_once_a_minute() {
+        let state = tempfile::tempdir().unwrap();
+        Store::open(state.path()).unwrap();
+        let begin = |plan: &str| {
+            let vms = vec![FleetVm { name: plan.into(), ..FleetVm::default() }];
+            let question = Question { vms, plans: vec![plan.into()], seed: 1, ..Question::default() };
+            let run = Arc::new(begun(plan, state.path().into(), question));
+            run.enter();
+            run
+        };
+        let one = begin("one");
+        let first = ends_of(&one).unwrap();
+        let (measured, at) = (Rates { start_s: Quantity::given(7.0), ..Rates::default() }, Instant::now());
+        {
+            let mut latest = LATEST.lock().unwrap();
+            let latest = latest.get_mut(state.path()).unwrap();
+            (latest.at, latest.took, latest.rates) = (at, Duration::from_millis(50), measured.clone());
+        }
+        let second = ends_of(&begin("two")).unwrap();
+        assert!(second.at_ms > first.at_ms);
+        let latest = LATEST.lock().unwrap();
+        let latest = &latest[state.path()];
+        assert!(latest.at - at >= Duration::from_millis(450), "it waited {:?}", latest.at - at);
+        assert_eq!(latest.rates, measured, "nothing was looked up again");
+        let latest = |took| Latest {
+            at: Instant::now(),
+            took,
+            of: Vec::new(),
+            rates: Rates::default(),
+            rates_at: Instant::now(),
+        };
+        assert_eq!(latest(Duration::from_secs(2)).pause(), Duration::from_secs(18));
+        assert_eq!(latest(Duration::from_secs(60)).pause(), CORRECT_EACH, "and never longer");
     }
 
     #[test]

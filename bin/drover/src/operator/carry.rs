@@ -2,13 +2,15 @@
 
 use drover_kubevirt::objects::{quantity, uid};
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
+use drover_nfc::BUDGET_BYTES;
 use drover_operator::decide::{Act, ClaimRoom, ClaimSeen, Facts, JobSeen, condition_of};
 use drover_operator::jobs::Known;
 use drover_operator::lock::{self, LockSeen};
-use drover_operator::model::{Named, Work};
-use drover_operator::objects::{self, Note, Order};
+use drover_operator::model::{MigrationSpec, Named, Work};
+use drover_operator::objects::{self, NfcPart, Note, Order};
 use drover_operator::time::Moment;
-use drover_operator::{FINALIZER, MIGRATION, MIGRATION_UID, WORK};
+use drover_operator::{FINALIZER, MIGRATION, MIGRATION_UID, NFC_BYTES, WORK};
+use drover_types::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -41,8 +43,10 @@ pub fn job_seen(object: &Value) -> JobSeen {
     let at = |condition: Option<&Value>| Moment::parse(condition?["lastTransitionTime"].as_str()?);
     let (failed_at, done_at) = (at(failed), at(is("Complete")));
     let work = Work::deserialize(&object["metadata"]["annotations"][WORK]).ok();
+    let nfc = object["metadata"]["annotations"][NFC_BYTES].as_str();
+    let nfc_bytes = nfc.and_then(|bytes| bytes.parse().ok()).unwrap_or_default();
     let Meta { name, uid, is_going, .. } = meta;
-    JobSeen { name, uid, is_going, has_ended, was_disrupted, failed_at, done_at, work }
+    JobSeen { name, uid, is_going, has_ended, was_disrupted, failed_at, done_at, work, nfc_bytes }
 }
 
 /// What a refused request says of a lock; an error where that may pass.
@@ -261,6 +265,20 @@ impl Operator {
         Ok(list["items"].as_array().is_some_and(|pods| !pods.is_empty()))
     }
 
+    /// What one more worker may take of the NFC memory of its VM's host: a part of what those have left that run.
+    fn nfc_part(&self, spec: &MigrationSpec) -> Option<NfcPart> {
+        spec.size.host_disks?;
+        let disks = u32::try_from(spec.size.disks.len()).unwrap_or(u32::MAX).max(1);
+        let is_same = |it: &MigrationSpec| it.source == spec.source && it.size.host == spec.size.host;
+        let is_of_host =
+            |job: &&Known| self.migrations.get(&job.migration).is_some_and(|it| is_same(&it.spec));
+        let taken = self.jobs.running().filter(is_of_host).map(|job| job.seen.nfc_bytes).sum();
+        let told = spec.plan["source"]["data"]["nfc"]["memory"].as_str();
+        let told = told.and_then(|text| text.parse().ok()).map_or(BUDGET_BYTES, |Bytes(bytes)| bytes);
+        let each = drover_nfc::each_of(told.min(BUDGET_BYTES).saturating_sub(taken), disks);
+        Some(NfcPart { each, all: each * u64::from(disks) })
+    }
+
     fn make_job(&mut self, name: &str, me: &Named) -> Result<(), KubeError> {
         let Some(migration) = self.migrations.get(name) else { return Ok(()) };
         let Some(job) = &migration.status.job else { return Ok(()) };
@@ -277,6 +295,7 @@ impl Operator {
             conversion: migration.spec.conversion,
             vm: &migration.spec.target_name,
             node: disk.as_ref().and_then(objects::node_of),
+            nfc: (job.work == Work::Move).then(|| self.nfc_part(&migration.spec)).flatten(),
         };
         let object = objects::job(me, &order, &self.shape);
         let made = match self.cluster.create(&path_of(Kind::Job, &self.namespace, ""), &object, false) {

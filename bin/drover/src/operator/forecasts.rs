@@ -80,7 +80,9 @@ impl Operator {
             return;
         }
         let all = self.migrations.iter().map(|(name, it)| One { name, spec: &it.spec, status: &it.status });
-        let asked = Asked::new(all, &self.budgets, now());
+        let waves = self.waves_by_plan();
+        let waves = |plan: &str| waves.get(plan).cloned().unwrap_or_default();
+        let asked = Asked::new(all, &self.budgets, waves, now());
         if asked.is_empty() {
             (self.forecasts.known, self.forecasts.is_known) = (Answer::default(), true);
             return;

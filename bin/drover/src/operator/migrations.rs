@@ -100,6 +100,7 @@ impl Operator {
             retry: migration.retry.clone(),
             plan: self.plan_standing(&migration.spec),
             provider: self.provider_standing(&migration.spec.provider),
+            wave: self.wave_standing(&migration.spec, migration.status.begun),
             jobs: self.jobs.of(name),
             claim: ClaimSeen::NotAsked,
             room: ClaimRoom::Enough,
@@ -177,7 +178,8 @@ impl Operator {
             // The scheduler is asked once for all, at the end of the round.
             Some(work) => {
                 let goes_on = decision.status.epoch > 0;
-                self.admissions.want(name, &migration.spec, work, goes_on, now_ms);
+                let spec = self.in_its_turn(&migration.spec);
+                self.admissions.want(name, &spec, work, goes_on, now_ms);
             }
         }
         Ok(())

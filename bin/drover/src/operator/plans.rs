@@ -1,19 +1,22 @@
 //! Plans and Providers: laid over each other again when either changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
 use drover_operator::begun::Begun;
 use drover_operator::layout::{Existing, Laid, lay_out};
 use drover_operator::model::{
-    Condition, Foreseen, MigrationSpec, Phase, Pinned, ProviderSpec, Work, set_condition,
+    Condition, Foreseen, MigrationSpec, Phase, Pinned, ProviderSpec, WaveStatus, Work, set_condition,
 };
 use drover_operator::objects::{self, Note};
 use drover_operator::time::Moment;
+use drover_operator::waves::{Count, Order};
+use drover_types::Wave;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::resolve::{Question, Refused, Resolved, resolve};
+use super::waves::{late, waves_of};
 use super::{Kind, Message, Meta, Operator, now, path_of};
 
 const PAUSE_MIN: i64 = 15;
@@ -47,8 +50,22 @@ pub struct PlanStatus {
     running: u64,
     /// When the last of its VMs that are on their way is foreseen to arrive.
     forecast: Option<Foreseen>,
+    /// How its waves stand.
+    waves: Vec<WaveStatus>,
     refused: Vec<Left>,
     conditions: Vec<Condition>,
+}
+
+impl PlanStatus {
+    /// Whether the server refused VMs of it.
+    pub fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Waves that hold back no other any more.
+    pub fn passed(&self) -> BTreeSet<String> {
+        self.waves.iter().filter(|wave| wave.passed).map(|wave| wave.name.clone()).collect()
+    }
 }
 
 /// A Plan, as it was seen last.
@@ -58,6 +75,12 @@ pub struct Plan {
     pub status: PlanStatus,
     provider: String,
     keys: Value,
+    /// Its waves.
+    pub waves: Vec<Wave>,
+    /// How they stand, once that was looked at.
+    pub order: Option<Order>,
+    /// VMs by their waves whose Migrations are not made yet, since the server refused them.
+    pub late: BTreeMap<String, Count>,
     /// After a failure: when it is tried again, after a pause of so long.
     next: Option<(Moment, i64)>,
     /// After Migrations of it could not be cancelled, as above.
@@ -70,17 +93,23 @@ impl Plan {
     pub fn of(object: &Value, known: Option<Plan>) -> Plan {
         let meta = Meta::of(object);
         let spec = &object["spec"];
+        // One that cannot be read is written anew.
+        let status: PlanStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
         let known = known.filter(|it| it.meta.uid == meta.uid);
         let is_same = known.as_ref().is_some_and(|it| it.meta.generation == meta.generation);
+        let same = known.as_ref().filter(|_| is_same);
         Plan {
+            waves: same.map_or_else(|| waves_of(&spec["plan"]), |it| it.waves.clone()),
+            order: same.and_then(|it| it.order.clone()),
+            late: same.map(|it| it.late.clone()).unwrap_or_default(),
             cancel: spec["cancel"] == true,
-            // One that cannot be read is written anew.
-            status: serde_json::from_value(object["status"].clone()).unwrap_or_default(),
             provider: spec["provider"].as_str().unwrap_or_default().to_string(),
             keys: spec["plan"].clone(),
-            next: known.as_ref().filter(|_| is_same).and_then(|it| it.next),
-            cancel_next: known.as_ref().filter(|_| is_same).and_then(|it| it.cancel_next),
-            is_stale: known.is_some_and(|it| it.is_stale),
+            next: same.and_then(|it| it.next),
+            cancel_next: same.and_then(|it| it.cancel_next),
+            // What an operator before this one was refused may be taken now.
+            is_stale: known.map_or(!status.refused.is_empty(), |it| it.is_stale),
+            status,
             meta,
         }
     }
@@ -192,6 +221,9 @@ impl Operator {
         let at = now();
         let names: Vec<String> = self.plans.keys().cloned().collect();
         let sums = self.sums(at);
+        if sums.is_some() {
+            self.tend_waves(at);
+        }
         for name in names {
             let sum =
                 |plan: &Plan| sums.as_ref().map(|sums| sums.get(&plan.meta.uid).copied().unwrap_or_default());
@@ -300,7 +332,7 @@ impl Operator {
         let existing: BTreeMap<String, Existing> =
             self.migrations.iter().map(|(name, it)| (name.clone(), of(it))).collect();
         let mut layout = lay_out(plan, specs, &existing);
-        let mut late = 0;
+        let mut refused_now = Vec::new();
         for (name, spec) in layout.change.iter().chain(&layout.make) {
             self.check_lease()?;
             // What one of them is refused for is no reason to keep the others.
@@ -309,7 +341,7 @@ impl Operator {
                     return Err(error);
                 }
                 layout.refused.push((spec.vm.name.clone(), error.what));
-                late += 1;
+                refused_now.push(spec.clone());
             }
             self.due.insert(name.clone());
         }
@@ -318,10 +350,16 @@ impl Operator {
         let refused: Vec<Left> =
             layout.refused.into_iter().take(REFUSED_MAX).map(|(vm, reason)| Left { vm, reason }).collect();
         let (name, at) = (plan.name.clone(), now());
+        let is_edited =
+            self.plans.get(&name).is_some_and(|it| it.status.resolved_generation != plan.generation);
         self.write(&name, |status| {
             status.observed_generation = plan.generation;
             status.resolved_generation = plan.generation;
             status.provider = Some(provider.clone());
+            // Another generation has other waves, or other VMs in them.
+            if is_edited {
+                status.waves = Vec::new();
+            }
             status.refused = refused;
             let words = "each of its VMs has a Migration";
             set_condition(&mut status.conditions, "Resolved", true, "Resolved", words, plan.generation, at);
@@ -339,10 +377,18 @@ impl Operator {
                 at,
             );
         })?;
+        if let Some(image) = self.shape.by_tag().first().filter(|_| is_edited) {
+            let message = format!(
+                "{image} is named by a tag, so its workers may run different programs: see --image of the operator"
+            );
+            self.tell("Plan", &name, &[Note { is_warning: true, reason: "ImageByTag".into(), message }]);
+        }
         if let Some(plan) = self.plans.get_mut(&name) {
             // Those that the server refused are asked for again.
-            plan.next = (late > 0).then(|| plan.after(at));
-            plan.is_stale |= late > 0;
+            plan.next = (!refused_now.is_empty()).then(|| plan.after(at));
+            plan.is_stale |= !refused_now.is_empty();
+            // How its waves stand is looked at before anything of it begins.
+            (plan.late, plan.order) = (late(&refused_now), None);
         }
         self.due.extend(
             self.migrations.iter().filter(|(_, it)| it.spec.plan_ref.name == name).map(|(it, _)| it.clone()),
@@ -523,7 +569,12 @@ impl Operator {
         let Some(Sum { migrations, done, failed, running }) = sum else { return Ok(()) };
         let Some(plan) = self.plans.get(name) else { return Ok(()) };
         let forecast = self.forecasts.of_plan(&plan.meta.uid, plan.status.forecast.as_ref());
+        let waves = match &plan.order {
+            Some(order) => order.told(u64::try_from(now().0).unwrap_or_default() * 1000),
+            None => plan.status.waves.clone(),
+        };
         self.write(name, |status| {
+            status.waves = waves;
             (status.migrations, status.done, status.failed) = (migrations, done, failed);
             (status.running, status.forecast) = (running, forecast);
         })
@@ -555,6 +606,19 @@ mod tests {
             Err(KubeError { kind: KubeErrorKind::Unreachable, what: "no answer".into() })
         });
         assert_eq!((ended.unwrap_err().kind, asked), (KubeErrorKind::Unreachable, 1));
+    }
+
+    #[test]
+    fn what_was_refused_is_asked_for_again_by_the_next_operator() {
+        let plan = |refused: Value| {
+            json!({"metadata": {"name": "p", "uid": "u", "generation": 1},
+                "status": {"resolvedGeneration": 1, "refused": refused}})
+        };
+        let refused = plan(json!([{"vm": "web01", "reason": "exceeded quota"}]));
+        let mut first = Plan::of(&refused, None);
+        assert!(first.is_stale && !Plan::of(&plan(json!([])), None).is_stale);
+        first.is_stale = false;
+        assert!(!Plan::of(&refused, Some(first)).is_stale, "once");
     }
 
     #[test]

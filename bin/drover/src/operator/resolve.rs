@@ -12,7 +12,7 @@ use drover_operator::model::{
     Conversion, DiskSize, MigrationSpec, Pinned, Place, PlanLimits, ProviderSpec, Size, SourceId, VmId,
     WarmSize, plan_text,
 };
-use drover_plan::{Convert, Cutover, PlannedVm, Problem, SELECTORS, Target, chosen_by};
+use drover_plan::{Convert, PlannedVm, Problem, SELECTORS, Target, chosen_by};
 use drover_types::inventory::Inventory;
 use serde_json::{Value, json};
 
@@ -135,7 +135,6 @@ fn over(
         let errors: Vec<Problem> = resolution.problems.iter().filter(|it| it.is_error()).cloned().collect();
         return Err(refused("PlanHasErrors", told(&errors), true));
     }
-    check_cutovers(&resolution.vms).map_err(|why| refused("PlanForbidden", why, true))?;
     check_order(&resolution.vms).map_err(|why| refused("PlanForbidden", why, true))?;
     let source = inventory.about.instance_uuid.clone();
     let specs = resolution.vms.iter().map(|vm| MigrationSpec {
@@ -148,26 +147,13 @@ fn over(
             name: vm.vm.name.clone(),
         },
         target_name: objects::vm_name(vm),
+        wave: vm.wave.clone(),
         size: Size { plan_limits: limits_of(&question.keys), ..size_of(vm) },
         conversion: conversion_of(vm, &file.plan.target),
         plan: alone(&question.keys, &chosen_by(&file.plan, &inventory, &vm.vm), vm),
         cancel: false,
     });
     Ok(specs.collect())
-}
-
-/// Refuses VMs that would be copied again and again for a cutover that nobody can ask for here.
-fn check_cutovers(vms: &[PlannedVm]) -> Result<(), String> {
-    let is_manual = |vm: &&PlannedVm| vm.warm.is_some_and(|warm| warm.cutover == Cutover::Manual);
-    let names: Vec<&str> = vms.iter().filter(is_manual).map(|vm| vm.vm.name.as_str()).collect();
-    if names.is_empty() {
-        return Ok(());
-    }
-    let (first, count) = (names[..names.len().min(PROBLEMS_MAX)].join(", "), names.len());
-    Err(format!(
-        "warm.cutover: `manual`, which is the default, is not carried out by the operator: {count} VMs would never move ({first}); give \
-         `cutover: auto` or a moment, for the plan or at vms[]"
-    ))
 }
 
 /// Refuses what orders VMs among each other: each worker knows its own VM alone.
@@ -234,10 +220,26 @@ fn alone(keys: &Value, chosen: &[usize], vm: &PlannedVm) -> Value {
         selection
     };
     plan["vms"] = chosen.iter().map(of).collect();
+    let wave = vm.wave.as_ref().map(|wave| wave_alone(&keys["waves"], wave, &vm.vm.id));
     if let Some(plan) = plan.as_object_mut() {
         plan.remove("exclude");
+        match wave {
+            Some(wave) => drop(plan.insert("waves".into(), json!([wave]))),
+            None => ["waves", "freezes"].iter().for_each(|key| drop(plan.remove(*key))),
+        }
     }
     plan
+}
+
+/// The wave of a VM with it alone: its worker keeps to the window, and the operator to what has to be over before.
+fn wave_alone(waves: &Value, name: &str, vm: &str) -> Value {
+    let known = waves.as_array().into_iter().flatten().find(|it| it["name"] == name);
+    let mut wave = known.cloned().unwrap_or_else(|| json!({"name": name}));
+    if let Some(wave) = wave.as_object_mut() {
+        ["after", "if_failed"].iter().for_each(|key| drop(wave.remove(*key)));
+        wave.insert("vms".into(), json!([{"id": vm}]));
+    }
+    wave
 }
 
 /// Writes a Secret's files where only this user reads them; gives the user name.
@@ -331,42 +333,6 @@ mod tests {
     }
 
     #[test]
-    fn no_vm_waits_for_a_cutover_that_nobody_can_ask_for() {
-        let inventory = Inventory {
-            vms: vec![running("vm-1", "web01"), running("vm-2", "db01")],
-            ..Inventory::default()
-        };
-        let check = |keys: Value| {
-            let mut plan = json!({
-                "version": 1, "name": "p", "target": {"type": "kubevirt", "namespace": "vms", "image": "i"}, "power_off": "shutdown",
-                "source": {"type": "vsphere", "endpoint": "vc", "user": "u", "password_file": "/p", "insecure": true},
-                "vms": [{"name": "web01"}, {"name": "db01"}],
-            });
-            plan.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-            let plan = drover_plan::Plan::parse(&plan.to_string()).unwrap();
-            let resolution = drover_plan::resolve(&plan, &inventory);
-            assert_eq!(resolution.vms.len(), 2, "{:#?}", resolution.problems);
-            check_cutovers(&resolution.vms)
-        };
-        for keys in [
-            json!({"mode": "warm"}),
-            json!({"mode": "warm", "warm": {"interval": "1h"}}),
-            json!({"mode": "warm", "warm": {"cutover": "manual"}}),
-        ] {
-            let why = check(keys.clone()).unwrap_err();
-            assert!(why.contains("2 VMs would never move (db01, web01)"), "{keys}: {why}");
-        }
-        let one = json!([{"name": "web01", "warm": {"cutover": "manual"}}, {"name": "db01"}]);
-        let why = check(json!({"mode": "warm", "warm": {"cutover": "auto"}, "vms": one})).unwrap_err();
-        assert!(why.contains("(web01)") && why.contains("cutover: auto"), "{why}");
-        check(json!({})).unwrap();
-        check(json!({"mode": "warm", "warm": {"cutover": "auto"}})).unwrap();
-        check(json!({"mode": "warm", "warm": {"cutover": "2026-12-01T22:00:00Z"}})).unwrap();
-        let each = json!([{"name": "web01", "warm": {"cutover": "auto"}}, {"name": "db01", "mode": "cold"}]);
-        check(json!({"mode": "warm", "vms": each})).unwrap();
-    }
-
-    #[test]
     fn what_a_plan_says_of_limits_priority_and_deadline_goes_with_its_vms() {
         let inventory = Inventory { vms: vec![running("vm-1", "web01")], ..Inventory::default() };
         let keys = json!({
@@ -389,6 +355,39 @@ mod tests {
         // The number of disks is the operator's.
         let limits = PlanLimits { vms_per_host: Some(3), disks: None };
         assert_eq!((limits_of(&keys), limits_of(&json!({}))), (limits, PlanLimits::default()));
+    }
+
+    #[test]
+    fn a_worker_has_the_wave_of_its_vm_with_its_window_and_no_other() {
+        let vms = vec![running("vm-1", "web01"), running("vm-2", "db01")];
+        let inventory = Inventory { vms, ..Inventory::default() };
+        let mut keys = json!({
+            "version": 1, "name": "p", "target": {"type": "kubevirt", "namespace": "vms", "image": "i"}, "power_off": "shutdown",
+            "source": {"type": "vsphere", "endpoint": "vc", "user": "u", "password_file": "/p", "insecure": true},
+            "vms": [{"glob": "*"}, {"name": "db01", "wave": "rest"}], "freezes": "2026-12-24",
+            "waves": [{"name": "pilot", "vms": [{"glob": "web*"}], "if_failed": "go_on"},
+                {"name": "rest", "after": ["pilot"], "window": "22:00-06:00"}],
+        });
+        let plan = drover_plan::Plan::parse(&keys.to_string()).unwrap();
+        let vms = drover_plan::resolve(&plan, &inventory).vms;
+        let of = |name: &str| {
+            let vm = vms.iter().find(|it| it.vm.name == name).unwrap();
+            let keys = alone(&keys, &chosen_by(&plan, &inventory, &vm.vm), vm);
+            let plan = drover_plan::Plan::parse(&keys.to_string()).unwrap();
+            let alone = drover_plan::resolve(&plan, &inventory);
+            assert!(alone.is_ok() && alone.vms.len() == 1, "{:?}", alone.problems);
+            assert_eq!((&alone.vms[0].vm.name, &alone.vms[0].wave), (&vm.vm.name, &vm.wave));
+            plan.waves()
+        };
+        let [pilot, rest] = ["web01", "db01"].map(|name| of(name).remove(0));
+        assert_eq!((pilot.name.as_str(), rest.name.as_str()), ("pilot", "rest"));
+        assert!(rest.after.is_empty() && !rest.window.windows.is_empty() && !pilot.window.freezes.is_empty());
+        assert_eq!([of("web01").len(), of("db01").len()], [1, 1]);
+        // One of a plan without waves keeps nothing of them.
+        keys["waves"] = json!(null);
+        keys["freezes"] = json!(null);
+        let vm = PlannedVm { wave: None, ..vms[0].clone() };
+        assert!(alone(&keys, &[0], &vm).get("freezes").is_none());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use drover_engine::{Board, Cause, PlanState, ProviderError, Store, VmState};
+use drover_engine::{Board, Cause, Clock, PlanState, ProviderError, Store, SystemClock, VmState};
 use drover_forecast::Measured;
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_mover::StopSignal;
@@ -25,6 +25,7 @@ use drover_operator::model::{
 };
 use drover_operator::objects::engine_plan;
 use drover_plan::{Others, Problem};
+use drover_types::{Opening, Wave};
 use serde_json::{Value, json};
 
 use self::end::{End, datastore_of, end_of, word};
@@ -114,7 +115,7 @@ impl Post {
     /// Passes on a cutover that is asked for, if one is.
     fn heed_cutover(&self, found: &Value, state: &Path, plan: &str) -> Result<(), Failure> {
         let Some(word) = asked_cutover(found) else { return Ok(()) };
-        drover_engine::ask_cutover(&Store::open(state)?, plan, None)?;
+        drover_engine::ask_cutover(&Store::open(state)?, plan, &[], None)?;
         self.write(&[("cutover", json!(word))]).map_err(failure)
     }
 
@@ -479,6 +480,19 @@ impl Desk<'_> {
         }
     }
 
+    /// Refuses to begin what would wait in its pod for the next window: it may have taken long to start. A warm VM is copied meanwhile, and
+    /// of what was begun its state says whether it waits.
+    fn check_window(&self, waves: &[Wave]) -> Result<(), End> {
+        let is_held = !self.has_begun && self.spec.size.warm.is_none();
+        match is_held && is_closed(waves, u64::try_from(SystemClock.now_ms()).unwrap_or_default()) {
+            false => Ok(()),
+            true => {
+                let what = "the window of its wave closed before it began";
+                Err(End::new(Exit::Interrupted, reason::WINDOW_CLOSED, what))
+            }
+        }
+    }
+
     /// Says that it begins to touch source and target. A spec that was changed or removed since it was read has another generation.
     fn begin(&self) -> Result<(), End> {
         let changed = |error: KubeError| {
@@ -524,7 +538,7 @@ impl Desk<'_> {
     /// Waits until no earlier worker has the state any more. To fail instead would count as one more try with the guest down.
     fn wait_for_earlier(&self, store: &Store, plan: &str) -> Result<(), End> {
         let (until, mut is_told) = (Instant::now() + EARLIER_MAX, false);
-        while drover_engine::is_run_elsewhere(store, plan).map_err(Failure::from)? && Instant::now() < until {
+        while drover_engine::is_running(store, plan).map_err(Failure::from)? && Instant::now() < until {
             if self.stop.is_set() {
                 return Err(End::new(Exit::Interrupted, "Stopped", "an earlier worker still has the state"));
             }
@@ -539,6 +553,7 @@ impl Desk<'_> {
 
     fn go(&self, shown: &mut Shown) -> Result<End, End> {
         let file = self.file()?;
+        let waves = file.plan.waves();
         let store = OwnedStore::open(&self.args.state)?;
         let name = file.plan.name.clone();
         self.wait_for_earlier(&store, &name)?;
@@ -564,6 +579,7 @@ impl Desk<'_> {
         };
         let prepared = Prepared::new(file, others, false, &setting).map_err(|failure| words.with(failure))?;
         self.check_plan()?;
+        self.check_window(&waves)?;
         put_mark(self.args)?;
         self.held.take()?;
         self.begin()?;
@@ -587,8 +603,15 @@ impl Desk<'_> {
                 shown.roots.push(json!({"disk": disk.label, "root": root, "verified": is_equal}));
             }
         }
-        drover_engine::arrived_vms(&store, &name, |vm| shown.measured = Some(measured(vm)))
-            .map_err(Failure::from)?;
+        // What a move showed is for forecasts: without it the VM has arrived all the same.
+        if let Err(error) =
+            drover_engine::arrived_vms(&store, &name, |vm| shown.measured = Some(measured(vm)))
+        {
+            crate::out::say(format_args!(
+                "what the move showed is not told: {}",
+                drover_engine::chain(&error)
+            ));
+        }
         let host_failed = !outcome.quarantine.is_empty();
         let datastore_failed = datastore_of(&outcome.quarantine);
         Ok(End { outage, left_off, host_failed, datastore_failed, ..end_of(&outcome, self.stop.is_set()) })
@@ -657,6 +680,11 @@ impl Desk<'_> {
     }
 }
 
+/// Whether nothing of a plan may begin at a moment, in milliseconds since 1970: it has the VM's own wave alone.
+fn is_closed(waves: &[Wave], now_ms: u64) -> bool {
+    waves.iter().any(|wave| !matches!(wave.window.at(now_ms), Opening::Open { .. }))
+}
+
 /// That a plan's VM is at the target to stay, if it is.
 fn arrived(store: &Store, plan: &str) -> Result<Option<End>, End> {
     let rows = store.vms(plan).map_err(Failure::from)?;
@@ -720,7 +748,17 @@ impl Words for Collected {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use drover_types::WaveWindow;
+
     use super::*;
+
+    #[test]
+    fn nothing_begins_before_its_window_or_after() {
+        let window = WaveWindow { from_ms: Some(1000), until_ms: Some(2000), ..WaveWindow::default() };
+        let waves = [Wave { window, ..Wave::default() }];
+        assert_eq!([999, 1000, 1999, 2000].map(|now| is_closed(&waves, now)), [true, false, false, true]);
+        assert!(!is_closed(&[], 1000));
+    }
 
     #[test]
     fn a_mark_is_never_cut_short() {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use drover_engine::{
-    OrderRow, PlanRow, PlanState, ServedRow, SystemClock, ask_cutover, ask_proceed, ask_retry, is_running,
-    plan_report, wave_reports,
+    EngineError, ForecastError, OrderRow, PlanRow, PlanState, ServedRow, SystemClock, ask_cutover,
+    ask_give_up, ask_proceed, ask_retry, is_running, plan_report, take_back, wave_reports,
 };
 use drover_plan::{Others, PlannedVm, Problem as PlanProblem};
 use drover_schedule::Usage;
@@ -203,7 +203,7 @@ impl Operations for Daemon {
 
     fn check(&self, submission: &Submission) -> Outcome<Checked> {
         let file = self.file(submission)?;
-        let checked = check_online(&file, Some(&self.0.folder), Some(&self.0.policy))
+        let checked = check_online(&file, Some(&self.0.folder), Some(&self.0.policy), None)
             .map_err(|failure| problem(&failure))?;
         let problems: Vec<&PlanProblem> = checked.problems().collect();
         let concerns = checked.resolution.vms.iter().flat_map(|vm| &vm.concerns);
@@ -219,8 +219,20 @@ impl Operations for Daemon {
         let _orders = self.orders();
         self.check_not_ending()?;
         let before = self.plan(plan)?.state;
+        // First of all: without names an order is about all VMs.
+        let takes_several = matches!(order.order, OrderKind::Cutover | OrderKind::Retry | OrderKind::Cancel);
+        if !order.vms.is_empty() && (!takes_several || order.vm.is_some()) {
+            let text =
+                "several VMs can be named to move them over, to retry or to cancel them, and in place of one";
+            return Err(Problem::new(Kind::BadRequest, text).advise("leave `vms` out, or `vm`"));
+        }
+        if order.wave.is_some() && !matches!(order.order, OrderKind::Proceed | OrderKind::Cutover) {
+            let text = "a wave belongs to the orders to proceed and to move over alone";
+            return Err(Problem::new(Kind::BadRequest, text).advise("leave `wave` out"));
+        }
+        let names = [order.vm.as_slice(), &order.vms].concat();
         let vms = match order.order {
-            OrderKind::Cutover => ask_cutover(&self.0.store, plan, order.vm.as_deref())
+            OrderKind::Cutover => ask_cutover(&self.0.store, plan, &names, order.wave.as_deref())
                 .map_err(|error| problem(&error.into()))?,
             OrderKind::Proceed => {
                 let wave = order.wave.as_deref().ok_or_else(|| {
@@ -228,16 +240,18 @@ impl Operations for Daemon {
                 })?;
                 ask_proceed(&self.0.store, plan, wave).map_err(|error| problem(&error.into()))?
             }
-            _ if order.wave.is_some() => {
-                let text = "a wave belongs to the order to proceed alone";
-                return Err(Problem::new(Kind::BadRequest, text).advise("leave `wave` out"));
-            }
             OrderKind::Retry => {
-                let names = order.vm.as_ref().map(std::slice::from_ref);
-                ask_retry(&self.0.store, plan, names).map_err(|error| problem(&error.into()))?
+                let refused = |error: EngineError| problem(&error.into());
+                let taken_back = take_back(&self.0.store, plan, &names).map_err(refused)?;
+                let names = (!names.is_empty()).then_some(names.as_slice());
+                match taken_back.is_empty() {
+                    true => ask_retry(&self.0.store, plan, names).map_err(refused)?,
+                    false => taken_back,
+                }
             }
+            OrderKind::Cancel if !names.is_empty() => self.give_up(plan, &before, &names)?,
             _ if order.vm.is_some() => {
-                let text = "only a cutover and a retry can be ordered for a single VM";
+                let text = "only a cutover, a retry and a cancel can be ordered for a single VM";
                 return Err(Problem::new(Kind::BadRequest, text).advise("leave `vm` out"));
             }
             OrderKind::Pause => self.pause_plan(plan)?,
@@ -305,6 +319,10 @@ impl Operations for Daemon {
         for plan in self.plans()? {
             let at_work = counted.iter().filter(|row| row.plan == plan.name && row.state == "running");
             let phases = at_work.filter_map(|row| Some((row.phase.clone()?, row.count))).collect();
+            let forecast_error = plan
+                .ended_ms
+                .filter(|_| plan.state == "done")
+                .and_then(|ended_ms| self.forecast_error(&plan.name, ended_ms));
             gauges.plans.push(PlanGauges {
                 plan: plan.name,
                 state: plan.state,
@@ -313,6 +331,7 @@ impl Operations for Daemon {
                 phases,
                 foreseen_ms: plan.foreseen_ms,
                 first_foreseen_ms: plan.first_foreseen_ms,
+                forecast_error: forecast_error.map(|it| (it.off, it.inside)),
             });
         }
         Ok(gauges)
@@ -373,6 +392,19 @@ impl Daemon {
             }
             false => Ok(()),
         }
+    }
+
+    /// How far the forecast of a plan's last run was off, of one that is done since then. What is foreseen for thousands of VMs is a long
+    /// text: it is read once.
+    fn forecast_error(&self, plan: &str, ended_ms: i64) -> Option<ForecastError> {
+        let mut known = self.0.errors.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((_, error)) = known.get(plan).filter(|(ended, _)| *ended == ended_ms) {
+            return *error;
+        }
+        // Who looks does without it if the store cannot tell.
+        let error = self.0.look.foreseen_ends(plan).ok()?.error(ended_ms);
+        known.insert(plan.to_string(), (ended_ms, error));
+        error
     }
 
     fn known_of(&self, plan: &str) -> Outcome<KnownOfPlan> {
@@ -480,6 +512,16 @@ impl Daemon {
         let row = self.want(name, Wanted::Run, start)?;
         self.begin(row, Work::Run(Others::LeftOut), false)?;
         Ok(Vec::new())
+    }
+
+    /// Gives single VMs up; what was begun of them is undone by the run of the plan, which goes on without them.
+    fn give_up(&self, name: &str, state: &str, vms: &[String]) -> Outcome<Vec<String>> {
+        if state != "running" {
+            let advice =
+                "single VMs are given up while their plan runs: resume it first, or cancel all of it";
+            return Err(wrong_state(name, state, advice));
+        }
+        ask_give_up(&self.0.store, name, vms).map_err(|error| problem(&error.into()))
     }
 
     fn cancel_order(&self, name: &str) -> Outcome<Vec<String>> {

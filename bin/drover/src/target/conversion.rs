@@ -1,38 +1,41 @@
 //! Conversion of guests: whether one needs it, what is missing for it on this machine or at another site, and how it went.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use drover_agent::machine::{
     CONVERT, CONVERT_FILES, CONVERT_WINDOWS, CONVERT_WINDOWS_SCSI, CONVERT_WRITE, FILES_BYTES_MAX, FILES_MAX,
-    Guest, GuestAddress, GuestFile, Machine,
+    Guest, GuestFile, Machine,
 };
 use drover_agent::opening::Announced;
 use drover_agent::{FirstBootFiles, Home};
+use drover_disk::Disk;
 use drover_engine::{Cause, Converted, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
 use drover_nbd_server::{Export, Listen, Server, ServerOptions};
 use drover_plan::{
-    At, Convert, Fate, FirstBoot, PlannedDisk, PlannedVm, Problem, StaticAddress, Stays, TargetBus, fates,
+    At, Convert, Fate, FirstBoot, PlannedDisk, PlannedVm, Problem, Stays, TargetBus, card_settings, fates,
     has_known_loader, lacking_driver, lacking_windows_driver, names_of_slots, renamed,
 };
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, GuestKind, Lack, MachineSpec, Need, NicName, Remote, SourceBus,
-    SourceGuest, TrialOptions, Trials, VmFolder, WindowsVersion, is_mac, windows_needs_conversion,
+    SourceGuest, TrialOptions, Trials, VmFolder, WindowsVersion, windows_needs_conversion,
 };
-use drover_types::Bytes;
-use drover_types::guest::{Inside, Windows};
+use drover_types::guest::{CardSettings, FoundSystem, Inside, Windows};
 use drover_types::inventory::{DiskBus as InventoryBus, Firmware};
+use drover_types::{Bytes, some_of};
+use drover_view::count;
 
 use crate::image::qemu_error;
 use crate::inspection::{inspect_disks, inspect_images};
-use crate::machine::{boot_bus, boot_bus_of, is_windows, spec_of};
+use crate::machine::{boot_bus, boot_bus_of, spec_of};
 use crate::state::state_folder;
-use crate::target::Setting;
+use crate::target::{NAMED_MAX, Setting};
 
-/// Whether a VM is to be converted, whatever is found in it.
+/// Whether a VM is to be converted, whatever a look into it would tell.
 pub fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
-    match (vm.convert, drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus)) {
+    match (vm.convert, need_by_id(vm, vm.found, boot_bus)) {
         (Convert::Never, _) | (Convert::Auto, Need::Advised(_) | Need::NotNeeded(_)) => false,
         (Convert::Always, _) | (Convert::Auto, Need::Needed(_)) => true,
     }
@@ -40,35 +43,50 @@ pub fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
 
 /// Whether a VM may need conversion to boot, which only a look into its disks tells.
 pub fn may_be_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
-    let by_id = drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus);
-    vm.convert == Convert::Auto && !is_windows(&vm.vm) && matches!(by_id, Need::Advised(_))
+    let by_id = need_by_id(vm, vm.found, boot_bus);
+    vm.convert == Convert::Auto && !vm.is_windows() && matches!(by_id, Need::Advised(_))
+}
+
+/// What its guest id tells, unless a look found that wrong.
+fn need_by_id(vm: &PlannedVm, found: Option<FoundSystem>, boot_bus: DiskBus) -> Need {
+    match found {
+        Some(FoundSystem::Linux) if vm.vm.is_windows_by_id() => {
+            Need::Advised("it holds a Linux, whatever its guest id says".into())
+        }
+        _ => drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus),
+    }
 }
 
 /// A conversion that is due for what is inside a VM, where its guest id does not tell of it.
-pub(super) struct DueInside {
+pub(super) struct DueInside<'a> {
     /// Why.
     why: String,
     /// Whether a run refuses to leave it out.
     is_needed_to_boot: bool,
-    guest: GuestKind<'static>,
+    guest: GuestKind<'a>,
 }
 
-impl DueInside {
+impl<'a> DueInside<'a> {
     /// What a look into the disks of a VM tells; nothing where [`Converter::check`] or [`check_at`] sees to it.
-    pub(super) fn of(vm: &PlannedVm, boot_bus: DiskBus, inside: &Inside) -> Option<DueInside> {
+    pub(super) fn of(vm: &'a PlannedVm, boot_bus: DiskBus, inside: &Inside) -> Option<DueInside<'a>> {
         if vm.convert == Convert::Never || is_due(vm, boot_bus) {
             return None;
         }
         match judged(vm, boot_bus, false, Some(inside)) {
             Judged { need: Need::Needed(why), boots } => {
-                let guest = inside.only_windows().map_or(GuestKind::Other, found_windows);
+                let guest = kind_of(vm, inside.system_found());
                 Some(DueInside { why, is_needed_to_boot: boots == Some(false), guest })
             }
             Judged { need: Need::Advised(_) | Need::NotNeeded(_), .. } => None,
         }
     }
 
-    /// There is no converter: without it a guest is moved as it is, unless it is known not to boot.
+    /// What a site lacks for it, by what its agent says of itself.
+    pub(super) fn lack_at(&self, site: &str, info: &Announced, boot_bus: DiskBus) -> Option<Lack> {
+        lack_at(site, info).or_else(|| lack_for_at(self.guest, site, info, boot_bus))
+    }
+
+    /// There is no converter, or nothing for it to put into Windows: without it a guest is moved as it is, unless it is known not to boot.
     pub(super) fn without_converter(&self, vm: &PlannedVm, lack: &Lack) -> Problem {
         match self.is_needed_to_boot {
             true => self.refused(vm, lack),
@@ -111,7 +129,7 @@ impl Converter {
             let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
             ProviderError::new(Cause::Target, what).advise(lack.advice)
         };
-        drover_qemu::check_conversion(kind_by_id(vm), boot_bus).map_err(refused)?;
+        drover_qemu::check_conversion(kind_of(vm, vm.found), boot_bus).map_err(refused)?;
         check_first_boot(vm, &drover_qemu::can_customize)?;
         self.try_appliance(&self.stop).map_err(refused)
     }
@@ -124,9 +142,6 @@ impl Converter {
         inside: &Inside,
         stop: &StopSignal,
     ) -> Option<Problem> {
-        if is_due(vm, boot_bus) {
-            return check_found_windows(vm, boot_bus, inside);
-        }
         let due = DueInside::of(vm, boot_bus, inside)?;
         match lack_here().or_else(|| drover_qemu::check_conversion(due.guest, boot_bus).err()) {
             Some(lack) => Some(due.without_converter(vm, &lack)),
@@ -145,25 +160,21 @@ pub(super) fn lack_here() -> Option<Lack> {
     Some(Lack { what, advice: WITHOUT_CONVERTER.into() })
 }
 
-fn found_windows(windows: &Windows) -> GuestKind<'static> {
-    GuestKind::FoundWindows(WindowsVersion { build: windows.build, is_server: windows.is_server })
-}
-
-/// What this machine lacks for the Windows that was found in a VM, where its guest id told of another one for which nothing lacks.
-fn check_found_windows(vm: &PlannedVm, boot_bus: DiskBus, inside: &Inside) -> Option<Problem> {
-    let found = found_windows(inside.only_windows()?);
-    drover_qemu::check_conversion(kind_by_id(vm), boot_bus).ok()?;
-    let lack = drover_qemu::check_conversion(found, boot_bus).err()?;
-    let text = format!("{} needs conversion: {}", vm.vm.name, lack.what);
-    Some(of_vm(vm, Problem::error("convert", text), &lack.advice))
-}
-
-/// What a guest is by its guest id.
-fn kind_by_id(vm: &PlannedVm) -> GuestKind<'_> {
-    match is_windows(&vm.vm) {
-        true => GuestKind::Windows { guest_id: &vm.vm.guest_id },
-        false => GuestKind::Other,
+/// What a guest is to its conversion, by what was found in it, else by its guest id.
+fn kind_of(vm: &PlannedVm, found: Option<FoundSystem>) -> GuestKind<'_> {
+    match found {
+        Some(FoundSystem::Windows { build, is_server, .. }) => {
+            GuestKind::FoundWindows(WindowsVersion { build, is_server })
+        }
+        Some(FoundSystem::Linux) => GuestKind::Other,
+        None if vm.vm.is_windows_by_id() => GuestKind::Windows { guest_id: &vm.vm.guest_id },
+        None => GuestKind::Other,
     }
+}
+
+/// What this machine lacks for a Windows that was found.
+fn lack_for_here(guest: GuestKind<'_>, boot_bus: DiskBus) -> Option<String> {
+    drover_qemu::check_conversion(guest, boot_bus).err().map(|lack| lack.what)
 }
 
 const WITHOUT_CONVERTER: &str = "install it, or have the guest boot from its new disks before the move (see what was found inside it); \
@@ -197,36 +208,48 @@ pub(super) fn check_at(
     if !is_due(vm, boot_bus) {
         return Ok(());
     }
-    let refused = |why: String, advice: &str| {
-        let what = format!("{} needs conversion: {why}", vm.vm.name);
-        Err(ProviderError::new(Cause::Plan, what).advise(advice))
-    };
-    let windows = if boot_bus == DiskBus::Scsi { CONVERT_WINDOWS_SCSI } else { CONVERT_WINDOWS };
-    if let Some(lack) = lack_at(site, info) {
-        return refused(lack.what, &lack.advice);
-    }
-    if is_windows(&vm.vm) && !info.has(windows) {
-        return refused(
-            format!("the host of {site} lacks what a converter puts into Windows for this disk bus"),
-            "install virtio-win and rhsrvany there (for `disk_bus: scsi` virt-v2v 2.6, too), or choose `disk_bus: sata`",
-        );
+    let lack = lack_at(site, info).or_else(|| lack_for_at(kind_of(vm, vm.found), site, info, boot_bus));
+    if let Some(lack) = lack {
+        let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
+        return Err(ProviderError::new(Cause::Plan, what).advise(lack.advice));
     }
     check_first_boot_at(site, info, vm)
+}
+
+/// Why the host of a site does not convert a VM whose volumes are there; nothing where it does.
+pub(super) fn why_not_at(site: &str, info: &Announced, vm: &PlannedVm, boot_bus: DiskBus) -> Option<String> {
+    let lack = lack_at(site, info).map(|lack| lack.what);
+    lack.or_else(|| check_at(site, info, vm, boot_bus).err().map(|error| chain(&error)))
+}
+
+/// Warns that VMs are converted from here, though their volumes are at a site.
+pub(super) fn over_link(names: &[&str], site: &str, why: &str) -> Problem {
+    let text = format!(
+        "{} ({}) {} converted on this machine, over the link to {site}: {why}. A conversion reads and writes hundreds of MB of a guest in \
+         small pieces, each of which waits for the link, while the guest is down",
+        count(names.len(), "VM"),
+        some_of(names, NAMED_MAX),
+        if names.len() == 1 { "is" } else { "are" },
+    );
+    Problem::warning("convert", text).advise(
+        "have the converter where the volumes are: install virt-v2v on that host, and run its agent with --allow-start",
+    )
 }
 
 /// Refuses work for the first boot that the converter of a site cannot be given.
 pub(super) fn check_first_boot_at(site: &str, info: &Announced, vm: &PlannedVm) -> Result<(), ProviderError> {
     check_first_boot(vm, &|| {
         let files = || vm.first_boot.scripts.iter().chain(&vm.first_boot.guest_agent);
+        let own = usize::from(!vm.first_boot.addresses.is_empty());
         let bytes: u64 = files().filter_map(|file| Some(std::fs::metadata(file).ok()?.len())).sum();
-        if files().count() > FILES_MAX || bytes > FILES_BYTES_MAX {
+        if files().count() + own > FILES_MAX || bytes > FILES_BYTES_MAX {
             let most = Bytes(FILES_BYTES_MAX);
             return Err(format!(
                 "an agent takes {FILES_MAX} files for it, of {most} in all, and these are {}",
                 Bytes(bytes)
             ));
         }
-        let has_files = files().next().is_some();
+        let has_files = files().count() + own > 0;
         match (info.has(CONVERT_WRITE), info.has(CONVERT_FILES)) {
             (false, _) => {
                 Err(format!("the converter of {site} puts no files into guests (2.6 and later do)"))
@@ -246,6 +269,22 @@ pub(super) fn lack_at(site: &str, info: &Announced) -> Option<Lack> {
     (!info.has(CONVERT)).then_some(lack)
 }
 
+/// What its host lacks for a Windows beside a converter.
+pub(super) fn lack_for_at(
+    guest: GuestKind<'_>,
+    site: &str,
+    info: &Announced,
+    boot_bus: DiskBus,
+) -> Option<Lack> {
+    let windows = if boot_bus == DiskBus::Scsi { CONVERT_WINDOWS_SCSI } else { CONVERT_WINDOWS };
+    if guest == GuestKind::Other || info.has(windows) {
+        return None;
+    }
+    let what = format!("the host of {site} lacks what a converter puts into Windows for this disk bus");
+    let advice = "install virtio-win and rhsrvany there (for `disk_bus: scsi` virt-v2v 2.6, too), or choose `disk_bus: sata`";
+    Some(Lack { what, advice: advice.into() })
+}
+
 const FOR_CONVERSION: &str = "install virt-v2v there and run its agent with --allow-start (an agent of before this version converts nothing); \
      or write `convert: never` for a guest that has virtio drivers, or choose `disk_bus: sata`";
 
@@ -253,7 +292,7 @@ fn check_first_boot(
     vm: &PlannedVm,
     can_customize: &dyn Fn() -> Result<(), String>,
 ) -> Result<(), ProviderError> {
-    let work = first_boot(vm);
+    let work = first_boot(vm, None);
     if work.is_empty() {
         return Ok(());
     }
@@ -266,14 +305,10 @@ fn check_first_boot(
         .map_err(|why| refused(why, "install virt-v2v 2.6 or later there, or leave `first_boot` out"))
 }
 
-/// Work for the first boot, as the converter wants it.
-fn first_boot(vm: &PlannedVm) -> drover_qemu::FirstBoot {
-    let FirstBoot { scripts, guest_agent, addresses } = vm.first_boot.clone();
-    drover_qemu::FirstBoot {
-        scripts,
-        package: guest_agent,
-        addresses: addresses.iter().map(address).collect(),
-    }
+/// Work for the first boot, as the converter wants it. What cards keep is read from this Windows.
+fn first_boot(vm: &PlannedVm, windows: Option<&Windows>) -> drover_qemu::FirstBoot {
+    let FirstBoot { scripts, guest_agent, .. } = vm.first_boot.clone();
+    drover_qemu::FirstBoot { scripts, package: guest_agent, cards: card_settings(vm, windows) }
 }
 
 /// Where a guest is converted.
@@ -292,6 +327,9 @@ pub(super) trait Place {
         self.look_inside()
     }
 
+    /// What lacks here for the conversion of a Windows that was found.
+    fn lack_for(&self, guest: GuestKind<'_>) -> Result<Option<String>, ProviderError>;
+
     /// Why names of interfaces cannot be kept.
     fn can_customize(&self) -> Result<(), String>;
 
@@ -304,11 +342,13 @@ pub(super) trait Place {
     fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError>;
 }
 
-/// Images on this machine.
+/// Images on this machine, or overlays on this machine of images of another host.
 pub(super) struct OnThisMachine<'a> {
     pub spec: &'a MachineSpec,
     pub vm: &'a PlannedVm,
     pub stop: &'a StopSignal,
+    /// The images of another host.
+    pub far: Vec<Arc<dyn Disk>>,
 }
 
 impl Place for OnThisMachine<'_> {
@@ -321,6 +361,9 @@ impl Place for OnThisMachine<'_> {
     }
 
     fn look_inside(&self) -> Option<Inside> {
+        if !self.far.is_empty() {
+            return Some(inspect_disks(&self.far, self.stop));
+        }
         inspect_images(self.vm.disks.iter().map(|disk| disk.path.as_path()), self.vm.format).ok()
     }
 
@@ -329,6 +372,10 @@ impl Place for OnThisMachine<'_> {
         let are_images =
             self.spec.disks.iter().zip(&self.vm.disks).all(|(disk, image)| disk.path == image.path);
         if are_images { self.look_inside() } else { None }
+    }
+
+    fn lack_for(&self, guest: GuestKind<'_>) -> Result<Option<String>, ProviderError> {
+        Ok(lack_for_here(guest, self.boot_bus()))
     }
 
     fn can_customize(&self) -> Result<(), String> {
@@ -383,6 +430,10 @@ impl Place for Served<'_> {
         Some(inspect_disks(&disks.collect::<Result<Vec<_>, _>>().ok()?, self.stop))
     }
 
+    fn lack_for(&self, guest: GuestKind<'_>) -> Result<Option<String>, ProviderError> {
+        Ok(lack_for_here(guest, self.boot_bus()))
+    }
+
     fn can_customize(&self) -> Result<(), String> {
         drover_qemu::can_customize()
     }
@@ -399,7 +450,7 @@ impl Place for Served<'_> {
         let private = tempfile::Builder::new().prefix("drover-convert-").tempdir();
         let private = private.map_err(|error| failed("making a folder", error))?;
         let listen = Listen::Unix(private.path().join("nbd"));
-        let server = Server::start(exports, &listen, ServerOptions::default());
+        let server = Server::start(exports, &listen, ServerOptions::for_disks(self.vm.disks.len()));
         let server = server.map_err(|error| failed("serving its disks", error))?;
         let remote = |(index, identity): (usize, &String)| Remote {
             uri: server.uri(&index.to_string()),
@@ -427,11 +478,17 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
     // What is in converted ones is no more what the source had.
     let inside = if is_converted { None } else { place.look_inside() };
     let Judged { need, boots } = judged(vm, place.boot_bus(), is_converted, inside.as_ref());
-    let guest_is_windows =
-        is_windows(&vm.vm) || inside.as_ref().is_some_and(|it| it.only_windows().is_some());
+    let found = inside.as_ref().and_then(Inside::system_found).or(vm.found);
+    let kind = kind_of(vm, found);
+    let guest_is_windows = kind != GuestKind::Other;
+    let mut first_boot = first_boot(vm, inside.as_ref().and_then(Inside::only_windows));
+    if found == Some(FoundSystem::Linux) {
+        // Its guest id did not tell.
+        first_boot.cards.clear();
+    }
     // What follows is about Linux.
     let inside = inside.filter(|_| !guest_is_windows);
-    let mut guest = source_guest(vm, Names::of(vm, inside.as_ref()));
+    let mut guest = source_guest(vm, Names::of(vm, inside.as_ref()), first_boot);
     guest.is_windows = guest_is_windows;
     guest.fallback = inside.as_ref().is_some_and(|inside| gets_loader(vm, inside));
     // A guest that needs no driver may still lose its network, or not be started: then that is what it is converted for.
@@ -447,7 +504,12 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
         (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) => return Ok(Converted::Skipped(why)),
         (Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why), _) => why,
     };
-    match place.convert(&guest) {
+    // What a guest id of Windows wants was looked for before the copy; of what else was found nobody knew.
+    let lack = match kind {
+        GuestKind::FoundWindows(_) if !is_converted => place.lack_for(kind)?,
+        GuestKind::FoundWindows(_) | GuestKind::Windows { .. } | GuestKind::Other => None,
+    };
+    match lack.map_or_else(|| place.convert(&guest), |lack| Ok(ConvertOutcome::NotAvailable(lack))) {
         // Its images are as they were copied, and it may well boot from them.
         Err(error)
             if is_for_these
@@ -459,7 +521,7 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
         Err(error) => Err(error),
         Ok(ConvertOutcome::Converted { log, warnings, kept }) => {
             let loader = if guest.fallback { told_loader(place.look_again().as_ref()) } else { "" };
-            Ok(Converted::Done(told(&log, &warnings, &kept, &vm.first_boot) + loader))
+            Ok(Converted::Done(told(&log, &warnings, &kept, &guest.first_boot) + loader))
         }
         Ok(ConvertOutcome::ConvertedBefore) => Ok(Converted::Skipped("an earlier run converted it".into())),
         Ok(ConvertOutcome::NotAvailable(why)) if vm.convert == Convert::Always || boots == Some(false) => {
@@ -527,13 +589,6 @@ fn told_loader(inside: Option<&Inside>) -> &'static str {
     }
 }
 
-/// An address as the converter wants it.
-fn address(it: &StaticAddress) -> String {
-    let gateway = it.gateway.map(|it| it.to_string()).unwrap_or_default();
-    let dns: String = it.dns.iter().map(|it| format!(",{it}")).collect();
-    format!("{}:ip:{},{gateway},{}{dns}", it.mac, it.address, it.prefix)
-}
-
 /// What is known of a guest before its conversion.
 struct Judged {
     need: Need,
@@ -543,7 +598,6 @@ struct Judged {
 
 /// Whether a guest needs conversion, by what is in its images where that tells, else by its guest id.
 fn judged(vm: &PlannedVm, bus: DiskBus, is_converted: bool, inside: Option<&Inside>) -> Judged {
-    let by_id = drover_qemu::needs_conversion(&vm.vm.guest_id, bus);
     if let Some(windows) = inside.and_then(Inside::only_windows) {
         let system = inside.and_then(|inside| inside.system.as_deref()).unwrap_or("a Windows");
         let need = windows_needs_conversion(&format!("it holds {system}"), bus);
@@ -556,8 +610,14 @@ fn judged(vm: &PlannedVm, bus: DiskBus, is_converted: bool, inside: Option<&Insi
         };
         return Judged { need, boots };
     }
-    if is_windows(&vm.vm) {
-        return Judged { need: by_id, boots: Some(bus == DiskBus::Sata) };
+    let found = inside.and_then(Inside::system_found).or(vm.found);
+    let by_id = need_by_id(vm, found, bus);
+    if kind_of(vm, found) != GuestKind::Other {
+        let need = match vm.vm.is_windows_by_id() {
+            true => by_id,
+            false => windows_needs_conversion("a look before the move found Windows in it", bus),
+        };
+        return Judged { need, boots: Some(bus == DiskBus::Sata) };
     }
     if is_converted {
         return Judged { need: Need::Needed("an earlier run began to convert it".into()), boots: None };
@@ -621,16 +681,21 @@ impl Names {
     }
 }
 
-fn told(log: &Path, warnings: &[String], kept: &[String], first_boot: &FirstBoot) -> String {
+fn told(log: &Path, warnings: &[String], kept: &[String], first_boot: &drover_qemu::FirstBoot) -> String {
     let mut text = log.display().to_string();
     let files: Vec<String> =
-        first_boot.guest_agent.iter().chain(&first_boot.scripts).map(|it| it.display().to_string()).collect();
+        first_boot.package.iter().chain(&first_boot.scripts).map(|it| it.display().to_string()).collect();
     if !files.is_empty() {
         text += &format!("; for its first boot: {}", files.join(", "));
     }
-    if !first_boot.addresses.is_empty() {
-        let addresses = first_boot.addresses.iter().map(|it| format!("{} of {}", it.address, it.mac));
-        text += &format!("; given at its first boot: {}", addresses.collect::<Vec<_>>().join(", "));
+    for CardSettings { mac, addresses, routes, .. } in &first_boot.cards {
+        let mut all: Vec<String> = addresses.iter().map(|(ip, bits)| format!("{ip}/{bits}")).collect();
+        all.extend(match routes.len() {
+            0 => None,
+            1 => Some("1 route".to_string()),
+            many => Some(format!("{many} routes")),
+        });
+        text += &format!("; {mac} gets at its first boot: {}", all.join(", "));
     }
     if !kept.is_empty() {
         text += &format!("; interfaces that keep their names: {}", kept.join(", "));
@@ -642,11 +707,10 @@ fn told(log: &Path, warnings: &[String], kept: &[String], first_boot: &FirstBoot
 }
 
 /// The guest as the converter has to know it.
-fn source_guest(vm: &PlannedVm, names: Names) -> SourceGuest {
+fn source_guest(vm: &PlannedVm, names: Names, first_boot: drover_qemu::FirstBoot) -> SourceGuest {
     let buses = vm.disks.iter().map(|disk| source_bus(disk.disk.bus)).collect();
     let Names { sure: names, maybe: names_maybe } = names;
-    let first_boot = first_boot(vm);
-    SourceGuest { is_windows: is_windows(&vm.vm), buses, names, names_maybe, fallback: false, first_boot }
+    SourceGuest { is_windows: vm.is_windows(), buses, names, names_maybe, fallback: false, first_boot }
 }
 
 fn source_bus(bus: InventoryBus) -> SourceBus {
@@ -661,14 +725,11 @@ fn source_bus(bus: InventoryBus) -> SourceBus {
 /// The same, told to an agent; and the bytes of the files that it tells of.
 pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Result<(Guest, Vec<Vec<u8>>), ProviderError> {
     let named = |names: &[NicName]| names.iter().map(|it| (it.mac.clone(), it.name.clone())).collect();
-    let address = |it: &StaticAddress| GuestAddress {
-        mac: it.mac.clone(),
-        address: it.address,
-        prefix: it.prefix,
-        gateway: it.gateway,
-        dns: it.dns.clone(),
-    };
-    let (scripts, mut files) = read_files(&vm.first_boot.scripts)?;
+    let (mut scripts, mut files) = read_files(&vm.first_boot.scripts)?;
+    if let Some(script) = guest.first_boot.cards_script() {
+        scripts.insert(0, GuestFile { name: "addresses.bat".into(), bytes: script.len() as u64 });
+        files.insert(0, script.into_bytes());
+    }
     let (package, package_bytes) = read_files(vm.first_boot.guest_agent.as_slice())?;
     files.extend(package_bytes);
     let guest = Guest {
@@ -677,9 +738,9 @@ pub(super) fn for_peer(guest: &SourceGuest, vm: &PlannedVm) -> Result<(Guest, Ve
         names: named(&guest.names),
         names_maybe: named(&guest.names_maybe),
         fallback: guest.fallback,
-        addresses: vm.first_boot.addresses.iter().map(address).collect(),
         scripts,
         package: package.into_iter().next(),
+        ..Guest::default()
     };
     Ok((guest, files))
 }
@@ -708,16 +769,8 @@ pub fn of_peer(guest: &Guest, files: &FirstBootFiles) -> Result<SourceGuest, Str
             None => Ok(nics),
         }
     };
-    let addresses = guest.addresses.iter().map(|it| {
-        let GuestAddress { mac, address, prefix, gateway, dns } = it.clone();
-        match is_mac(&mac) {
-            true => Ok(self::address(&StaticAddress { mac, address, prefix, gateway, dns })),
-            false => Err(format!("{mac:?} is no MAC address")),
-        }
-    });
-    let addresses = addresses.collect::<Result<Vec<String>, String>>()?;
     let FirstBootFiles { scripts, package } = files.clone();
-    let first_boot = drover_qemu::FirstBoot { scripts, package, addresses };
+    let first_boot = drover_qemu::FirstBoot { scripts, package, cards: Vec::new() };
     first_boot.check()?;
     Ok(SourceGuest {
         is_windows: guest.is_windows,
@@ -730,25 +783,4 @@ pub fn of_peer(guest: &Guest, files: &FirstBootFiles) -> Result<SourceGuest, Str
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_is_told_as_the_converter_wants_it() {
-        let ip = |text: &str| text.parse::<std::net::IpAddr>().ok();
-        let found = |gateway, dns: Vec<std::net::IpAddr>| {
-            let address = ip("192.0.2.7").unwrap_or(std::net::Ipv4Addr::LOCALHOST.into());
-            super::address(&StaticAddress {
-                mac: "00:50:56:aa:00:07".into(),
-                address,
-                prefix: 24,
-                gateway,
-                dns,
-            })
-        };
-        assert_eq!(found(None, vec![]), "00:50:56:aa:00:07:ip:192.0.2.7,,24");
-        let dns = ip("192.0.2.53").into_iter().chain(ip("2001:db8::53")).collect();
-        let expected = "00:50:56:aa:00:07:ip:192.0.2.7,192.0.2.1,24,192.0.2.53,2001:db8::53";
-        assert_eq!(found(ip("192.0.2.1"), dns), expected);
-    }
-}
+pub(crate) mod tests;

@@ -240,7 +240,10 @@ impl TargetProvider for Here {
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        conversion::convert(&OnThisMachine { spec: &self.spec(vm)?, vm, stop: &self.stop }, vm)
+        conversion::convert(
+            &OnThisMachine { spec: &self.spec(vm)?, vm, stop: &self.stop, far: Vec::new() },
+            vm,
+        )
     }
 
     fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {

@@ -391,16 +391,11 @@ impl Claims {
     /// What stands in the way of converting a VM that was looked into.
     pub fn check_inside(&self, vm: &PlannedVm, inside: &Inside, stop: &StopSignal) -> Option<Problem> {
         let boot_bus = boot_bus(&machine_of(vm, &self.about.target, &self.about.origin));
-        let due = DueInside::of(vm, boot_bus, inside);
-        if due.is_none() && inside.only_windows().is_none() {
-            return None;
-        }
-        match (self.is_uploaded(vm), due) {
-            (Ok(false), _) => self.converter.check_inside(vm, boot_bus, inside, stop),
-            (Ok(true), Some(due)) => Some(due.without_converter(vm, &upload::no_conversion())),
-            (Err(error), Some(_)) => Some(survey::of_vm(vm, error)),
-            // The survey told of it.
-            (Ok(true) | Err(_), None) => None,
+        let due = DueInside::of(vm, boot_bus, inside)?;
+        match self.is_uploaded(vm) {
+            Ok(false) => self.converter.check_inside(vm, boot_bus, inside, stop),
+            Ok(true) => Some(due.without_converter(vm, &upload::no_conversion())),
+            Err(error) => Some(survey::of_vm(vm, error)),
         }
     }
 

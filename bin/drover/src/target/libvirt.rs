@@ -40,6 +40,26 @@ use crate::image::qemu_error;
 use crate::machine::{boot_bus_of, machine_of, spec_of};
 use crate::state::state_folder;
 
+/// Whose converter a guest is given to.
+pub enum ConvertedBy {
+    /// That of this machine, where its volumes are.
+    ThisMachine,
+    /// That of this machine, which reads and writes volumes of a site.
+    OverLink {
+        /// The site.
+        site: String,
+        /// Why not there.
+        why: String,
+    },
+    /// That of the host that has its volumes.
+    ItsHost {
+        /// Its agent.
+        there: Arc<There>,
+        /// The VM as that is told of it.
+        machine: Box<PlannedVm>,
+    },
+}
+
 /// Libvirt's daemons, for one plan.
 pub struct Domains {
     here: Arc<Here>,
@@ -151,7 +171,32 @@ impl Domains {
         vm.disks.iter().try_for_each(|disk| self.check_volume(disk, vm))?;
         let spec = self.spec(vm, None)?;
         spec.check().map_err(qemu_error)?;
-        self.here.converter.check(vm, boot_bus_of(&spec))
+        let boot_bus = boot_bus_of(&spec);
+        match self.converted_by(vm)? {
+            ConvertedBy::ThisMachine | ConvertedBy::OverLink { .. } => {
+                self.here.converter.check(vm, boot_bus)
+            }
+            ConvertedBy::ItsHost { there, machine } if conversion::is_due(vm, boot_bus) => {
+                let lack = there.lack_for_volumes(&machine).map_err(|refusal| there.refused(refusal))?;
+                lack.map_or(Ok(()), |lack| {
+                    let what = format!("{} needs conversion: {}", vm.vm.name, lack.what);
+                    Err(ProviderError::new(Cause::Target, what).advise(lack.advice))
+                })
+            }
+            ConvertedBy::ItsHost { .. } => Ok(()),
+        }
+    }
+
+    /// Who converts the guest of a VM, as far as no conversion of it was begun.
+    pub fn converted_by(&self, vm: &PlannedVm) -> Result<ConvertedBy, ProviderError> {
+        let (Some(there), Some(machine)) = (self.site(vm)?, far::as_machine(vm)) else {
+            return Ok(ConvertedBy::ThisMachine);
+        };
+        let info = there.info().map_err(|refusal| there.refused(refusal))?;
+        Ok(match conversion::why_not_at(there.name(), &info, vm, self.here.boot_bus(vm)) {
+            Some(why) => ConvertedBy::OverLink { site: there.name().to_string(), why },
+            None => ConvertedBy::ItsHost { there, machine: Box::new(machine) },
+        })
     }
 
     /// Refuses firmware variables that an earlier domain of this name left: libvirt would start the new one with them.
@@ -230,7 +275,7 @@ impl Domains {
         Ok(spec)
     }
 
-    /// The machine of a VM whose volumes are of this host, as QEMU without libvirt builds it, for a rehearsal.
+    /// The machine of a VM as QEMU on this host builds it without libvirt, for a rehearsal.
     pub fn rehearsed(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
         vm.disks.iter().try_for_each(|disk| self.check_volume(disk, vm))?;
         // It does start: no daemon chooses its firmware.
@@ -332,6 +377,8 @@ impl TargetProvider for Domains {
         std::fs::create_dir_all(&vm.folder).map_err(|error| io_error("making", &vm.folder, error))?;
         if let Some(there) = self.site(vm)? {
             there.make_room_for_journals(vm)?;
+            // A conversion that an earlier run left there keeps its volumes until somebody comes.
+            far::as_machine(vm).map_or(Ok(false), |machine| there.has_converted(&machine))?;
         }
         Ok(())
     }
@@ -414,18 +461,36 @@ impl TargetProvider for Domains {
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        if let Some(identities) = self.identities(vm)? {
+        let identities = self.identities(vm)?;
+        if let Some(there) = self.site(vm)?
+            && let Some(machine) = far::as_machine(vm)
+            && !drover_qemu::is_converted(
+                &VmFolder::new(&vm.folder),
+                identities.as_deref().unwrap_or_default(),
+            )
+        {
+            // One that either of them began goes on there, whoever would be asked by now.
+            if there.has_converted(&machine)? || matches!(self.converted_by(vm)?, ConvertedBy::ItsHost { .. })
+            {
+                return there.convert_volumes(&machine);
+            }
+        }
+        if let Some(identities) = identities {
             let machine = machine_of(vm, &self.about.target, &self.about.origin);
             let (folder, stop) = (vm.folder.clone(), &self.about.stop);
             let served = Served { target: self, vm, machine, folder, identities, stop };
             return conversion::convert(&served, vm);
         }
         let spec = self.spec(vm, None)?;
-        conversion::convert(&OnThisMachine { spec: &spec, vm, stop: &self.about.stop }, vm)
+        conversion::convert(&OnThisMachine { spec: &spec, vm, stop: &self.about.stop, far: Vec::new() }, vm)
     }
 
     fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)
+        drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
+        match (self.site(vm)?, far::as_machine(vm)) {
+            (Some(there), Some(machine)) => there.forget_conversion(&machine),
+            _ => Ok(()),
+        }
     }
 
     fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
@@ -451,9 +516,8 @@ impl TargetProvider for Domains {
     }
 
     fn settle(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        let is_wanted = self.about.target.libvirt().is_some_and(|libvirt| libvirt.autostart);
         match self.ours(vm)? {
-            Some(domain) if is_wanted => {
+            Some(domain) if vm.autostart => {
                 self.daemon(vm).set_autostart(&domain.uuid, true).map_err(qemu_error)
             }
             _ => Ok(()),
@@ -535,7 +599,8 @@ impl TargetProvider for Domains {
         drover_qemu::forget_rehearsal(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
         here::remove(&start_lock(vm))?;
         if let Some(there) = self.site(vm)? {
-            self.forget_conversion(vm)?;
+            // That at its host goes with the volumes.
+            drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
             let removed = far::remove_images(&there, vm);
             let _ = self.refresh(vm);
             return removed;

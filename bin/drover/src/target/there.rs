@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use drover_agent::host::HostHas;
 use drover_agent::machine::{
-    CHECK, CONVERT_FALLBACK, CONVERT_WRITE, Conversion, Image, Machine, Order, Told, What,
+    Accelerator, CHECK, CONVERT, CONVERT_FALLBACK, CONVERT_WRITE, Conversion, Image, Machine, Order, Told,
+    What,
 };
 use drover_agent::opening::{Announced, How, Stat};
-use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
+use drover_agent::{AgentDisk, AgentOptions, Home, Refusal, Site, Target};
 use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{
@@ -19,18 +20,20 @@ use drover_engine::{
 };
 use drover_mover::{Earlier, StopSignal, earlier, look, why_not_of};
 use drover_plan::{Limits, PlannedDisk, PlannedVm, Problem};
-use drover_qemu::{ConvertOutcome, DiskBus, Lack, SourceGuest};
+use drover_qemu::{ConvertOutcome, DiskBus, GuestKind, Lack, MachineSpec, SourceGuest, VmFolder};
 use drover_types::guest::Inside;
 
 use super::conversion::{self, DueInside, Place};
-use super::{ANOTHER_PLANS, Setting, all_removed, may_need};
+use super::{ANOTHER_PLANS, Setting, all_removed, io_error, may_need};
 use crate::endpoint::AgentPlace;
 use crate::endpoint::agent::{GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
 use crate::exit::{Exit, Failure, MORE_THREADS};
 use crate::far::pool_of;
+use crate::image::qemu_error;
 use crate::inspection::inspect_disks;
-use crate::machine::{boot_bus, machine_of, site_name};
+use crate::machine::{boot_bus, machine_of, site_name, spec_of};
 use crate::sites::{self, OpenDisks};
+use crate::state::state_folder;
 
 /// How long an agent may be away before an order is given up: it may just be restarted.
 const ORDER_WITHIN: Duration = Duration::from_secs(60);
@@ -105,9 +108,19 @@ impl There {
         self.site.info()
     }
 
+    /// Whether there is a connection to its agent at the moment.
+    pub fn is_up(&self) -> bool {
+        self.site.is_up()
+    }
+
+    /// How long it may be away before a transfer gives up.
+    pub fn retry_for(&self) -> Duration {
+        self.about.limits.retry_for
+    }
+
     /// Refuses to ask a site that would not answer now: whoever asks for many VMs does not wait for it.
     fn check_is_up(&self) -> Result<(), ProviderError> {
-        match self.site.is_up() {
+        match self.is_up() {
             true => Ok(()),
             false => {
                 let what = format!("there is no connection to the agent of {} at the moment", self.name());
@@ -232,8 +245,9 @@ impl There {
     /// What stands in the way of converting a VM there that was looked into.
     pub fn check_inside(&self, vm: &PlannedVm, inside: &Inside, stop: &StopSignal) -> Option<Problem> {
         let machine = self.machine(vm);
-        let due = DueInside::of(vm, boot_bus(&machine), inside)?;
-        let asked = self.info().and_then(|info| match conversion::lack_at(self.name(), &info) {
+        let boot_bus = boot_bus(&machine);
+        let due = DueInside::of(vm, boot_bus, inside)?;
+        let asked = self.info().and_then(|info| match due.lack_at(self.name(), &info, boot_bus) {
             Some(lack) => Ok(Some(due.without_converter(vm, &lack))),
             // One that is too old for a check tells no more.
             None if !info.has(CHECK) => Ok(None),
@@ -266,6 +280,33 @@ impl There {
             what: format!("host of {}: {}", self.name(), lack.what),
             advice: lack.advice,
         }))
+    }
+
+    /// What the host lacks to convert a VM whose volumes are there.
+    pub fn lack_for_volumes(&self, vm: &PlannedVm) -> Result<Option<Lack>, Refusal> {
+        match self.info()?.has(CHECK) {
+            true => self.lack_for_conversion(vm, self.bare_machine(vm), &self.about.stop),
+            false => Ok(None),
+        }
+    }
+
+    /// Whether images hold a guest that was converted there, or may hold one in part.
+    pub fn has_converted(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        self.insist(vm, &What::Look).map(|told| told.converted)
+    }
+
+    /// Converts the guest of a VM that somebody else defines, in a folder that is made for it when it comes to that.
+    pub fn convert_volumes(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+        conversion::convert(
+            &AtSite { there: self, vm, machine: self.bare_machine(vm), makes_folder: true },
+            vm,
+        )
+    }
+
+    /// A machine that has what a converter wants to know, and nothing that its host could lack.
+    fn bare_machine(&self, vm: &PlannedVm) -> Machine {
+        let machine = Machine { nics: Vec::new(), accelerator: Accelerator::Auto, ..self.machine(vm) };
+        Machine { is_started: false, is_converted: true, ..machine }
     }
 
     /// What it lacks to convert a VM of which only a look into its disks tells whether it is to be.
@@ -355,6 +396,49 @@ impl There {
         self.open.keep(disk)
     }
 
+    /// Opens the images of a VM to be read, if they are what this plan wrote; they are given up if the site is away for so long.
+    pub fn open_copy(
+        &self,
+        vm: &PlannedVm,
+        away_max: Duration,
+    ) -> Result<Vec<Arc<AgentDisk>>, ProviderError> {
+        let options = AgentOptions { give_up_after: away_max, ..self.options.clone() };
+        let open = |disk: &PlannedDisk| {
+            let stat = self.stat(disk).map_err(|refusal| self.refused(refusal))?;
+            if !self.is_ours(disk, vm, &stat) {
+                let what = format!("{} is not what this plan wrote there", vm.place_of(disk).display());
+                return Err(ProviderError::new(Cause::Target, what).advise("see who put it there"));
+            }
+            let opened = AgentDisk::open_source(&self.site, &site_name(&disk.path), options.clone());
+            Ok(self.keep(opened.map_err(|error| self.failed(&error))?))
+        };
+        vm.disks.iter().map(open).collect()
+    }
+
+    /// The machine of a VM as QEMU on this host builds it, for a rehearsal.
+    pub fn rehearsed(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
+        let machine = Machine { is_started: true, ..self.machine(vm) };
+        let images = vm.disks.iter().map(|disk| disk.path.clone()).collect();
+        let folder = self.rehearsal_folder(vm)?;
+        spec_of(&Home { folder, images, machine: &machine }, None).map_err(qemu_error)
+    }
+
+    /// Where overlays of a rehearsal lie on this host.
+    fn rehearsal_folder(&self, vm: &PlannedVm) -> Result<PathBuf, ProviderError> {
+        let state = state_folder(self.about.state.as_deref());
+        let state = std::path::absolute(&state).map_err(|error| io_error("finding", &state, error))?;
+        Ok(state.join("rehearsals").join(&self.about.plan).join(&vm.target_name))
+    }
+
+    /// Removes what a rehearsal left that was cut off.
+    fn forget_rehearsal(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        let folder = self.rehearsal_folder(vm)?;
+        drover_qemu::forget_rehearsal(&VmFolder::new(&folder)).map_err(qemu_error)?;
+        // A plan's folder that holds those of other VMs stays.
+        folder.ancestors().take(2).for_each(|folder| drop(std::fs::remove_dir(folder)));
+        Ok(())
+    }
+
     /// Makes the folders of a VM's journals on this host.
     pub fn make_room_for_journals(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         let journals = vm.disks.iter().map(|disk| self.journal(disk, vm));
@@ -436,6 +520,8 @@ struct AtSite<'a> {
     there: &'a There,
     vm: &'a PlannedVm,
     machine: Machine,
+    /// Whether nobody made its folder before.
+    makes_folder: bool,
 }
 
 impl Place for AtSite<'_> {
@@ -444,13 +530,20 @@ impl Place for AtSite<'_> {
     }
 
     fn is_converted(&self) -> Result<bool, ProviderError> {
-        self.there.insist(self.vm, &What::Look).map(|told| told.converted)
+        self.there.has_converted(self.vm)
     }
 
     fn look_inside(&self) -> Option<Inside> {
         let disks = self.vm.disks.iter().map(|disk| self.there.open_for_verify(disk, self.vm));
         let disks = disks.collect::<Result<Vec<_>, _>>().ok()?;
         Some(inspect_disks(&disks, &self.there.about.stop))
+    }
+
+    fn lack_for(&self, guest: GuestKind<'_>) -> Result<Option<String>, ProviderError> {
+        let (there, boot_bus) = (&self.there, self.boot_bus());
+        let info = there.info().map_err(|refusal| there.refused(refusal))?;
+        let lack = conversion::lack_for_at(guest, there.name(), &info, boot_bus);
+        Ok(lack.filter(|_| info.has(CONVERT)).map(|lack| lack.what))
     }
 
     fn can_customize(&self) -> Result<(), String> {
@@ -476,6 +569,9 @@ impl Place for AtSite<'_> {
         // An agent of before may have taken the place of the one that was asked, and would leave out what it does not know.
         let info = self.there.info().map_err(|refusal| self.there.refused(refusal))?;
         conversion::check_first_boot_at(self.there.name(), &info, self.vm)?;
+        if self.makes_folder {
+            self.there.insist(self.vm, &What::Prepare(self.machine.clone()))?;
+        }
         let (mut guest, files) = conversion::for_peer(guest, self.vm)?;
         guest.fallback &= info.has(CONVERT_FALLBACK);
         let what = What::Convert { machine: self.machine.clone(), guest };
@@ -507,6 +603,7 @@ impl Place for AtSite<'_> {
 
 impl TargetProvider for There {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.forget_rehearsal(vm)?;
         let machine = self.machine(vm);
         if conversion::is_due(vm, boot_bus(&machine)) {
             let info = self.info().map_err(|refusal| self.refused(refusal))?;
@@ -587,7 +684,7 @@ impl TargetProvider for There {
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        conversion::convert(&AtSite { there: self, vm, machine: self.machine(vm) }, vm)
+        conversion::convert(&AtSite { there: self, vm, machine: self.machine(vm), makes_folder: false }, vm)
     }
 
     fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
@@ -648,6 +745,7 @@ impl TargetProvider for There {
     }
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.forget_rehearsal(vm)?;
         self.clear(vm, Vec::new())
     }
 }

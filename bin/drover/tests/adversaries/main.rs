@@ -4,8 +4,6 @@
 //! A round that finds something prints the seed to have it again (docs/dev/adversaries.md).
 #![allow(clippy::unwrap_used)]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod copies;
 mod dice;
 mod faults;

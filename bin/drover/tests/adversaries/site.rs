@@ -11,11 +11,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::common::{vm, with};
 use crate::dice::Dice;
 use crate::run::{Ended, Injection, Run, program};
 use crate::secrets::{look_at, look_below, watch_children};
 use crate::tally::{Kind, Violation};
+use drover_stage::{vm, with};
 
 /// Simulators that run at the same time have addresses of their own.
 static SITES: AtomicU64 = AtomicU64::new(0);

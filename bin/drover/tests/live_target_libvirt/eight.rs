@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use drover_lab::{Guests, lab_folder};
 use serde_json::{Value, json};
 
-use crate::common::debian::{
+use drover_stage::debian::{
     debian, marked, put_marking_converter, put_windows_tools, windows as windows_disk,
 };
-use crate::common::domain_xml::{differences, parts};
-use crate::common::landing::{Landing, hear};
-use crate::common::process::PATIENCE;
-use crate::common::{MIB, moves, vm, with};
+use drover_stage::domain_xml::{differences, parts};
+use drover_stage::landing::{Landing, hear};
+use drover_stage::process::PATIENCE;
+use drover_stage::{MIB, moves, vm, with};
 
 /// Guests that landed, which of the lab's guests each is, and its host.
 const PROVE: [(&str, &str, &str); 5] = [
@@ -113,13 +113,13 @@ fn vms_land_on_two_daemons_as_was_asked_and_prove_themselves() {
     let lan = format!("    networks: {{VM Network: '{network}'}}");
     let is_said: [(&str, &[&str]); 8] = [
         ("web01", &["    mode: cold", "    format: qcow2"]),
-        ("web02", &["    mode: cold", "    disk_bus: scsi", &on_b]),
+        ("web02", &["    mode: cold", "    disk_bus: scsi", "    nic_model: keep", &on_b]),
         ("db01", &[]),
         ("safe", &["    mode: cold", &on_b]),
         ("warm02", &[&on_b]),
         ("vmware", &["    mode: cold", "    convert: auto"]),
         ("win", &["    mode: cold", "    convert: auto", &on_b, &lan]),
-        ("two", &["    mode: cold", &lan]),
+        ("two", &["    mode: cold", "    nic_model: e1000e", "    autostart: false", &lan]),
     ];
     let said = is_said.map(|(name, lines)| {
         let name = format!("  - name: \"{name}\"");
@@ -185,7 +185,8 @@ fn vms_land_on_two_daemons_as_was_asked_and_prove_themselves() {
         // One that has proven itself switches itself off.
         assert!(state.starts_with("running") || state.contains("shut off (shutdown)"), "{name}: {state}");
         assert_eq!(vm["power"], "off", "{name}");
-        assert!(virsh(host, &["dominfo", name]).contains("Autostart:      enable"), "{name}");
+        let autostart = if name == "two" { "disable" } else { "enable" };
+        assert!(virsh(host, &["dominfo", name]).contains(&format!("Autostart:      {autostart}")), "{name}");
         // What was asked is what libvirt has, and what was asked is what the source was and the plan says.
         let xml = landing.xml(host, name);
         assert_eq!(differences(&landing.asked(name), &xml), Vec::<String>::new(), "{name}: {xml}");
@@ -314,7 +315,12 @@ fn wanted(vm: &Value, image: impl Fn(usize) -> PathBuf, (bridge, network): (&str
             "br-lan" => "bridge br-lan".to_string(),
             other => other.replace(':', " "),
         };
-        parts.push(format!("NIC {} {} to {to}", text(&nic["mac"]), text(&nic["model"])));
+        let model = match name.as_str() {
+            "web02" => text(&nic["model"]),
+            "two" => "e1000e".into(),
+            _ => "virtio".into(),
+        };
+        parts.push(format!("NIC {} {model} to {to}", text(&nic["mac"])));
     }
     parts.extend((bus == "scsi").then(|| "SCSI virtio-scsi".to_string()));
     parts

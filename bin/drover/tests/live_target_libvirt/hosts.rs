@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use crate::common::domain_xml::differences;
-use crate::common::landing::Landing;
-use crate::common::{MIB, disk_file, vm, with};
+use drover_stage::domain_xml::differences;
+use drover_stage::landing::Landing;
+use drover_stage::{MIB, disk_file, vm, with};
 
 /// So many more huge pages of 2 MiB than this machine has, for as long as this lives; nothing, after a printed line, where they cannot be had.
 struct HugePages(u64);

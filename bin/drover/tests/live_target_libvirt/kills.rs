@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use crate::common::debian::{DISK_BYTES, debian, marked, put_marking_converter};
-use crate::common::landing::{EARLY_EDGES, Landing, edges};
-use crate::common::{MIB, disk_file, vm, with};
+use drover_stage::debian::{DISK_BYTES, debian, marked, put_marking_converter};
+use drover_stage::landing::{EARLY_EDGES, Landing, edges};
+use drover_stage::{MIB, disk_file, vm, with};
 
 /// A VM that runs, and writes while drover moves it.
 struct Guest {

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::common::debian::{debian, marked, put_marking_converter};
-use crate::common::landing::{EARLY_EDGES, Landing, edges};
-use crate::common::{MIB, disk_file, vm, with};
+use drover_stage::debian::{debian, marked, put_marking_converter};
+use drover_stage::landing::{EARLY_EDGES, Landing, edges};
+use drover_stage::{MIB, disk_file, vm, with};
 
 /// Bytes of a volume are a multiple.
 const EXTENT: u64 = 4 * MIB;

@@ -1,16 +1,15 @@
 //! Plans whose target is a libvirt daemon: VMs of the simulator become domains of two true daemons (`lab/libvirt/hosts`).
 #![allow(clippy::unwrap_used)]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod eight;
 mod hosts;
 mod kills;
+mod kinds;
 mod lvm;
 mod rehearse;
 
-use common::landing::Landing;
-use common::{MIB, disk_file, vm, with};
+use drover_stage::landing::Landing;
+use drover_stage::{MIB, disk_file, vm, with};
 use serde_json::json;
 
 /// A plan's name, what is replaced in it, and what the check says.

@@ -2,19 +2,26 @@
 
 use serde_json::json;
 
-use crate::common::process::{PATIENCE, wait_until};
-use crate::common::{MIB, Stage};
-use crate::{assert_equal, counted, one, plan, struck};
+use crate::{assert_equal, counted, note, one, plan, struck};
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, Stage};
 
 #[test]
 fn what_breaks_on_the_way_is_made_anew_and_the_copy_goes_on() {
     let Some(stage) = Stage::new(134, one(8)) else { return };
+    // So that each request is answered in several.
+    stage.sim.post("/nfc/set", json!({"fragment_bytes": [262_144]})).unwrap();
     for (number, (fault, edit)) in [
         (json!({"at": "read", "do": "cut", "where": "header", "skip": 3}), ""),
         (json!({"at": "read", "do": "cut", "where": "payload", "skip": 3}), ""),
         (json!({"at": "read", "do": "cut", "where": "extra", "skip": 3}), ""),
         (json!({"at": "read", "do": "stall", "skip": 2}), "timeout: 1s"),
         (json!({"at": "read", "do": "error", "code": 5, "text": "Failed to allocate the requested 24117272 bytes"}), ""),
+        (json!({"at": "read", "do": "error", "code": 5, "text": "no memory", "fragment": 2, "skip": 2}), ""),
+        (json!({"at": "read", "do": "error", "code": 16392, "text": "Failed to lock the file", "fragment": 3}), ""),
+        (json!({"at": "read", "do": "status", "code": 5, "skip": 1}), ""),
+        (json!({"at": "read", "do": "status", "code": 16392, "fragment": 2}), ""),
+        (json!({"at": "read", "do": "cut", "where": "extra", "fragment": 3, "skip": 1}), ""),
         (json!({"at": "open_session", "do": "error", "code": 5, "text": "no memory"}), ""),
         (json!({"at": "open_session", "do": "cut", "where": "before", "count": 2}), ""),
         (json!({"at": "open_file", "do": "cut", "where": "before"}), ""),
@@ -121,6 +128,10 @@ fn a_copy_outlives_what_befalls_its_host_its_session_and_its_vm() {
     leaves_nothing(&stage);
 }
 
+fn tickets_used(stage: &Stage) -> u64 {
+    stage.sim.get("/nfc/stats").unwrap()["tickets_used"].as_u64().unwrap()
+}
+
 /// Neither a session at the host nor a snapshot.
 fn leaves_nothing(stage: &Stage) {
     for host in ["esx1.lab", "esx2.lab"] {
@@ -134,6 +145,7 @@ fn leaves_nothing(stage: &Stage) {
 #[test]
 fn what_a_host_refuses_is_told_and_leaves_nothing_behind() {
     let Some(stage) = Stage::new(148, one(2)) else { return };
+    stage.sim.post("/nfc/set", json!({"fragment_bytes": [262_144]})).unwrap();
     let error = |at: &str, code: u64, text: &str| json!({"at": at, "do": "error", "code": code, "text": text, "count": -1});
     let refuse = |at: &str| json!({"at": at, "do": "refuse", "count": -1});
     let cut = |at: &str| json!({"at": at, "do": "cut", "where": "before", "count": -1});
@@ -155,8 +167,17 @@ fn what_a_host_refuses_is_told_and_leaves_nothing_behind() {
         (error("open_file", 5, no_memory), ["error 5", "lower limits.disks"]),
         (error("proxy", 0, "530 Please login with USER and PASS"), ["530 Please login", ""]),
         (error("thumbprint", 0, "501 Invalid arguments"), ["501 Invalid arguments", ""]),
+        (error("msg36", 3, "no session"), ["no session", "drover nfc check --trace"]),
         (error("msg51", 3, "wrong version"), ["wrong version", ""]),
+        (error("msg52", 3, "no AIO"), ["no AIO", "drover nfc check --trace"]),
         (refuse("msg51"), ["NFC session", ""]),
+        (refuse("msg52"), ["NFC session", ""]),
+        // Of a disk, and not of a connection.
+        (error("read", 2, "input/output error"), ["NFC error 2: input/output error", "one"]),
+        (
+            json!({"at": "read", "do": "status", "code": 2, "fragment": 1, "count": -1}),
+            ["NFC error 2", "one"],
+        ),
         // As its end or as a reset, whichever comes first.
         (cut("takeover"), ["TLS with the NFC server", "902"]),
         (cut("open_session"), ["opening an AIO session", "902"]),
@@ -188,14 +209,23 @@ fn a_host_that_is_busy_or_older_than_it_says_is_tried_again() {
         (json!({}), json!({"at": "open_file", "do": "error", "code": 16392, "text": "Failed to lock the file", "count": 2})),
         (json!({}), json!({"at": "open_session", "do": "error", "code": 5, "text": "no memory", "count": 8})),
         (json!({"refuse_43": true}), json!({"at": "read", "do": "delay", "ms": 1})),
+        // An error is all that comes, without an empty answer after it.
+        (json!({"error_then_reply": false}), json!({"at": "ddb_get", "do": "error", "code": 7, "text": "no such key"})),
         (json!({"open_status": true}), json!({"at": "open_file", "do": "status", "code": 16392})),
+        // Version or tag are not liked: once more with another ticket, and without the tag.
+        (json!({}), json!({"at": "msg36", "do": "error", "code": 7, "text": "not that tag"})),
+        (json!({}), json!({"at": "msg51", "do": "error", "code": 7, "text": "not that tag"})),
+        (json!({}), json!({"at": "msg52", "do": "error", "code": 7, "text": "not that tag"})),
+        (json!({}), json!({"at": "msg36", "do": "refuse"})),
+        (json!({}), json!({"at": "msg51", "do": "refuse"})),
+        (json!({}), json!({"at": "msg52", "do": "refuse"})),
     ]
     .into_iter()
     .enumerate()
     {
         stage.sim.post("/nfc/reset", json!({})).unwrap();
         stage.sim.post("/nfc/set", host).unwrap();
-        let before = struck(&stage);
+        let (before, tickets) = (struck(&stage), tickets_used(&stage));
         stage.sim.post("/nfc/fault", fault.clone()).unwrap();
         let name = format!("again{number}");
         let output = stage.run(&["migrate", &plan(&stage, &name, "", &[])]);
@@ -203,6 +233,11 @@ fn a_host_that_is_busy_or_older_than_it_says_is_tried_again() {
         assert_eq!(output.code, Some(0), "{fault}: {}{}", output.out, output.err);
         assert_equal(&stage, &name, "one", 0, &stage.path("a"));
         leaves_nothing(&stage);
+        if fault["at"].as_str().unwrap().starts_with("msg") {
+            assert_eq!(tickets_used(&stage) - tickets, 2, "{fault}");
+            let note = note(&stage, &name);
+            assert!(note.contains("the host does not know the tag of newer ones"), "{fault}: {note}");
+        }
     }
     stage.sim.post("/nfc/reset", json!({})).unwrap();
     stage.sim.post("/nfc/set", json!({"ticket_life_ms": 1, "latency_ms": 5})).unwrap();

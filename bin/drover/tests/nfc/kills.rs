@@ -2,10 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use drover_types::BLOCK_BYTES;
 use serde_json::json;
 
-use crate::common::{MIB, Stage, disk_file, vm, with};
-use crate::{assert_equal, counted, one, plan};
+use crate::{assert_equal, counted, image, one, plan};
+use drover_stage::process::recorded_blocks;
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 
 /// Hosts notice late that a client is gone: what it had stays taken, so each run after a kill finds less.
 #[test]
@@ -33,6 +35,8 @@ fn kills(count: u64) {
         true => "migrate",
         false => "resume",
     };
+    let target = image(&stage, "killed", "one", 0);
+    let mut recorded = 0;
     for _ in 0..count {
         let running = stage.drover.start(&[next(), &plan]).unwrap();
         seed ^= seed << 13;
@@ -41,11 +45,18 @@ fn kills(count: u64) {
         // From before the login to the middle of the copy.
         std::thread::sleep(Duration::from_millis(seed % 1500));
         running.kill().unwrap();
+        // Although the host holds the locks of all that were killed.
+        let now = recorded_blocks(&target);
+        assert!(now >= recorded, "{recorded} blocks were on the target, and now {now} are");
+        recorded = now;
     }
+    println!("{recorded} blocks are on the target");
     stage.sim.post("/nfc/set", json!({"host_bytes_per_s": 0})).unwrap();
     let output = stage.run(&[next(), &plan]);
     assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
     assert_equal(&stage, "killed", "one", 0, &stage.path("a"));
+    let details = &stage.report(&plan)["vms"][0]["disks"][0]["details"];
+    assert_eq!(details["resumed_bytes"], recorded * BLOCK_BYTES, "{details:#}");
     let count = |key| counted(&stage, "esx1.lab", "vpxa-nfc", key);
     assert_eq!(count("sessions"), count("held"), "all that is left is what the host has not noticed");
     assert!(!stage.sim.vm("one").unwrap()["snapshots"].to_string().contains("drover"));

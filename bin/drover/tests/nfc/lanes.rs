@@ -9,13 +9,13 @@ use drover_http::{Thumbprint, Trust};
 use drover_nfc::{
     Codec, CodecWish, Ledger, NfcDisk, NfcError, NfcErrorKind, NfcOptions, Rustls, Ticket, Tickets,
 };
-use drover_types::ByteSpan;
 use drover_types::inventory::Vm;
+use drover_types::{ByteSpan, ExtentKind};
 use drover_vsphere::{NfcAccess, Session};
 use serde_json::json;
 
-use crate::common::process::{PATIENCE, wait_until};
-use crate::common::{MIB, Stage, disk_file, vm};
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, Stage, disk_file, vm};
 
 /// Tickets by a session, without a plan.
 struct BySession {
@@ -78,6 +78,62 @@ fn its_lanes_do_what_every_backend_must() {
         check_reader(&disk, &expected);
         assert!(disk.database("uuid").is_ok() && disk.database("no-such-key").unwrap().is_none());
     }
+}
+
+/// A sparse disk of more chunks than are asked for at once, with data at both sides of where a question ends.
+#[test]
+fn of_a_disk_of_many_chunks_no_hole_is_taken_for_data_and_no_data_for_a_hole() {
+    const GIB: u64 = 1 << 30;
+    const CHUNK: u64 = 64 << 10;
+    let size = 33 * GIB + 3 * 512;
+    // Around where questions of 32 GiB, and of the powers of two below them, begin; and the tail, which is no whole chunk.
+    let data = [0, GIB, 16 * GIB - CHUNK, 32 * GIB - CHUNK, 32 * GIB, 33 * GIB - CHUNK];
+    let Some(stage) = Stage::new(182, |folder| {
+        let file = std::fs::File::create(folder.join("a")).unwrap();
+        file.set_len(size).unwrap();
+        for offset in data {
+            std::os::unix::fs::FileExt::write_all_at(&file, &[7; CHUNK as usize], offset).unwrap();
+        }
+        vec![vm("one", &[&folder.join("a")])]
+    }) else {
+        return;
+    };
+    let session = stage.somebody();
+    let vm = only_vm(&session);
+    let tail = ByteSpan::from_bounds(33 * GIB, size);
+    let expected: Vec<ByteSpan> =
+        data.iter().map(|offset| ByteSpan::new(*offset, CHUNK)).chain([tail]).collect();
+    // As many chunks as are asked for, fewer, and too few to be asked for.
+    for (most, is_told) in [(1 << 20, true), (1500, true), (100, false)] {
+        stage.sim.post("/nfc/set", json!({"qab_count_max": most})).unwrap();
+        let disk = open(&stage, &session, &vm, 0, NfcAccess::Read, Codec::None);
+        let (mut at, mut found) = (0, Vec::new());
+        while at < size {
+            let told = disk.extents(ByteSpan::from_bounds(at, size)).unwrap();
+            assert_eq!(told[0].span.offset, at);
+            at = told.last().unwrap().span.end();
+            found.extend(told.iter().filter(|it| it.kind != ExtentKind::Zero).map(|it| it.span));
+        }
+        match is_told {
+            true => assert_eq!(joined(found), joined(expected.clone()), "at most {most} chunks"),
+            false => {
+                assert_eq!(joined(found), [ByteSpan::new(0, size)]);
+                assert!(disk.state().notes.iter().any(|it| it.contains("allocated blocks are unknown")));
+            }
+        }
+    }
+}
+
+/// Spans in order, those that touch made one.
+fn joined(spans: Vec<ByteSpan>) -> Vec<ByteSpan> {
+    let mut joined: Vec<ByteSpan> = Vec::new();
+    for span in spans {
+        match joined.last_mut().filter(|last| last.end() == span.offset) {
+            Some(last) => *last = ByteSpan::from_bounds(last.offset, span.end()),
+            None => joined.push(span),
+        }
+    }
+    joined
 }
 
 /// Reads a block by a lane of its own.

@@ -1,19 +1,18 @@
 //! Migrations by NFC against the simulator's NFC server, which another hand wrote from the same note.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod faults;
 mod kills;
 mod lanes;
+mod resume;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use common::process::{PATIENCE, wait_until};
-use common::{MIB, Stage, disk_file, vm, with};
+use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
 /// Has hosts read from the address of a network of theirs.
@@ -37,7 +36,7 @@ fn image(stage: &Stage, name: &str, vm: &str, disk: usize) -> PathBuf {
 
 fn assert_equal(stage: &Stage, name: &str, vm: &str, disk: usize, file: &Path) {
     let image = image(stage, name, vm, disk);
-    assert!(common::same_bytes(&image, file), "{} differs from {}", image.display(), file.display());
+    assert!(drover_stage::same_bytes(&image, file), "{} differs from {}", image.display(), file.display());
 }
 
 /// What the NFC service of a host has counted.
@@ -53,6 +52,12 @@ fn struck(stage: &Stage) -> u64 {
 
 fn note(stage: &Stage, plan: &str) -> String {
     stage.report(plan)["vms"][0]["disks"][0]["details"]["note"].to_string()
+}
+
+/// The guest of the first VM writes.
+fn write_mib(stage: &Stage, offset: u64) {
+    let order = json!({"vm": "one", "disk": 0, "offset": offset, "length": MIB, "fill": "random"});
+    stage.sim.post("/write", order).unwrap();
 }
 
 fn one(mib: u64) -> impl FnOnce(&Path) -> Vec<Value> {
@@ -180,12 +185,15 @@ fn a_host_whose_nfc_server_cannot_be_used_is_told_before_anything_is_touched() {
 #[test]
 fn a_host_that_shows_another_certificate_never_sees_the_ticket() {
     let Some(stage) = Stage::new(132, one(2)) else { return };
-    stage.sim.post("/nfc/set", json!({"ticket_pin": "wrong"})).unwrap();
-    let refused = stage.run(&["migrate", &plan(&stage, "wrong", "", &[])]);
-    assert_eq!(refused.code, Some(5), "{}", refused.err);
-    assert!(refused.err.contains("certificate"), "{}", refused.err);
-    let stats = stage.sim.get("/nfc/stats").unwrap();
-    assert_eq!((&stats["tickets_used"], &stats["tickets_bad"]), (&json!(0), &json!(0)), "{stats}");
+    // Where the ticket names no certificate, the host's own has to be one that the plan believes, and is not.
+    for (pin, name) in [("wrong", "wrong"), ("none", "unpinned")] {
+        stage.sim.post("/nfc/set", json!({"ticket_pin": pin})).unwrap();
+        let refused = stage.run(&["migrate", &plan(&stage, name, "", &[])]);
+        assert_eq!(refused.code, Some(5), "{}", refused.err);
+        assert!(refused.err.contains("certificate"), "{}", refused.err);
+        let stats = stage.sim.get("/nfc/stats").unwrap();
+        assert_eq!((&stats["tickets_used"], &stats["tickets_bad"]), (&json!(0), &json!(0)), "{stats}");
+    }
     stage.sim.post("/nfc/set", json!({"ticket_pin": "certificate"})).unwrap();
     // Somebody in between who lets the first handshake through. The ticket is used up by then; NFC does not begin.
     stage.sim.post("/nfc/set", json!({"takeover_cert": "other"})).unwrap();
@@ -201,7 +209,12 @@ fn a_host_that_shows_another_certificate_never_sees_the_ticket() {
 
 #[test]
 fn hosts_of_all_kinds_are_read() {
-    let Some(stage) = Stage::new(133, one(5)) else { return };
+    let Some(stage) = Stage::new(133, |folder| {
+        let (a, b) = (disk_file(folder, "a", 5 * MIB), holed_file(folder, "b", 9 * MIB));
+        vec![vm("one", &[&a]), with(vm("two", &[&b]), json!({"cbt": false}))]
+    }) else {
+        return;
+    };
     for (number, (host, keys)) in [
         (json!({"sha256": false}), ""),
         (json!({"version": 9, "status_36": "before", "split_bytes": 1}), ""),
@@ -216,23 +229,90 @@ fn hosts_of_all_kinds_are_read() {
         (json!({"codec_answer": "raw_kept"}), "compression: skipz"),
         (json!({}), "compression: zlib"),
         (json!({}), "compression: fastlz"),
+        (json!({"qab": "on", "qab_ms": 20}), ""),
         (json!({"qab": "off"}), ""),
+        // So few at once that it is not asked any more.
+        (json!({"qab_count_max": 7}), ""),
+        (json!({"compare_tags": false, "hold_surplus": false}), ""),
+        (json!({"open_answers_type": 0, "ticket_reusable": true}), ""),
+        (json!({"nfcssl": false}), "encrypted: false"),
+        // Room for one disk at a time, and for small buffers alone.
+        (json!({"memory_bytes": 1 << 20}), ""),
+        (json!({"sessions_max": 1}), ""),
     ]
     .into_iter()
     .enumerate()
     {
         stage.sim.post("/nfc/reset", json!({})).unwrap();
         stage.sim.post("/nfc/set", host.clone()).unwrap();
+        let before = counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_read");
         let name = format!("kind{number}");
         let plan = plan(&stage, &name, keys, &[]);
         let output = stage.run(&["migrate", &plan]);
         assert_eq!(output.code, Some(0), "{host} {keys}: {}{}", output.out, output.err);
         assert_equal(&stage, &name, "one", 0, &stage.path("a"));
+        assert_equal(&stage, &name, "two", 0, &stage.path("b"));
         if !host["buffer_bytes_max"].is_null() {
             let note = note(&stage, &plan);
             assert!(note.contains("the host refuses buffers of") && note.contains("64 KiB"), "{note}");
         }
+        // Of the disk that change tracking tells nothing of, two MiB are holes.
+        if !(host["qab"].is_null() && host["qab_count_max"].is_null()) {
+            let read = counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_read") - before;
+            assert_eq!(read, if host["qab"] == "on" { 12 * MIB } else { 14 * MIB }, "{host}");
+        }
     }
+}
+
+#[test]
+fn what_change_tracking_does_not_tell_the_host_does() {
+    let Some(stage) = Stage::new(192, |folder| vec![vm("one", &[&holed_file(folder, "a", 20 * MIB)])]) else {
+        return;
+    };
+    let fault = json!({"method": "QueryChangedDiskAreas", "fault": "FileFault", "count": -1});
+    stage.sim.post("/fault/soap", fault).unwrap();
+    let plan = plan(&stage, "untold", "", &[]);
+    stage.migrate(&plan);
+    assert_equal(&stage, "untold", "one", 0, &stage.path("a"));
+    assert_eq!(counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_read"), 15 * MIB, "no hole was read");
+    let note = note(&stage, &plan);
+    assert!(note.contains("change tracking does not tell what is allocated"), "{note}");
+}
+
+/// How many chunks a host tells at once nobody knows.
+#[test]
+fn a_host_that_refuses_a_question_is_asked_for_fewer_chunks_and_no_hole_is_read() {
+    let data = [0, 70 * MIB, 129 * MIB];
+    let Some(stage) = Stage::new(186, |folder| {
+        let file = File::create(folder.join("a")).unwrap();
+        file.set_len(130 * MIB).unwrap();
+        data.iter().for_each(|offset| file.write_all_at(&[7; MIB as usize], *offset).unwrap());
+        vec![with(vm("one", &[&folder.join("a")]), json!({"cbt": false}))]
+    }) else {
+        return;
+    };
+    // Of 2,080 chunks: half of them is little enough.
+    stage.sim.post("/nfc/set", json!({"qab_count_max": 1100})).unwrap();
+    let plan = plan(&stage, "fewer", "", &[]);
+    stage.migrate(&plan);
+    assert_equal(&stage, "fewer", "one", 0, &stage.path("a"));
+    assert_eq!(counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_read"), data.len() as u64 * MIB);
+    assert!(!note(&stage, &plan).contains("allocated blocks are unknown"), "{}", note(&stage, &plan));
+}
+
+/// A host without NFCSSL would send the data in the clear.
+#[test]
+fn a_host_that_encrypts_no_data_is_read_only_where_the_plan_says_so() {
+    let Some(stage) = Stage::new(191, one(2)) else { return };
+    stage.sim.post("/nfc/set", json!({"nfcssl": false})).unwrap();
+    let output = stage.run(&["migrate", &plan(&stage, "closed", "", &[])]);
+    assert!(
+        output.code != Some(0) && output.err.contains("encrypted: false"),
+        "{}{}",
+        output.out,
+        output.err
+    );
+    assert_eq!(counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_read"), 0);
 }
 
 /// Chains of snapshots, and disks of vSAN: a datastore's server gives no ranges of them.
@@ -245,10 +325,7 @@ fn disks_that_https_does_not_read_are_read_through_their_chains() {
     }) else {
         return;
     };
-    let write = |offset: u64| {
-        let order = json!({"vm": "one", "disk": 0, "offset": offset, "length": MIB, "fill": "random"});
-        stage.sim.post("/write", order).unwrap();
-    };
+    let write = |offset: u64| write_mib(&stage, offset);
     write(MIB);
     stage.backup("one");
     write(3 * MIB);
@@ -283,7 +360,7 @@ fn disks_that_https_does_not_read_are_read_through_their_chains() {
         let disks = stage.sim.get(&format!("/disks?vm={vm}")).unwrap();
         PathBuf::from(disks[0]["disks"][0]["live"].as_str().unwrap())
     };
-    assert!(!common::same_bytes(&live("one"), &stage.path("a")), "it was written to");
+    assert!(!drover_stage::same_bytes(&live("one"), &stage.path("a")), "it was written to");
     assert_equal(&stage, "chains", "one", 0, &live("one"));
     assert_equal(&stage, "chains", "two", 0, &stage.path("a"));
     assert_eq!((stage.served(), stage.source_state()), (0, before));
@@ -382,6 +459,21 @@ fn check_reads_a_disk_and_its_trace_holds_neither_data_nor_tickets() {
     assert!(!text.contains("SESSION"), "{text}");
     // Heads of 44 bytes: a line with data would be far longer.
     assert!(text.lines().all(|line| line.len() < 300), "{text}");
+    // Of a host that gives disks in clear text alone, from the address that a plan would choose.
+    stage.sim.post("/nfc/set", json!({"nfcssl": false})).unwrap();
+    let closed = stage.run(&args);
+    assert!(
+        closed.code != Some(0) && closed.err.contains("encrypted: false"),
+        "{}{}",
+        closed.out,
+        closed.err
+    );
+    let from = ["--json", "--clear-text", "--from", "127.142.1.1"];
+    let clear = stage.run(&[&args[..5], &from].concat());
+    assert_eq!(clear.code, Some(0), "{}{}", clear.out, clear.err);
+    let host = clear.json().unwrap()["host"].as_str().unwrap().to_string();
+    assert!(host.starts_with("127.142.1.1:") && !told["host"].to_string().contains("127.142.1.1"), "{host}");
+    stage.sim.post("/nfc/reset", json!({})).unwrap();
     let people = stage.run(&["nfc", "check", &disk, "--thumbprint", &thumbprint]);
     assert!(people.code == Some(0) && people.out.contains("advice "), "{}{}", people.out, people.err);
     assert_eq!(counted(&stage, "esx1.lab", "vpxa-nfc", "sessions"), 0);
@@ -454,7 +546,7 @@ fn a_disk_that_is_copied_by_its_name_is_read_by_nfc_too() {
     assert_eq!(by_https.code, Some(0), "{}", by_https.err);
     assert!(by_https.err.contains("read by HTTPS ranges: NFC: TLS with the NFC server"), "{}", by_https.err);
     for name in ["by-nfc.raw", "by-https.raw"] {
-        assert!(common::same_bytes(&stage.path(name), &stage.path("a")), "{name}");
+        assert!(drover_stage::same_bytes(&stage.path(name), &stage.path("a")), "{name}");
     }
     // Where neither way leads to the disk, the user learns of both.
     stage.sim.post("/vm/power", json!({"vm": "one", "state": "on"})).unwrap();
@@ -489,6 +581,15 @@ fn rights_to_read_by_nfc_are_asked_before_anything_is_touched() {
     assert!(check.code == Some(0) && check.err.contains("so HTTPS ranges are tried"), "{}", check.err);
     stage.migrate(&auto);
     assert!(note(&stage, &auto).contains("read by HTTPS ranges: "), "{}", note(&stage, &auto));
+    // Without the times of files nobody can say that a disk is as it was; passes of a warm one go by other things.
+    deny(&["Datastore.Browse"]);
+    let check = stage.run(&["plan", "check", &insists]);
+    let words =
+        "lacks the privilege Datastore.Browse on ds1: it is needed for a cold copy that was interrupted";
+    assert!(check.code == Some(0) && check.err.contains(words), "{}", check.err);
+    let warm = plan(&stage, "warm", "", &[("mode: cold", "mode: warm\nwarm: {interval: 5s, cutover: auto}")]);
+    let check = stage.run(&["plan", "check", &warm]);
+    assert!(check.code == Some(0) && !check.err.contains("Datastore.Browse"), "{}", check.err);
     // Each alone gets tickets.
     for (name, lacked) in [("disks", files), ("files", disks)] {
         deny(&[lacked]);

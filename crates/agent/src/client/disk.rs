@@ -196,6 +196,11 @@ impl AgentDisk {
         self.inner.fail(Refusal::new(DiskErrorKind::Gone, why));
     }
 
+    /// Why the disk is of no use any more, once it is not.
+    pub fn failure(&self) -> Option<Refusal> {
+        self.inner.lock().pending.failed().cloned()
+    }
+
     /// What went over the link so far, by which way.
     pub fn sent(&self) -> Sent {
         self.inner.counters.look()

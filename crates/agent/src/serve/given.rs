@@ -95,6 +95,10 @@ impl Given {
     ) -> Result<Given, Refusal> {
         remove(&folder)?;
         let mut given = Given { folder, files: FirstBootFiles::default() };
+        if !guest.addresses.is_empty() {
+            let why = "this agent gives a Windows its addresses by a file that newer drovers send; update the drover that runs the plan";
+            return Err(refused(DiskErrorKind::Unsupported, why));
+        }
         if guest.scripts.is_empty() && guest.package.is_none() {
             return Ok(given);
         }

@@ -18,7 +18,7 @@ mod seed;
 mod tls;
 mod token;
 
-pub use drover_types::{DayLimit, Hours, HoursError, limit_at};
+pub use drover_types::{DayLimit, limit_at};
 pub use folder::{Folder, FolderError};
 pub use identity::{Fingerprint, FingerprintError, Identity, IdentityError, fingerprint_of};
 pub use pairing::{PairError, Paired, pair_as_agent, pair_with};

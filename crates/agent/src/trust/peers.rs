@@ -1,5 +1,6 @@
 use std::net::IpAddr;
 
+use drover_link::RdmaMode;
 use drover_types::DayLimit;
 use serde::{Deserialize, Serialize};
 
@@ -27,17 +28,39 @@ pub struct Peer {
     /// Addresses here to go out from when it is dialled; all are used. None: the kernel chooses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<IpAddr>,
+    /// Whether it is dialled over RDMA.
+    #[serde(default, skip_serializing_if = "is_usual", with = "as_text")]
+    pub rdma: RdmaMode,
     /// When it became a peer, in seconds since 1970.
     pub since: u64,
-    /// How much may go to it, by the time of day.
+    /// How much may go to it, by the time.
     #[serde(default)]
     pub limits: Vec<DayLimit>,
+}
+
+fn is_usual(rdma: &RdmaMode) -> bool {
+    *rdma == RdmaMode::default()
+}
+
+/// A mode as the command line has it.
+mod as_text {
+    use drover_link::RdmaMode;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(rdma: &RdmaMode, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(rdma)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<RdmaMode, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
 }
 
 impl Peer {
     /// A peer without limits.
     pub fn new(name: impl Into<String>, key: Fingerprint, addresses: Vec<String>, since: u64) -> Peer {
-        Peer { name: name.into(), key, addresses, sources: Vec::new(), since, limits: Vec::new() }
+        let (name, rdma) = (name.into(), RdmaMode::default());
+        Peer { name, key, addresses, sources: Vec::new(), rdma, since, limits: Vec::new() }
     }
 }
 
@@ -132,12 +155,12 @@ impl Peers {
             match file.peers.iter_mut().find(|it| it.key == peer.key) {
                 // Limits stay; addresses, too, where none are told: by who only dials in.
                 Some(known) => {
-                    let Peer { limits, addresses, sources, .. } = known.clone();
-                    let (addresses, sources) = match peer.addresses.is_empty() {
-                        true => (addresses, sources),
-                        false => (peer.addresses, peer.sources),
+                    let Peer { limits, addresses, sources, rdma, .. } = known.clone();
+                    let (addresses, sources, rdma) = match peer.addresses.is_empty() {
+                        true => (addresses, sources, rdma),
+                        false => (peer.addresses, peer.sources, peer.rdma),
                     };
-                    *known = Peer { limits, addresses, sources, ..peer };
+                    *known = Peer { limits, addresses, sources, rdma, ..peer };
                 }
                 None if is_full => return Err(NameError::TooMany),
                 None => file.peers.push(peer),
@@ -190,7 +213,7 @@ mod tests {
         peers.add(peer("west", 1, &[])).unwrap().unwrap();
         assert_eq!(peers.with_key(Fingerprint([1; 32])).unwrap(), Some(peer("west", 1, &["b:1"])));
         assert_eq!(peers.named("site-b").unwrap(), None);
-        let limits = vec![DayLimit { from: 0, to: 60, bytes_per_second: 7 }];
+        let limits = vec!["Sat 00:00-01:00 Europe/Berlin=56m".parse().unwrap()];
         assert!(
             peers.set_limits("west", limits.clone()).unwrap()
                 && !peers.set_limits("east", Vec::new()).unwrap()

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use drover_agent::machine::{
     Accelerator, Attach, Bus, CONVERT, CONVERT_WRITE, Conversion, Defined, FILES_BYTES_MAX, Firmware, Guest,
-    GuestFile, Image, Lack, Machine, MachineDisk, MachineNic, Model, Order, Told, What,
+    GuestFile, Image, Lack, Machine, MachineDisk, MachineNic, Order, Told, What,
 };
 use drover_agent::opening::How;
 use drover_agent::{Agent, FirstBootFiles, Home, Hypervisor, Machines, Places, Refusal, Site, Store};
 use drover_disk::{Disk, DiskErrorKind, FileDisk, OpenTarget, conformance};
 use drover_link::Session;
+use drover_types::NicModel;
 
 use crate::stage::{Stage, target, write_all};
 
@@ -124,7 +125,7 @@ fn machine() -> Machine {
         nics: vec![MachineNic {
             mac: "00:50:56:aa:00:01".to_string(),
             attach: Attach::User,
-            model: Model::Virtio,
+            model: NicModel::Virtio,
         }],
         accelerator: Accelerator::Tcg,
         is_started: true,

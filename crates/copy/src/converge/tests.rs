@@ -408,15 +408,6 @@ fn errors_are_bounded_so_that_eight_of_ten_of_the_next_keep_to_it() {
 }
 
 #[test]
-fn samples_are_smoothed_with_their_spread() {
-    assert_eq!(Estimate::smoothed([]), None);
-    assert_eq!(Estimate::smoothed([8.0]), Some(Estimate { likely: 8.0, spread: 4.0 }));
-    assert_eq!(Estimate::smoothed([8.0, 16.0]), Some(Estimate { likely: 12.0, spread: 6.0 }));
-    let steady = Estimate::smoothed([5.0; 30]).unwrap();
-    assert!(steady.spread < 0.001 && steady.likely == 5.0);
-}
-
-#[test]
 fn whatever_was_measured_there_is_an_answer_and_a_wait_lies_ahead() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut roll = |sides: u64| {
@@ -475,16 +466,4 @@ fn a_cutover_that_can_never_fit_is_told() {
         !matches!(asked.advice(&trend, &assumed), Some(Advice::NeverFits { .. })),
         "whoever asks gets it"
     );
-}
-
-#[test]
-fn what_was_measured_may_be_off_by_what_it_was_off_and_never_by_nothing() {
-    assert_eq!(Estimate::measured([]), None);
-    let of = |samples: &[f64]| Estimate::measured(samples.iter().copied()).unwrap();
-    let once = of(&[4.0]);
-    assert_eq!((once.likely, once.spread), (4.0, 2.0));
-    assert_eq!(of(&[2.0; 9]).spread, 0.3, "15 %");
-    assert_eq!(of(&[0.001; 9]).spread, 0.02, "what takes no time counts as measured");
-    let even = of(&[4.0, 6.0, 4.0, 6.0, 4.0, 6.0, 4.0, 6.0]);
-    assert!(even.likely - even.spread < 4.0 && even.likely + even.spread > 6.0, "{even:?}");
 }

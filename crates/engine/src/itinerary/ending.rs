@@ -82,15 +82,7 @@ impl Memory {
 impl Journey<'_> {
     pub(super) fn end_well(&self) -> VmEnd {
         let kept = self.context.store.end_vm(self.context.plan, &self.planned.vm.id, VmState::Done, None);
-        let end = VmEnd {
-            name: self.name(),
-            state: VmState::Done,
-            cause: None,
-            error: None,
-            advice: None,
-            standing: None,
-            unkept: None,
-        };
+        let end = VmEnd::plain(self.name(), VmState::Done);
         match kept {
             Ok(()) => self.tell_vm_ended(end),
             Err(error) => {

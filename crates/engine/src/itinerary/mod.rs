@@ -70,6 +70,7 @@ pub(crate) fn own_name(plan: &str) -> String {
 }
 
 /// What all VMs of a run share.
+#[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) plan: &'a str,
     pub(crate) source: &'a dyn SourceProvider,

@@ -6,8 +6,9 @@ use drover_plan::PlannedVm;
 use drover_schedule::{Ended, JobId, Tenant};
 
 use super::job::{Left, key_of};
-use super::{One, Schedule, now};
+use super::{GivenUp, One, Schedule, State, now};
 use crate::clock::Clock;
+use crate::error::EngineError;
 use crate::store::{ProgressRow, VmRow};
 
 /// VMs of a run that are tried again.
@@ -34,6 +35,30 @@ impl Schedule {
         };
         let own = state.vms.iter().filter(|(id, one)| one.tenant == tenant && has_failed(id));
         own.map(|(_, one)| one.at).collect()
+    }
+
+    /// A VM of a run, by its place, is given up by order. One that waits for its turn is told with those that never begin, or gets its
+    /// thread to see to what an earlier run left.
+    pub(crate) fn leave_out(&self, tenant: Tenant, at: usize, clock: &dyn Clock) {
+        let mut state = self.lock();
+        let own = |(_, one): &(&JobId, &One)| one.tenant == tenant && one.at == at;
+        let Some(id) = state.vms.iter().find(own).map(|(id, _)| *id) else { return };
+        let State { vms, runs, .. } = &mut *state;
+        let (Some(one), Some(run)) = (vms.get_mut(&id), runs.get_mut(&tenant)) else { return };
+        one.is_left_out = true;
+        if run.not_begun.contains(&id) {
+            run.ready.retain(|it| *it != id);
+            if one.is_left {
+                one.given_up = Some(EngineError::Cancelled);
+                run.ready.push_back(id);
+            } else {
+                run.not_begun.remove(&id);
+                run.given_up.push(GivenUp { at, why: EngineError::Cancelled });
+            }
+            state.end(id, Ended::LeftOut, now(clock));
+        }
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// Whether VMs of a run have not ended, or their threads have not.

@@ -97,7 +97,7 @@ fn group_of(group: &VmGroup) -> Group {
 /// The limits of a host, with what one more of its VMs says about its NFC server: the least counts.
 pub fn host_limits(now: HostLimits, vm: &PlannedVm) -> HostLimits {
     let at_once = vm.nfc.map(|nfc| nfc.disks_at_once.max(1));
-    HostLimits { disks: now.disks.into_iter().chain(at_once).min(), ..now }
+    now.within(HostLimits { disks: at_once, ..HostLimits::default() })
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod claims;
 mod job;
 mod learned;
 mod rooms;
+mod why;
 mod with_room;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -30,11 +31,12 @@ use self::job::{Left, key_of};
 pub use self::job::{budgets_of, host_limits};
 use self::learned::Learned;
 pub(crate) use self::rooms::{Answer, Asks, Room, Rooms};
+use self::why::{Stays, TRY_WAVES};
 use self::with_room::Asking;
 use crate::clock::Clock;
-use crate::error::{Cause, EngineError, ProviderError};
+use crate::error::{Cause, EngineError};
 use crate::itinerary::Fault;
-use crate::store::{ProgressRow, VmRow};
+use crate::store::{KnownRates, ProgressRow, VmRow};
 
 /// The schedule of one or several runs, which all their VMs share.
 pub struct Schedule {
@@ -75,6 +77,8 @@ struct One {
     has_begun: bool,
     /// An earlier run left something of it, which has to be seen to also if it does not begin in this one.
     is_left: bool,
+    /// It is given up by order: for its wave and its group it is as if it had never been there.
+    is_left_out: bool,
     /// Why it does not begin, if it has a thread only to see to what was left.
     given_up: Option<EngineError>,
     /// Its slot among those that processes share.
@@ -87,8 +91,9 @@ impl One {
     /// One that waits.
     fn new(tenant: Tenant, at: usize, site: &str, vm: &PlannedVm, is_left: bool) -> One {
         let host = key_of(site, &vm.vm.host_id);
-        let (admitted, has_begun, given_up, claim, room) = (None, false, None, None, None);
-        One { tenant, at, host, admitted, has_begun, is_left, given_up, claim, room }
+        let (admitted, has_begun, is_left_out, given_up, claim, room) =
+            (None, false, false, None, None, None);
+        One { tenant, at, host, admitted, has_begun, is_left, is_left_out, given_up, claim, room }
     }
 }
 
@@ -229,6 +234,20 @@ impl Schedule {
         state.vms.extend(vms.iter().zip(&ids).enumerate().map(one));
         state.runs.insert(tenant, Run { not_begun: ids.into_iter().collect(), ..Run::default() });
         tenant
+    }
+
+    /// The order of VMs goes by what earlier runs measured, where this one did not measure better.
+    pub(crate) fn heed_rates(&self, tenant: Tenant, site: &str, known: &KnownRates) {
+        let mut state = self.lock();
+        let hosts: BTreeSet<String> =
+            state.vms.values().filter(|one| one.tenant == tenant).map(|one| one.host.clone()).collect();
+        for host in hosts {
+            let limits = state.scheduler.host_limits(&host);
+            state.scheduler.set_host(&host, HostLimits { rate: limits.rate.or(known.host), ..limits });
+        }
+        for (datastore, rate) in &known.datastores {
+            state.scheduler.set_datastore_rate(&key_of(site, datastore), *rate);
+        }
     }
 
     /// Ends a run, all of whose threads are over.
@@ -409,55 +428,16 @@ impl State {
                 continue;
             };
             if run.not_begun.contains(&id) && one.is_left {
-                one.given_up = Some(why);
-                run.ready.push_back(id);
+                // One that is given up by order is there already.
+                if !run.ready.contains(&id) {
+                    one.given_up = Some(why);
+                    run.ready.push_back(id);
+                }
             } else if run.not_begun.remove(&id) {
                 run.given_up.push(GivenUp { at: one.at, why });
             }
         }
         changed
-    }
-
-    /// Why a VM does not begin in this run, or does not go on.
-    fn why(&self, id: JobId, ended: Ended, stays: Stays) -> EngineError {
-        let (cause, why, advice) = match ended {
-            Ended::TooLate => (Cause::NotItsTurn, "the window of its wave is over".into(), LATER),
-            Ended::WaveFailed => {
-                let by = self.scheduler.stopped_by(id).unwrap_or("before its own");
-                (Cause::NotItsTurn, format!("VMs of wave {by} failed, after which none goes on"), TRY_WAVES)
-            }
-            Ended::WaveShut => match self.shut(id) {
-                Some((wave, shut)) => {
-                    (shut.cause, format!("wave {wave}: {}", shut.text), shut.advice.as_str())
-                }
-                None => (Cause::Hook, "what is called before its wave failed".into(), TRY_WAVES),
-            },
-            Ended::GroupFailed => {
-                (Cause::NotItsTurn, "a VM of an earlier stage of its group failed".into(), TRY_GROUP)
-            }
-            Ended::DatastoreFailed => {
-                let name = self.scheduler.datastore_failed(id).unwrap_or_default();
-                let why = format!("datastore {name} failed again and again, and is left alone");
-                (Cause::HostFailed, why, TRY_DATASTORE)
-            }
-            Ended::HostFailed | Ended::Arrived | Ended::Failed | Ended::LeftOut => {
-                let host = self.vms.get(&id).map(|one| self.scheduler.label(&one.host)).unwrap_or_default();
-                let why = format!("host {host} failed again and again, and is left alone");
-                (Cause::HostFailed, why, TRY_HOST)
-            }
-        };
-        let what = match stays {
-            Stays::NotBegun => format!("it was not begun: {why}"),
-            Stays::AtItsSource => format!("{why}, so it does not move over"),
-        };
-        ProviderError::new(cause, what).advise(advice).into()
-    }
-
-    /// The wave of a VM, and why it does not begin.
-    fn shut(&self, id: JobId) -> Option<(&str, &Shut)> {
-        let wave = self.scheduler.job(id)?.wave.as_deref()?;
-        let run = self.runs.get(&self.vms.get(&id)?.tenant)?;
-        Some((wave, run.shut.get(wave)?))
     }
 
     /// False if another process has the slot of its host.
@@ -513,7 +493,8 @@ impl State {
         self.asking.remove(&id);
         if let Some(one) = self.vms.get_mut(&id) {
             one.room = None;
-            self.scheduler.finished(id, ended, now_ms);
+            let is_left_out = one.is_left_out && ended != Ended::Arrived;
+            self.scheduler.finished(id, if is_left_out { Ended::LeftOut } else { ended }, now_ms);
         }
     }
 
@@ -554,14 +535,6 @@ impl State {
             self.learned.begin_datastore(&key_of(site, &disk.disk.datastore));
         }
     }
-}
-
-/// How far a VM was that does not go on.
-#[derive(Clone, Copy)]
-enum Stays {
-    NotBegun,
-    /// It had begun.
-    AtItsSource,
 }
 
 /// What came of waiting for a VM's turn to move over.
@@ -801,9 +774,3 @@ impl Slots<'_> {
         self.schedule.changed.notify_all();
     }
 }
-
-const LATER: &str = "give the wave a later `until` in the plan, then run it again: what was copied is kept";
-const TRY_HOST: &str = "see whether the host is well, then `drover resume` goes on with its VMs";
-const TRY_DATASTORE: &str = "see whether the datastore is well, then `drover resume` goes on with its VMs";
-const TRY_WAVES: &str = "`drover resume` tries what failed again, and goes on in the order of the waves";
-const TRY_GROUP: &str = "`drover resume` goes on with the group, in its order";

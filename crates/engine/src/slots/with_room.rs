@@ -2,7 +2,8 @@
 
 use drover_schedule::{Ended, JobId, Tenant, Wait};
 
-use super::{GivenUp, Room, Rooms, Schedule, State, Stays, now};
+use super::why::Stays;
+use super::{GivenUp, Room, Rooms, Schedule, State, now};
 use crate::clock::Clock;
 use crate::error::EngineError;
 use crate::provider::TargetPlace;
@@ -101,6 +102,10 @@ impl Schedule {
     /// it begins no more in this run and there is something to be seen to that an earlier one left.
     pub(crate) fn wait_for_room(&self, id: JobId, wait: Wait, clock: &dyn Clock) -> bool {
         let mut state = self.lock();
+        if state.vms.get(&id).is_some_and(|one| one.is_left_out) {
+            drop(state);
+            return self.refuse(id, EngineError::Cancelled, clock);
+        }
         if let Some(ended) = state.scheduler.ended(id) {
             let why = state.why(id, ended, Stays::NotBegun);
             drop(state);

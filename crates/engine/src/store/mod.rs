@@ -22,7 +22,9 @@ pub use self::progress::{ProgressRow, SampleRow};
 pub use self::rehearsals::{RehearsalResult, RehearsalRow, RehearsedCheck};
 pub use self::rows::{DiskRow, EventRow, PlanRow, PlanState, VmRow, VmState};
 use self::rows::{disk_row, event_row, plan_row, state, unsigned, vm_row, word};
-pub use self::runs::{Foreseen, ForeseenEnds, ForeseenNow, ForeseenVm, RunFacts, RunRow};
+pub use self::runs::{
+    ForecastError, Foreseen, ForeseenEnds, ForeseenNow, ForeseenVm, KnownRates, RunFacts, RunRow,
+};
 use self::schema::{SCHEMA_VERSION, open_database};
 pub use self::served::{CountRow, OrderRow, ServedRow};
 use self::sync::LogSync;
@@ -30,6 +32,7 @@ pub use self::warm::{Downtime, PassKind, PassRow, PassState, TrackedRow, WarmRow
 use crate::phase::Phase;
 
 mod attached;
+mod give_ups;
 mod hooks;
 mod progress;
 mod read;
@@ -210,13 +213,17 @@ impl Store {
             // Words about waves were given about what is over.
             let over = "DELETE FROM proceed WHERE plan IN (SELECT name FROM plan WHERE name = ?1 AND state IN ('done', 'cancelled'))";
             db.execute(over, [name])?;
+            db.execute(
+                "DELETE FROM give_up WHERE plan IN (SELECT name FROM plan WHERE name = ?1 AND state = 'cancelled')",
+                [name],
+            )?;
             // It tries all that failed.
             db.execute("DELETE FROM retry WHERE plan = ?1", [name])?;
             db.execute(
-                "INSERT INTO plan (name, text, folder, state, pid, started_ms, takes_retries)
-                 VALUES (?1, ?2, ?3, 'running', ?4, ?5, 1)
+                "INSERT INTO plan (name, text, folder, state, pid, started_ms)
+                 VALUES (?1, ?2, ?3, 'running', ?4, ?5)
                  ON CONFLICT(name) DO UPDATE SET text = ?2, folder = ?3, state = 'running', pid = ?4, cancel_asked = 0,
-                 takes_retries = 1, ended_ms = NULL, started_ms = CASE WHEN state IN ('done', 'cancelled') THEN ?5 ELSE started_ms END",
+                 takes_retries = 0, ended_ms = NULL, started_ms = CASE WHEN state IN ('done', 'cancelled') THEN ?5 ELSE started_ms END",
                 params![name, text, folder.to_string_lossy(), std::process::id(), now_ms()],
             )
         })?;
@@ -295,7 +302,9 @@ impl Store {
                     forget_vm(db, plan, id, had)?;
                 }
                 enter.execute(params![plan, id, name, planned]).map(drop)
-            })
+            })?;
+            // Not before: what failed in an earlier run is queued from here on.
+            db.execute("UPDATE plan SET takes_retries = 1 WHERE name = ?1", [plan]).map(drop)
         })
     }
 

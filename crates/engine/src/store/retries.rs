@@ -21,6 +21,7 @@ impl Store {
             }
             let mut ask = db.prepare(
                 "INSERT INTO retry (plan, vm, at_ms) SELECT plan, id, ?3 FROM vm WHERE plan = ?1 AND id = ?2 AND state = 'failed'
+                 AND NOT EXISTS (SELECT 1 FROM give_up WHERE give_up.plan = ?1 AND give_up.vm = ?2)
                  ON CONFLICT(plan, vm) DO NOTHING",
             )?;
             let at_ms = now_ms();
@@ -37,8 +38,10 @@ impl Store {
     /// Heeds orders: enters these VMs as queued, as a resume would. Gives them as they were; one that has not failed is none of them.
     pub(crate) fn heed_retries(&self, plan: &str, ids: &[&str]) -> Outcome<Vec<VmRow>> {
         self.change(Durable::Now, |db| {
-            let mut failed =
-                db.prepare("SELECT * FROM vm WHERE plan = ?1 AND id = ?2 AND state = 'failed'")?;
+            let mut failed = db.prepare(
+                "SELECT * FROM vm WHERE plan = ?1 AND id = ?2 AND state = 'failed'
+                 AND NOT EXISTS (SELECT 1 FROM give_up WHERE give_up.plan = ?1 AND give_up.vm = ?2)",
+            )?;
             let mut queue = db.prepare(
                 "UPDATE vm SET state = 'queued', error = NULL, cause = NULL, advice = NULL, ended_ms = NULL
                  WHERE plan = ?1 AND id = ?2",
@@ -116,6 +119,23 @@ mod tests {
         (folder, store)
     }
 
+    /// Its VMs stay as they are: those of a run that goes on fail again.
+    fn begins_again(store: &Store) {
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        store.enter_vms("p", []).unwrap();
+    }
+
+    #[test]
+    fn a_run_takes_orders_once_its_vms_are_entered() {
+        let (_folder, store) = store();
+        store.end_plan("p", PlanState::Incomplete).unwrap();
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        assert!(!store.ask_retry("p", &["a"]).unwrap(), "what failed before is tried anyway");
+        store.enter_vm("p", "a", "a", "{}").unwrap();
+        assert!(store.ask_retry("p", &["a"]).unwrap());
+        assert_eq!(store.retries("p").unwrap(), Vec::<String>::new(), "it waits, and did not fail");
+    }
+
     #[test]
     fn only_what_failed_is_ordered_and_heeded_once() {
         let (_folder, store) = store();
@@ -141,14 +161,14 @@ mod tests {
         assert!(store.end_retries("p").unwrap());
         assert!(!store.ask_retry("p", &["a"]).unwrap());
         store.end_plan("p", PlanState::Incomplete).unwrap();
-        store.begin_plan("p", "", Path::new("/")).unwrap();
+        begins_again(&store);
         assert!(store.ask_retry("p", &["a"]).unwrap());
         store.refuse_retries("p", "the run stops").unwrap();
         assert_eq!(store.retries("p").unwrap(), Vec::<String>::new());
         assert!(store.events_of("p", "a").unwrap().last().unwrap().text.ends_with("the run stops"));
         assert!(!store.ask_retry("p", &["a"]).unwrap());
         // As after a kill.
-        store.begin_plan("p", "", Path::new("/")).unwrap();
+        begins_again(&store);
         assert!(store.ask_retry("p", &["a"]).unwrap());
         store.begin_plan("p", "", Path::new("/")).unwrap();
         assert_eq!(store.retries("p").unwrap(), Vec::<String>::new());

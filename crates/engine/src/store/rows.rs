@@ -172,7 +172,7 @@ pub struct EventRow {
     pub vm: Option<String>,
     /// Phase.
     pub phase: Option<String>,
-    /// `started`, `ended`, `note`, `hook`, `error`, `waits`, `wave`, `anew`, `retry`.
+    /// `started`, `ended`, `note`, `hook`, `error`, `waits`, `wave`, `anew`, `retry`, `given_up`.
     pub kind: String,
     /// Text.
     pub text: String,

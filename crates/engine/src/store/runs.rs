@@ -59,15 +59,54 @@ pub struct Foreseen {
     pub makespan_ms: [u64; 3],
     /// By the source's id of the VM.
     pub vms: BTreeMap<String, ForeseenVm>,
+    /// What earlier runs measured: the order of the schedule goes by it.
+    #[serde(skip)]
+    pub known: KnownRates,
+}
+
+/// What earlier runs measured of a source, in bytes a second.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KnownRates {
+    /// All disks of a host.
+    pub host: Option<u64>,
+    /// All disks of datastores, by their names.
+    pub datastores: BTreeMap<String, u64>,
+}
+
+/// How far what was foreseen for a run was from what came.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ForecastError {
+    /// By which share of the outcome the likely time (P50) was off; below 0 it was too short.
+    pub off: f64,
+    /// Whether the outcome was from P10 to P90.
+    pub inside: bool,
+}
+
+impl ForecastError {
+    /// Of P10, P50 and P90 and what it took, in milliseconds from the beginning.
+    pub fn of([p10, p50, p90]: [u64; 3], outcome_ms: u64) -> ForecastError {
+        let off = p50 as f64 / outcome_ms.max(1) as f64 - 1.0;
+        ForecastError { off, inside: (p10..=p90).contains(&outcome_ms) }
+    }
 }
 
 /// When a run was foreseen to end: P10, P50 and P90, in milliseconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForeseenEnds {
+    /// When it began.
+    pub began_ms: i64,
     /// As it began.
     pub first: Option<[i64; 3]>,
     /// As it was said last.
     pub now: Option<[i64; 3]>,
+}
+
+impl ForeseenEnds {
+    /// What was foreseen as it began, beside an end that was good; absent if nothing was.
+    pub fn error(&self, ended_ms: i64) -> Option<ForecastError> {
+        let since = |at_ms: i64| u64::try_from(at_ms.saturating_sub(self.began_ms)).unwrap_or(0);
+        Some(ForecastError::of(self.first?.map(since), since(ended_ms)))
+    }
 }
 
 /// What was foreseen for a VM.
@@ -137,7 +176,7 @@ impl Store {
             let three = |text: Option<String>| serde_json::from_str::<[i64; 3]>(&text?).ok();
             let at_ms: i64 = row.get("at_ms")?;
             let first = three(row.get("first")?).map(|it| it.map(|after_ms| at_ms.saturating_add(after_ms)));
-            Ok(ForeseenEnds { first, now: three(row.get("now")?).or(first) })
+            Ok(ForeseenEnds { began_ms: at_ms, first, now: three(row.get("now")?).or(first) })
         })?;
         Ok(ends.into_iter().next().unwrap_or_default())
     }
@@ -177,14 +216,18 @@ mod tests {
         let runs = store.runs("p").unwrap();
         assert_eq!(runs.iter().map(|run| &run.facts).collect::<Vec<_>>(), [&facts("ann"), &facts("bob")]);
         let foreseen = Foreseen { makespan_ms: [1, 2, 3], ..Foreseen::default() };
-        assert_eq!(store.foreseen_ends("p").unwrap(), ForeseenEnds::default());
-        store.set_foreseen("p", &foreseen).unwrap();
         let began_ms = store.runs("p").unwrap()[1].at_ms;
+        let none = ForeseenEnds { began_ms, ..ForeseenEnds::default() };
+        assert_eq!((store.foreseen_ends("p").unwrap(), none.error(began_ms + 9)), (none, None));
+        store.set_foreseen("p", &foreseen).unwrap();
         let first = Some([began_ms + 1, began_ms + 2, began_ms + 3]);
-        assert_eq!(store.foreseen_ends("p").unwrap(), ForeseenEnds { first, now: first });
+        assert_eq!(store.foreseen_ends("p").unwrap(), ForeseenEnds { first, now: first, ..none });
+        let error = |took_ms| store.foreseen_ends("p").unwrap().error(began_ms + took_ms).unwrap();
+        assert_eq!(error(4), ForecastError { off: -0.5, inside: false });
+        assert_eq!(error(1), ForecastError { off: 1.0, inside: true });
         let now = ForeseenNow { at_ms: 5, end_ms: [6, 7, 8] };
         store.set_foreseen_now("p", &now).unwrap();
-        assert_eq!(store.foreseen_ends("p").unwrap(), ForeseenEnds { first, now: Some([6, 7, 8]) });
+        assert_eq!(store.foreseen_ends("p").unwrap(), ForeseenEnds { first, now: Some([6, 7, 8]), ..none });
         assert_eq!(store.runs("p").unwrap()[1].facts.foreseen_now, Some(now));
         let runs = store.runs("p").unwrap();
         assert_eq!((&runs[0].facts, &runs[1].facts.foreseen), (&facts("ann"), &Some(foreseen)));

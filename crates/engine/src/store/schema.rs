@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 13;
+pub(super) const SCHEMA_VERSION: i64 = 14;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -142,6 +142,13 @@ CREATE TABLE retry (
     PRIMARY KEY (plan, vm));
 ";
 
+/// What version 14 added: VMs that are given up by order.
+const GIVE_UPS: &str = "
+CREATE TABLE give_up (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, at_ms INTEGER NOT NULL,
+    PRIMARY KEY (plan, vm));
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -159,7 +166,7 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     if version < SCHEMA_VERSION {
         let mut steps = [
             FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE, TRACE,
-            RETRIES,
+            RETRIES, GIVE_UPS,
         ]
         .into_iter()
         .skip(version.max(0) as usize);

@@ -148,6 +148,35 @@ fn keys_that_lead_in_circles_end() {
 }
 
 #[test]
+fn a_hive_whose_lists_are_all_one_long_list_is_not_read_to_its_end() {
+    const LONG: u16 = 0xffff;
+    let mut bytes = vec![0; 4096];
+    bytes[..4].copy_from_slice(b"regf");
+    bytes[20] = 1;
+    let mut put = |content: Vec<u8>| {
+        let at = (bytes.len() - 4096) as u32;
+        bytes.extend((-(content.len() as i32 + 4)).to_le_bytes());
+        bytes.extend(content);
+        at
+    };
+    let list = |kind: &[u8; 2], entry: &[u8]| {
+        [&kind[..], &LONG.to_le_bytes()[..], &entry.repeat(usize::from(LONG))].concat()
+    };
+    // No name has the hint, so that none of the keys is looked at.
+    let long = put(list(b"lh", &[0, 0, 0, 0, 1, 0, 0, 0]));
+    let all = put(list(b"ri", &long.to_le_bytes()));
+    let mut root = vec![0; 80];
+    root[..2].copy_from_slice(b"nk");
+    root[20] = 1;
+    root[28..32].copy_from_slice(&all.to_le_bytes());
+    root[36..40].fill(0);
+    let root = put(root);
+    bytes[36..40].copy_from_slice(&root.to_le_bytes());
+    let why = opened(bytes).key("Microsoft").map(drop).unwrap_err();
+    assert!(why.starts_with("more of its registry would be read"), "{why}");
+}
+
+#[test]
 fn absurd_sizes_are_refused() {
     let whole = hive("[Key\\Below]\n\"Value\"=\"a text that lies elsewhere\"\n");
     let key = cell_of(&whole, "Key");

@@ -35,7 +35,7 @@ fn a_server_as_vmware_has_it_is_told_by_its_registry() {
         name: "Ethernet0".into(),
         mac: Some("00:50:56:aa:00:01".into()),
         addresses: vec!["192.0.2.7/24".into()],
-        gateway: Some("192.0.2.1".into()),
+        gateways: vec!["192.0.2.1".into()],
         dns: vec!["192.0.2.53".into(), "192.0.2.54".into()],
     };
     assert_eq!(windows.fixed, [fixed], "the other card asks for its address");
@@ -49,6 +49,30 @@ fn a_server_as_vmware_has_it_is_told_by_its_registry() {
         windows.waits_for_restart,
     ];
     assert_eq!(not_said, [false; 4]);
+}
+
+#[test]
+fn a_card_has_all_its_addresses_and_the_machine_its_routes_whatever_else_stands_there() {
+    let card =
+        "[ControlSet001\\Services\\Tcpip\\Parameters\\Interfaces\\{0F1E2D3C-0000-0000-0000-000000000003}]\n";
+    let values = "\"EnableDHCP\"=dword:00000000\n\"IPAddress\"=multi:\"192.0.2.8\" \"198.51.100.8\" \"203.0.113.8 & calc\"\n\
+        \"SubnetMask\"=multi:\"255.255.255.0\" \"255.255.255.128\" \"255.255.255.0\"\n\
+        \"DefaultGateway\"=multi:\"192.0.2.1\" \"%PATH%\" \"198.51.100.1\"\n\"NameServer\"=\"192.0.2.53 calc,192.0.2.54\"\n";
+    let of_ipv6 = card.replace("Tcpip\\", "Tcpip6\\") + "\"NameServer\"=\"2001:db8::53,::\"\n";
+    let routes = "[ControlSet001\\Services\\Tcpip\\Parameters\\PersistentRoutes]\n\
+        \"10.1.0.0,255.255.0.0,192.0.2.254,1\"=\"\"\n\"10.2.0.0,255.255.0.0,192.0.2.254,-1\"=\"\"\n\
+        \"10.3.0.0,255.0.255.0,192.0.2.254,1\"=\"\"\n\"10.4.0.0,255.255.0.0,calc,1\"=\"\"\n\"10.5.0.0,255.255.0.0\"=\"\"\n";
+    let made = Made::server().and_system(&[card, values, &of_ipv6, routes].concat());
+    let Some((_, windows)) = windows(&made) else { return };
+    let fixed = windows.fixed.iter().find(|it| it.name.ends_with("3}")).unwrap();
+    assert_eq!(fixed.addresses, ["192.0.2.8/24", "198.51.100.8/25"]);
+    assert_eq!(fixed.gateways, ["192.0.2.1", "198.51.100.1"]);
+    assert_eq!(fixed.dns, ["192.0.2.53", "192.0.2.54", "2001:db8::53"]);
+    let route = |second: u8, metric| {
+        let network = Ipv4Addr::new(10, second, 0, 0).into();
+        Route { network, prefix: 16, gateway: Ipv4Addr::new(192, 0, 2, 254).into(), metric }
+    };
+    assert_eq!(windows.routes, [route(1, Some(1)), route(2, None)]);
 }
 
 #[test]

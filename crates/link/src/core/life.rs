@@ -64,6 +64,13 @@ impl Core {
         }
     }
 
+    /// Begins to give a connection up in good order.
+    pub fn retire(&mut self, id: StripeId, now: Moment) {
+        if let Some(stripe) = self.stripes.all.get_mut(&id).filter(|it| it.retiring.is_none()) {
+            stripe.retiring = Some(Retiring { since: now, is_told: false, is_heard: false });
+        }
+    }
+
     /// Time has passed. `wanted` is how many connections there should be.
     pub fn tick(&mut self, wanted: usize, now: Moment) -> Tick {
         self.stripes.forgive(self.watch.stood_still(now));
@@ -155,6 +162,11 @@ impl Core {
     /// Connections that carry frames.
     pub fn healthy(&self) -> usize {
         self.stripes.healthy()
+    }
+
+    /// Whether this connection is one of them.
+    pub fn is_healthy(&self, id: StripeId) -> bool {
+        self.stripes.all.get(&id).is_some_and(|it| it.is_healthy())
     }
 
     /// Since when there is no connection.

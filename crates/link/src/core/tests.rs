@@ -264,6 +264,20 @@ fn connections_go_an_eighth_at_a_time_until_as_many_are_left_as_there_should_be(
     assert_eq!(core.healthy(), 1);
 }
 
+#[test]
+fn a_connection_that_is_given_up_takes_no_more_and_the_others_do() {
+    let [mut core, _] = cores(small_limits());
+    core.stripe_up(2, NOW);
+    core.retire(1, NOW);
+    core.retire(9, NOW);
+    assert_eq!((core.is_healthy(1), core.is_healthy(2), core.healthy()), (false, true, 1));
+    let id = core.open(Order::Messages, b"").unwrap();
+    assert!(send(&mut core, id, 100));
+    let given_up: Vec<Kind> = pulled(&mut core).iter().map(|it| it.header.kind).collect();
+    assert!(given_up.contains(&Kind::Retire) && !given_up.contains(&Kind::Message), "{given_up:?}");
+    assert_eq!(messages(&mut core, 2, NOW).len(), 1);
+}
+
 /// A session with two connections that has sent a message over the first one.
 fn sent_over_the_first() -> (Core, ChannelId) {
     let limits = Limits::default();

@@ -1,4 +1,4 @@
-use std::net::TcpListener;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 
 use rcgen::{CertificateParams, KeyPair};

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use drover_copy::converge::Estimate;
+use drover_types::Estimate;
 
 use super::{Step, Together};
 use crate::choose::{Allowed, Choice, Way, choose};

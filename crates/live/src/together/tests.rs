@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use drover_copy::converge::Estimate;
+use drover_types::Estimate;
 use proptest::prelude::*;
 
 use super::*;

@@ -174,6 +174,15 @@ fn too_many_clients_are_sent_away_and_room_comes_back() {
 }
 
 #[test]
+fn a_program_that_opens_more_disks_than_others_have_has_a_connection_for_each() {
+    let disks = 40;
+    let disk = std::sync::Arc::new(MemDisk::new("a", vec![7; 1 << 20]));
+    let stage = Stage::with(Export::new("", disk), ServerOptions::for_disks(disks));
+    let clients: Vec<Raw> = (0..disks).map(|_| Raw::go(&stage, &[])).collect();
+    assert_eq!((clients.len(), stage.server().clients()), (disks, disks));
+}
+
+#[test]
 fn a_dawdling_handshake_is_cut_off() {
     let disk = std::sync::Arc::new(MemDisk::new("a", vec![7; 1 << 20]));
     let options = ServerOptions { handshake_max: Duration::from_secs(3), ..ServerOptions::default() };

@@ -30,6 +30,10 @@ pub mod reason {
     pub const STATE_LOST: &str = "StateLost";
     /// The lock of its VM was removed, or is another's.
     pub const LOCK_LOST: &str = "VmLockLost";
+    /// The window of its wave closed before it began.
+    pub const WINDOW_CLOSED: &str = "WindowClosed";
+    /// VMs of a wave before its own failed.
+    pub const WAVE_FAILED: &str = "WaveFailed";
     /// While it works: the VM is copied again and again until somebody asks for its cutover.
     pub const WAITS_FOR_CUTOVER: &str = "WaitsForCutover";
 }
@@ -144,7 +148,7 @@ impl Run<'_> {
             exit::INTERRUPTED => {
                 // A drain, or whoever stopped the pod: nothing failed.
                 self.pause(PAUSE_SECONDS_MIN, Work::Move);
-                if said == reason::LOCK_LOST {
+                if [reason::LOCK_LOST, reason::WINDOW_CLOSED].contains(&said.as_str()) {
                     self.tell("Arrived", false, &said, &message);
                 } else if !self.is_unwanted() {
                     self.tell(
@@ -247,7 +251,7 @@ impl Run<'_> {
     }
 
     /// It is not tried any more.
-    fn fail(&mut self, reason: &str, message: &str) {
+    pub(super) fn fail(&mut self, reason: &str, message: &str) {
         self.status.phase = Phase::Failed;
         // What is tried from now on is to switch its guest on.
         self.status.tries = 0;

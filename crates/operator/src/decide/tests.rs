@@ -4,6 +4,7 @@ use crate::model::{Pinned, Progress, SourceId, VmId, WorkerWord};
 mod locks;
 mod outages;
 mod undo;
+mod waves;
 
 const SOURCE: &str = "0a1b2c3d-0000";
 const VM: &str = "5030a0e6-3d1c-0c4c-8b0e-9a6d1f1a2b3c";
@@ -53,6 +54,7 @@ impl World {
             retry: None,
             plan: PlanStanding::Has,
             provider: ProviderStanding::Same,
+            wave: WaveStanding::Open { closes: None },
             jobs: Vec::new(),
             claim: ClaimSeen::NotAsked,
             room: ClaimRoom::Enough,

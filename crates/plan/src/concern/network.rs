@@ -5,7 +5,7 @@ use std::fmt;
 use drover_types::guest::{Inside, Interface, WindowsAddresses};
 use serde::Serialize;
 
-use super::windows::{is_given, may_be_there};
+use super::windows::{given, lost, may_be_there, told};
 use crate::resolution::{PlannedNic, PlannedVm};
 
 /// What becomes of the settings for one card, or of a card without settings.
@@ -94,8 +94,13 @@ pub fn fates(vm: &PlannedVm, inside: &Inside) -> Vec<Fate> {
 fn of_windows(vm: &PlannedVm, it: &WindowsAddresses) -> Fate {
     let (stays, why) = match it.mac.as_ref().filter(|_| !may_be_there(vm, it)) {
         Some(mac) => (Stays::No, format!("no card of the plan has the MAC address {mac}")),
-        None if is_given(vm, it) => (Stays::ByItself, "the conversion gives it to the card".into()),
-        None => (Stays::No, "Windows binds it to the card that it had".into()),
+        None => match given(vm, it) {
+            given if given.is_empty() => (Stays::No, "Windows binds it to the card that it had".into()),
+            given if lost(&given, it).is_empty() => {
+                (Stays::ByItself, "the conversion gives it to the card".into())
+            }
+            given => (Stays::No, format!("the conversion gives the card {} alone", told(&given))),
+        },
     };
     let (interface, addresses) = (Some(it.name.clone()), it.addresses.clone());
     Fate { interface, addresses, file: None, mac: it.mac.clone(), stays, why }

@@ -1,9 +1,10 @@
-//! What there is to know about a Windows once its registry was looked into.
+//! What there is to know about a Windows, by its guest id and VMware Tools, and once its registry was looked into.
 
 use drover_types::guest::{Inside, Windows, WindowsAddresses, WindowsDriver};
+use drover_types::inventory::Nic;
 
-use super::Found;
-use crate::model::Convert;
+use super::{ConcernContext, Found};
+use crate::model::{Convert, DiskBusChoice, StaticAddress};
 use crate::resolution::{PlannedVm, TargetBus};
 
 /// What keeps a Windows from starting from a bus: a driver, and what is wrong with it. Absent where its drivers were not read.
@@ -13,21 +14,48 @@ pub fn lacking_windows_driver(windows: &Windows, bus: TargetBus) -> Option<(&'st
         TargetBus::Scsi | TargetBus::Nvme => "vioscsi",
         TargetBus::Sata | TargetBus::Ide => return None,
     };
-    let why = match windows.drivers.as_ref()?.iter().find(|driver| driver.name == name) {
-        None => "is not installed",
-        Some(WindowsDriver { has_file: false, .. }) => "has no file",
-        Some(WindowsDriver { starts_at_boot: false, .. }) => "does not start at boot",
-        Some(WindowsDriver { starts_at_boot: true, has_file: true, .. }) => return None,
-    };
-    Some((name, why))
+    Some((name, lack_of(windows.drivers.as_ref()?, name, true)?))
 }
 
-/// Whether the plan gives the card of these addresses new ones.
-pub(super) fn is_given(vm: &PlannedVm, it: &WindowsAddresses) -> bool {
-    vm.first_boot.addresses.iter().any(|given| match &it.mac {
-        Some(mac) => given.mac.eq_ignore_ascii_case(mac),
-        None => it.addresses.contains(&format!("{}/{}", given.address, given.prefix)),
-    })
+/// What keeps a Windows from using a network card of virtio. Absent where its drivers were not read.
+fn lacking_network_driver(windows: &Windows) -> Option<&'static str> {
+    // It is started when its card is found.
+    lack_of(windows.drivers.as_ref()?, "netkvm", false)
+}
+
+fn lack_of(drivers: &[WindowsDriver], name: &str, has_to_start_at_boot: bool) -> Option<&'static str> {
+    match drivers.iter().find(|driver| driver.name == name) {
+        None => Some("is not installed"),
+        Some(WindowsDriver { has_file: false, .. }) => Some("has no file"),
+        Some(WindowsDriver { starts_at_boot, .. }) => {
+            (has_to_start_at_boot && !starts_at_boot).then_some("does not start at boot")
+        }
+    }
+}
+
+/// What the plan gives the card of these addresses.
+pub(super) fn given<'a>(vm: &'a PlannedVm, it: &WindowsAddresses) -> Vec<&'a StaticAddress> {
+    let all = &vm.first_boot.addresses;
+    let by_address = || all.iter().find(|given| it.addresses.contains(&given.with_prefix()));
+    let mac = it.mac.as_ref().or_else(|| by_address().map(|given| &given.mac));
+    all.iter().filter(|given| mac.is_some_and(|mac| given.mac.eq_ignore_ascii_case(mac))).collect()
+}
+
+/// Which of its addresses a card is not given, and keeps neither.
+pub(super) fn lost<'a>(given: &[&StaticAddress], it: &'a WindowsAddresses) -> Vec<&'a str> {
+    // What it keeps is read from the registry once more.
+    let keeps = it.mac.is_some() && given.iter().any(|it| it.kept);
+    if keeps { Vec::new() } else { not_given(given, &it.addresses) }
+}
+
+fn not_given<'a>(given: &[&StaticAddress], addresses: &'a [String]) -> Vec<&'a str> {
+    let is_given = |it: &&String| given.iter().any(|given| given.with_prefix() == **it);
+    addresses.iter().filter(|it| !is_given(it)).map(String::as_str).collect()
+}
+
+/// Addresses as people are told them.
+pub(super) fn told(given: &[&StaticAddress]) -> String {
+    given.iter().map(|it| it.with_prefix()).collect::<Vec<_>>().join(", ")
 }
 
 /// Whether a card that Windows knows is one of the plan's, where that can be told: it remembers cards that are there no more.
@@ -36,6 +64,50 @@ pub(super) fn may_be_there(vm: &PlannedVm, it: &WindowsAddresses) -> bool {
 }
 
 impl Found<'_> {
+    /// What the guest id and VMware Tools tell.
+    pub(super) fn by_guest_id(&mut self, context: &ConcernContext) {
+        if !self.vm.is_windows_by_id() {
+            return;
+        }
+        let (mut unkept, vm) = (Vec::new(), self.vm);
+        for nic in &vm.nics {
+            let addresses = addresses_of(nic);
+            let is_its = |it: &&StaticAddress| it.mac.eq_ignore_ascii_case(&nic.mac);
+            let given: Vec<_> = context.given_addresses.iter().filter(is_its).collect();
+            let lost = not_given(&given, &addresses);
+            match given.is_empty() {
+                true => unkept.extend(lost.into_iter().map(str::to_string)),
+                false if lost.is_empty() => {}
+                false => self.other_addresses(&nic.label, &given, &lost),
+            }
+        }
+        if !unkept.is_empty() {
+            let what = format!("has fixed addresses ({}), which stay with its old card", unkept.join(", "));
+            let advice = "write `keep_addresses: true`, or set them anew at the target";
+            self.add("fixed-addresses", None, what, advice);
+        }
+        if !matches!(context.disk_bus, Some(DiskBusChoice::Sata | DiskBusChoice::Keep)) {
+            let advice = match context.convert {
+                Some(Convert::Never) => "let it be converted (`convert: auto`), or use `disk_bus: sata`",
+                _ => "it is converted with virt-v2v-in-place, if that is installed",
+            };
+            let what = "has a guest id of Windows, which comes without virtio drivers";
+            self.add("needs-drivers", None, what, advice);
+        }
+    }
+
+    /// A card has more addresses than those that it is given.
+    fn other_addresses(&mut self, card: &str, given: &[&StaticAddress], lost: &[&str]) {
+        let what =
+            format!("is given {} and loses its other fixed addresses ({})", told(given), lost.join(", "));
+        self.add(
+            "fixed-addresses",
+            Some(card),
+            what,
+            "add them to its `addresses`, or set them at the target",
+        );
+    }
+
     pub(super) fn windows(&mut self, vm: &PlannedVm, inside: &Inside) {
         self.guest_id(inside);
         if !inside.dirty.is_empty() {
@@ -50,6 +122,7 @@ impl Found<'_> {
             self.add("hibernated", None, "is hibernated, or was shut down for a fast start", advice);
         }
         self.windows_driver(vm, windows);
+        self.network_driver(vm, windows);
         self.windows_addresses(vm, windows);
         if windows.is_domain_controller {
             let advice = "move it cold with the others running, never start the source again once the copy ran, and do not go back to \
@@ -68,7 +141,7 @@ impl Found<'_> {
     }
 
     fn guest_id(&mut self, inside: &Inside) {
-        let is_named = self.vm.guest_id.to_ascii_lowercase().starts_with("win");
+        let is_named = self.vm.is_windows_by_id();
         let is_other = match inside.only_windows() {
             Some(_) => !is_named,
             None => is_named && inside.saw_root(),
@@ -79,7 +152,7 @@ impl Found<'_> {
         let system = inside.system.as_deref().unwrap_or("another system");
         let what = format!("holds {system}, and its guest id {} says otherwise", self.vm.guest_id);
         let advice =
-            "correct the guest OS at the source: the clock of the target's VM and the conversion follow it";
+            "correct the guest OS at the source; here its clock and its conversion go by what was found";
         self.add("guest-id-differs", None, what, advice);
     }
 
@@ -96,38 +169,86 @@ impl Found<'_> {
         self.add("windows-without-driver", None, what, advice);
     }
 
-    fn windows_addresses(&mut self, vm: &PlannedVm, windows: &Windows) {
-        // VMware Tools told them already.
-        if vm.concerns.iter().any(|it| it.id == "fixed-addresses") {
+    fn network_driver(&mut self, vm: &PlannedVm, windows: &Windows) {
+        let Some(why) = lacking_network_driver(windows) else { return };
+        if !vm.nics.iter().any(|nic| vm.has_virtio(nic)) {
             return;
         }
-        for it in windows.fixed.iter().filter(|it| may_be_there(vm, it) && !is_given(vm, it)) {
-            let what = format!(
-                "{} has fixed addresses ({}), which stay with its old card",
-                it.name,
-                it.addresses.join(", ")
-            );
-            let dns = it.gateway.iter().flat_map(|_| &it.dns);
-            let words: Vec<&str> =
-                it.addresses.iter().take(1).chain(&it.gateway).chain(dns).map(String::as_str).collect();
-            let mac = it.mac.as_deref().unwrap_or("the card's MAC address");
-            let advice = format!(
-                "write `addresses: {{\"{mac}\": \"{}\"}}`, or set them anew at the target",
-                words.join(" ")
-            );
-            self.add("fixed-addresses", None, what, advice);
+        let what = format!("its driver netkvm {why}, so Windows would have no network by its virtio card");
+        let advice = match vm.convert {
+            Convert::Never => {
+                "let it be converted (`convert: auto`), use `nic_model: e1000e`, or install virtio-win in it before the move"
+            }
+            // It boots, and is left as it is.
+            Convert::Auto if vm.boots_from_sata() => {
+                "write `convert: always`, use `nic_model: e1000e`, or install virtio-win in it before the move"
+            }
+            Convert::Auto | Convert::Always => "it is converted with virt-v2v-in-place",
+        };
+        self.add("windows-without-network-driver", None, what, advice);
+    }
+
+    fn windows_addresses(&mut self, vm: &PlannedVm, windows: &Windows) {
+        // What VMware Tools told was said by the guest id.
+        let has_said = vm.concerns.iter().any(|it| it.id == "fixed-addresses");
+        let said: Vec<String> = vm.vm.nics.iter().filter(|_| has_said).flat_map(addresses_of).collect();
+        for it in windows.fixed.iter().filter(|it| may_be_there(vm, it)) {
+            let given = given(vm, it);
+            let lost = lost(&given, it);
+            if lost.iter().all(|lost| said.iter().any(|it| it == lost)) {
+                continue;
+            }
+            match given.is_empty() {
+                false => self.other_addresses(&it.name, &given, &lost),
+                true => {
+                    let what = format!(
+                        "{} has fixed addresses ({}), which stay with its old card",
+                        it.name,
+                        it.addresses.join(", ")
+                    );
+                    self.add("fixed-addresses", None, what, how_to_give(vm, it));
+                }
+            }
         }
     }
 }
 
+/// Fixed addresses of a card that VMware Tools tell.
+fn addresses_of(nic: &Nic) -> Vec<String> {
+    nic.fixed.iter().flat_map(|it| &it.addresses).map(|(ip, bits)| format!("{ip}/{bits}")).collect()
+}
+
+/// The line of a plan that gives a card its addresses, and what else has to be so that the plan is taken.
+fn how_to_give(vm: &PlannedVm, it: &WindowsAddresses) -> String {
+    let mut words: Vec<&str> = Vec::new();
+    for (index, address) in it.addresses.iter().enumerate() {
+        let gateway = it.gateways.get(index);
+        let dns = gateway.iter().filter(|_| index == 0).flat_map(|_| &it.dns);
+        words.extend([address].into_iter().chain(gateway).chain(dns).map(String::as_str));
+    }
+    let mac = it.mac.as_deref().unwrap_or("the card's MAC address");
+    let before = match vm.vm.may_be_windows() {
+        true => "",
+        false => "correct the guest OS at the source, and ",
+    };
+    let convert = match vm.convert {
+        Convert::Never => " with `convert: auto`",
+        Convert::Auto | Convert::Always => "",
+    };
+    let line = format!("`addresses: {{\"{mac}\": \"{}\"}}`", words.join(" "));
+    format!("{before}write {line}{convert}, or set them anew at the target")
+}
+
 #[cfg(test)]
 mod tests {
-    use drover_types::inventory::Nic;
+    use drover_types::NicModel;
+    use drover_types::guest::FoundSystem;
 
     use super::super::tests::planned;
     use super::super::{concerns_inside, fates};
     use super::*;
     use crate::StaticAddress;
+    use crate::model::NicChoice;
 
     fn driver(name: &str, starts_at_boot: bool, has_file: bool) -> WindowsDriver {
         WindowsDriver { name: name.into(), starts_at_boot, has_file }
@@ -170,6 +291,7 @@ mod tests {
         assert_eq!(lacks(&late, TargetBus::Virtio), Some(("viostor", "does not start at boot")));
         assert_eq!(lacking_windows_driver(&Windows::default(), TargetBus::Virtio), None, "nobody looked");
         let (mut vm, bare) = (vm(), holding(Windows { drivers: Some(vec![]), ..Windows::default() }));
+        vm.nics.clear();
         let told = concerns_inside(&vm, &bare).remove(0);
         assert_eq!(
             (told.id.as_str(), told.advice.as_str()),
@@ -177,6 +299,71 @@ mod tests {
         );
         vm.disks[0].bus = TargetBus::Sata;
         assert_eq!(ids(&vm, &bare), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_card_of_virtio_wants_its_driver_whenever_that_starts() {
+        let told = |vm: &PlannedVm, drivers: &[WindowsDriver]| {
+            let disks = [driver("viostor", true, true), driver("vioscsi", true, true)];
+            let drivers = Some([&disks[..], drivers].concat());
+            let inside = holding(Windows { drivers, ..Windows::default() });
+            let found = concerns_inside(vm, &inside);
+            assert!(found.iter().all(|it| it.id == "windows-without-network-driver"), "{found:?}");
+            found.into_iter().map(|it| format!("{} ({})", it.message, it.advice)).next()
+        };
+        let (mut vm, lacks) = (vm(), [driver("netkvm", false, false)]);
+        assert_eq!(told(&vm, &[driver("netkvm", false, true)]), None);
+        let none = "its driver netkvm is not installed, so Windows would have no network by its virtio card";
+        assert_eq!(told(&vm, &[]), Some(format!("{none} (it is converted with virt-v2v-in-place)")));
+        assert!(told(&vm, &lacks).unwrap().contains("netkvm has no file"));
+        vm.disks[0].bus = TargetBus::Sata;
+        assert_eq!(told(&vm, &[]), None, "one that boots is left alone, and gets a card that it drives");
+        vm.nic_model = NicChoice::Virtio;
+        assert!(told(&vm, &[]).unwrap().contains("(write `convert: always`, use `nic_model: e1000e`, or"));
+        vm.convert = Convert::Never;
+        assert!(told(&vm, &[]).unwrap().contains("(let it be converted"));
+        vm.nic_model = NicChoice::Auto;
+        assert_eq!(told(&vm, &[]), None);
+        // QEMU has VMware's cards, and KubeVirt has not.
+        (vm.nic_model, vm.nics[0].model) = (NicChoice::Keep, "vmxnet3".into());
+        assert_eq!(told(&vm, &[]), None);
+        vm.site = Some("kubevirt:vms".into());
+        assert!(told(&vm, &[]).is_some());
+        vm.nics[0].model = "e1000e".into();
+        assert_eq!(told(&vm, &[]), None);
+    }
+
+    #[test]
+    fn a_card_is_one_that_the_guest_drives() {
+        let model = |vm: &PlannedVm| vm.nic_model_of(&vm.nics[0]);
+        let found = |has_netkvm| Some(FoundSystem::Windows { build: None, is_server: true, has_netkvm });
+        let (mut linux, mut vm) = (planned(), vm());
+        (linux.nics[0].model, vm.nics[0].model) = ("vmxnet3".into(), "vmxnet3".into());
+        assert_eq!(model(&linux), NicModel::Virtio);
+        assert_eq!(model(&vm), NicModel::Virtio, "its conversion puts the driver in");
+        vm.convert = Convert::Never;
+        assert_eq!(model(&vm), NicModel::E1000e);
+        vm.found = found(true);
+        assert_eq!(model(&vm), NicModel::Virtio);
+        vm.found = found(false);
+        assert_eq!(model(&vm), NicModel::E1000e);
+        vm.nics[0].model = "e1000".into();
+        assert_eq!(model(&vm), NicModel::E1000);
+        (vm.convert, vm.disks[0].bus) = (Convert::Auto, TargetBus::Sata);
+        assert_eq!(model(&vm), NicModel::E1000);
+        vm.convert = Convert::Always;
+        assert_eq!(model(&vm), NicModel::Virtio);
+        vm.nic_model = NicChoice::E1000e;
+        assert_eq!((model(&vm), vm.has_virtio(&vm.nics[0])), (NicModel::E1000e, false));
+        vm.found = Some(FoundSystem::Linux);
+        (vm.nic_model, vm.convert) = (NicChoice::Auto, Convert::Never);
+        assert_eq!(model(&vm), NicModel::Virtio, "whatever its guest id says");
+        for (id, wanted) in
+            [("freebsd12_64Guest", NicModel::E1000), ("other3xLinux64Guest", NicModel::Virtio)]
+        {
+            (linux.vm.guest_id, linux.nics[0].model) = (id.into(), "e1000".into());
+            assert_eq!(model(&linux), wanted, "{id}");
+        }
     }
 
     #[test]
@@ -199,7 +386,7 @@ mod tests {
             name: "Ethernet0".into(),
             mac: mac.map(str::to_string),
             addresses: vec!["192.0.2.7/24".into(), "192.0.2.8/24".into()],
-            gateway: Some("192.0.2.1".into()),
+            gateways: vec!["192.0.2.1".into()],
             dns: vec!["192.0.2.53".into()],
         };
         let inside = |mac: Option<&str>| holding(Windows { fixed: vec![it(mac)], ..Windows::default() });
@@ -214,7 +401,7 @@ mod tests {
         assert_eq!(
             concern.unwrap().to_string(),
             "web01: Ethernet0 has fixed addresses (192.0.2.7/24, 192.0.2.8/24), which stay with its old card (write \
-             `addresses: {\"00:50:56:aa:bb:cc\": \"192.0.2.7/24 192.0.2.1 192.0.2.53\"}`, or set them anew at the target)"
+             `addresses: {\"00:50:56:aa:bb:cc\": \"192.0.2.7/24 192.0.2.1 192.0.2.53 192.0.2.8/24\"}`, or set them anew at the target)"
         );
         assert_eq!(
             fate,
@@ -225,13 +412,29 @@ mod tests {
         assert!(
             concern.is_none() && fate.ends_with("no card of the plan has the MAC address 00:50:56:00:00:01")
         );
-        vm.first_boot.addresses.push(StaticAddress {
-            mac: card.to_uppercase(),
-            address: "192.0.2.7".parse().unwrap(),
-            prefix: 24,
-            gateway: None,
-            dns: Vec::new(),
-        });
+        let given = StaticAddress::parse(card, "192.0.2.7/24").unwrap().remove(0);
+        vm.first_boot.addresses.push(StaticAddress { mac: card.to_uppercase(), ..given });
+        for mac in [Some(card), None] {
+            let (concern, fate) = told(&vm, mac);
+            assert_eq!(
+                concern.unwrap().to_string(),
+                "web01/Ethernet0: is given 192.0.2.7/24 and loses its other fixed addresses (192.0.2.8/24) (add them to its \
+                 `addresses`, or set them at the target)"
+            );
+            assert!(
+                fate.ends_with("does not hold, the conversion gives the card 192.0.2.7/24 alone"),
+                "{fate}"
+            );
+        }
+        // What it is given is none of what it has.
+        vm.first_boot.addresses[0].address = "192.0.2.9".parse().unwrap();
+        let (concern, fate) = told(&vm, Some(card));
+        assert!(concern.unwrap().message.contains("(192.0.2.7/24, 192.0.2.8/24)"));
+        assert!(fate.ends_with("does not hold, the conversion gives the card 192.0.2.9/24 alone"), "{fate}");
+        // What it keeps is read once more; what it is given has to be all that it has.
+        vm.first_boot.addresses[0].kept = true;
+        assert!(told(&vm, Some(card)).0.is_none() && told(&vm, None).0.is_some());
+        vm.first_boot.addresses = StaticAddress::parse(card, "192.0.2.7/24 192.0.2.8/24").unwrap();
         for mac in [Some(card), None] {
             let (concern, fate) = told(&vm, mac);
             assert!(
@@ -239,5 +442,49 @@ mod tests {
                 "{fate}"
             );
         }
+    }
+
+    #[test]
+    fn the_line_for_a_plan_is_one_that_plans_take() {
+        let card = "00:50:56:aa:bb:cc";
+        let addresses = WindowsAddresses {
+            name: "Ethernet0".into(),
+            mac: Some(card.into()),
+            addresses: vec!["192.0.2.7/24".into()],
+            ..WindowsAddresses::default()
+        };
+        let inside = holding(Windows { fixed: vec![addresses], ..Windows::default() });
+        let advice = |vm: &PlannedVm| {
+            let found = concerns_inside(vm, &inside).into_iter().find(|it| it.id == "fixed-addresses");
+            found.unwrap().advice
+        };
+        let mut vm = planned();
+        for (id, begins) in [
+            ("windows2019srv_64Guest", "write `addresses"),
+            ("otherGuest64", "write `addresses"),
+            ("otherLinux64Guest", "correct the guest OS at the source, and write `addresses"),
+            ("debian12_64Guest", "correct the guest OS at the source, and write `addresses"),
+        ] {
+            vm.vm.guest_id = id.into();
+            assert!(advice(&vm).starts_with(begins), "{id}: {}", advice(&vm));
+        }
+        vm.convert = Convert::Never;
+        assert!(advice(&vm).contains(" with `convert: auto`"));
+        // What VMware Tools told of one card hides nothing of another.
+        let said = super::super::Concern {
+            id: "fixed-addresses".into(),
+            severity: crate::Weight::Warning,
+            subject: String::new(),
+            message: String::new(),
+            advice: String::new(),
+        };
+        vm.concerns.push(said);
+        assert!(advice(&vm).contains("192.0.2.7/24"));
+        let fixed = drover_types::inventory::FixedAddresses {
+            addresses: vec![("192.0.2.7".parse().unwrap(), 24)],
+            ..Default::default()
+        };
+        vm.vm.nics[0].fixed = Some(fixed);
+        assert!(!ids(&vm, &inside).contains(&"fixed-addresses".to_string()), "that was said");
     }
 }

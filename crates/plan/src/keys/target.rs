@@ -1,14 +1,14 @@
 //! Where VMs go: a table for each kind of target.
 
-use super::{BUS, BUS_DOC, FORMAT, Kind, Rule, Table, key, must};
+use super::{BUS, BUS_DOC, FORMAT, Kind, NIC_MODEL, NIC_MODEL_DOC, Rule, Table, key, must};
 
 pub(crate) const TARGETS: &[(&str, &Table)] =
     &[("qemu", &TARGET), ("libvirt", &LIBVIRT), ("kubevirt", &KUBEVIRT)];
 
 const FOLDER_DOC: &str =
     "Folder that the VMs' own folders are made in. With `via`: POOL or POOL/FOLDER of that site's agent.";
-const RATE_LIMIT_DOC: &str = "How much may go to the site in a second: RATE, or HH:MM-HH:MM=RATE in UTC, such as 500m (bits) or 12MiB (bytes). \
-                              The lowest of an hour holds, also among those of `drover agent limit`.";
+const RATE_LIMIT_DOC: &str = "How much may go to the site in a second: RATE or WINDOW=RATE, such as 500m (bits), 12MiB (bytes), 08:00-18:00=200m (UTC) or \
+                              Mon-Fri 08:00-18:00 Europe/Berlin=200m. The lowest of those that hold counts, also among those of `drover agent limit`.";
 
 pub(crate) static TARGET: Table = Table {
     keys: &[
@@ -30,6 +30,7 @@ pub(crate) static TARGET: Table = Table {
             "auto: KVM where it can be used, else emulation.",
         ),
         key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
+        key("nic_model", Kind::Choice(NIC_MODEL), "auto", NIC_MODEL_DOC),
         key("uefi", Kind::One(&UEFI), "", "UEFI firmware files; absent: the usual places are searched."),
         key(
             "overcommit",
@@ -106,6 +107,7 @@ pub(crate) static LIBVIRT: Table = Table {
             "Size of the host's huge pages that hold the guests' memory; absent: none do.",
         ),
         key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
+        key("nic_model", Kind::Choice(NIC_MODEL), "auto", NIC_MODEL_DOC),
         key(
             "cache",
             Kind::Choice(&["none", "writeback"]),
@@ -193,6 +195,7 @@ pub(crate) static KUBEVIRT: Table = Table {
         ),
         key("preference", Kind::Text, "", "VirtualMachineClusterPreference of the machines."),
         key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
+        key("nic_model", Kind::Choice(NIC_MODEL), "auto", NIC_MODEL_DOC),
         key(
             "run_strategy",
             Kind::Choice(&["Always", "RerunOnFailure"]),

@@ -16,7 +16,7 @@ pub struct FirstBoot {
     pub addresses: Vec<StaticAddress>,
 }
 
-/// The fixed address of a card.
+/// A fixed address of a card, which may have several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StaticAddress {
     /// MAC address of the card, lower case with colons.
@@ -29,6 +29,9 @@ pub struct StaticAddress {
     pub gateway: Option<IpAddr>,
     /// Name servers.
     pub dns: Vec<IpAddr>,
+    /// Whether it is one that the card has, as VMware Tools told it, and not one of the plan's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub kept: bool,
 }
 
 impl FirstBoot {
@@ -54,26 +57,34 @@ impl FirstBoot {
 }
 
 impl StaticAddress {
-    /// Reads `ADDRESS/PREFIX [GATEWAY [NAME SERVER...]]`.
-    pub(crate) fn parse(mac: &str, text: &str) -> Option<StaticAddress> {
+    /// The address as settings write it: `192.0.2.7/24`.
+    pub fn with_prefix(&self) -> String {
+        format!("{}/{}", self.address, self.prefix)
+    }
+
+    /// Reads `ADDRESS/PREFIX [GATEWAY [NAME SERVER...]]`, once or several times.
+    pub(crate) fn parse(mac: &str, text: &str) -> Option<Vec<StaticAddress>> {
         let is_mac = mac.len() == 17
             && mac.bytes().enumerate().all(|(at, byte)| match at % 3 {
                 2 => byte == b':',
                 _ => byte.is_ascii_hexdigit(),
             });
-        let mut words = text.split_whitespace();
-        let (address, prefix) = words.next()?.split_once('/')?;
-        let (address, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
-        let more: Vec<IpAddr> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
-        let fits = prefix <= if address.is_ipv4() { 32 } else { 128 };
-        let (gateway, dns) = (more.first().copied(), more.into_iter().skip(1).collect());
-        (is_mac && fits).then(|| StaticAddress {
-            mac: mac.to_ascii_lowercase(),
-            address,
-            prefix,
-            gateway,
-            dns,
-        })
+        let mut found: Vec<StaticAddress> = Vec::new();
+        for word in text.split_whitespace() {
+            let Some((address, prefix)) = word.split_once('/') else {
+                let (last, ip) = (found.last_mut()?, word.parse().ok()?);
+                match last.gateway {
+                    None => last.gateway = Some(ip),
+                    Some(_) => last.dns.push(ip),
+                }
+                continue;
+            };
+            let (address, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
+            (prefix <= if address.is_ipv4() { 32 } else { 128 }).then_some(())?;
+            let mac = mac.to_ascii_lowercase();
+            found.push(StaticAddress { mac, address, prefix, gateway: None, dns: Vec::new(), kept: false });
+        }
+        (is_mac && !found.is_empty()).then_some(found)
     }
 }
 
@@ -82,17 +93,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_read_with_its_gateway_and_name_servers() {
+    fn addresses_are_read_with_their_gateways_and_name_servers() {
         let mac = "00:50:56:AA:00:01";
-        let found = StaticAddress::parse(mac, "192.0.2.7/24 192.0.2.1 192.0.2.53 2001:db8::53").unwrap();
+        let read = |text: &str| StaticAddress::parse(mac, text);
+        let found = read("192.0.2.7/24 192.0.2.1 192.0.2.53 2001:db8::53").unwrap().remove(0);
         assert_eq!(
             (found.mac.as_str(), found.address.to_string(), found.prefix),
             ("00:50:56:aa:00:01", "192.0.2.7".into(), 24)
         );
         assert_eq!((found.gateway.map(|it| it.to_string()), found.dns.len()), (Some("192.0.2.1".into()), 2));
-        assert_eq!(StaticAddress::parse(mac, "2001:db8::7/64").unwrap().gateway, None);
-        for text in ["192.0.2.7", "192.0.2.7/33", "192.0.2.7/24 router", "", "192.0.2.7/24,192.0.2.1"] {
-            assert_eq!(StaticAddress::parse(mac, text), None, "{text:?}");
+        let several = read("192.0.2.7/24 192.0.2.8/24 192.0.2.1 192.0.2.53 2001:db8::7/64").unwrap();
+        let told: Vec<_> =
+            several.iter().map(|it| (it.with_prefix(), it.gateway.is_some(), it.dns.len())).collect();
+        let expected = [("192.0.2.7/24", false, 0), ("192.0.2.8/24", true, 1), ("2001:db8::7/64", false, 0)];
+        assert_eq!(told, expected.map(|(it, gateway, dns)| (it.to_string(), gateway, dns)));
+        for text in [
+            "192.0.2.7",
+            "192.0.2.7/33",
+            "192.0.2.7/24 router",
+            "",
+            "192.0.2.7/24,192.0.2.1",
+            "192.0.2.1 192.0.2.7/24",
+        ] {
+            assert_eq!(read(text), None, "{text:?}");
         }
         for mac in ["00:50:56:aa:00", "00-50-56-aa-00-01", "00:50:56:aa:00:0g"] {
             assert_eq!(StaticAddress::parse(mac, "192.0.2.7/24"), None, "{mac}");

@@ -14,7 +14,7 @@ pub struct Target {
     pub kind: TargetKind,
     /// The site whose agent takes the disks; absent for this machine. With libvirt that of the daemon's host.
     pub via: Option<String>,
-    /// How much may go to that site, by the time of day; the lowest of an hour holds.
+    /// How much may go to that site, by the time; the lowest of those that hold counts.
     pub rate_limit: Vec<DayLimit>,
     /// Folder that the VMs' own folders are made in. With `via` a folder of that site, whose first part is a pool of
     /// its agent. Empty if the target is a libvirt daemon.
@@ -27,6 +27,8 @@ pub struct Target {
     pub accelerator: Accelerator,
     /// Bus that disks get.
     pub disk_bus: DiskBusChoice,
+    /// Model that NICs get.
+    pub nic_model: NicChoice,
     /// UEFI firmware files; absent: the usual places are searched.
     pub uefi: Option<UefiFiles>,
     /// Whether a folder or pool may be used that has less free space than the disks' full capacity.
@@ -384,6 +386,21 @@ pub enum DiskBusChoice {
     /// SATA.
     Sata,
     /// As at the source.
+    Keep,
+}
+
+/// Model of NICs that a plan asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NicChoice {
+    /// virtio, but for a Windows without the driver.
+    #[default]
+    Auto,
+    /// virtio-net.
+    Virtio,
+    /// Intel 82574.
+    E1000e,
+    /// As at the source, where the target has that.
     Keep,
 }
 

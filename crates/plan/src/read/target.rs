@@ -127,6 +127,7 @@ impl Reader {
             },
             accelerator: Accelerator::Auto,
             disk_bus: self.bus(&fields).unwrap_or(DiskBusChoice::Virtio),
+            nic_model: self.nic_model(&fields).unwrap_or_default(),
             uefi: None,
             overcommit: false,
         }
@@ -157,6 +158,7 @@ impl Reader {
                 _ => Accelerator::Auto,
             },
             disk_bus: self.bus(fields).unwrap_or(DiskBusChoice::Virtio),
+            nic_model: self.nic_model(fields).unwrap_or_default(),
             uefi: None,
             overcommit: self.flag(fields, "overcommit").unwrap_or(false),
         }
@@ -325,14 +327,17 @@ impl Reader {
         for vm in &plan.vms {
             let (over, path, at) = (&vm.overrides, &vm.selector.path, vm.selector.at);
             self.problems.extend(rules(format!("{path}."), &over.networks, &over.storage));
-            let wrong = match libvirt {
-                Some(_) => [("target_folder", over.target_folder.is_some()), ("", false)],
-                None if plan.target.kubevirt().is_some() => {
-                    [("target_folder", over.target_folder.is_some()), ("pool", over.pool.is_some())]
-                }
-                None => [("uri", over.uri.is_some()), ("pool", over.pool.is_some())],
+            let autostart = ("autostart", over.autostart.is_some());
+            let wrong: &[(&str, bool)] = match libvirt {
+                Some(_) => &[("target_folder", over.target_folder.is_some())],
+                None if plan.target.kubevirt().is_some() => &[
+                    ("target_folder", over.target_folder.is_some()),
+                    ("pool", over.pool.is_some()),
+                    autostart,
+                ],
+                None => &[("uri", over.uri.is_some()), ("pool", over.pool.is_some()), autostart],
             };
-            for (key, _) in wrong.into_iter().filter(|(_, is_there)| *is_there) {
+            for (key, _) in wrong.iter().filter(|(_, is_there)| *is_there) {
                 let text = "does not go with this type of target";
                 self.problems
                     .push(Problem::error(format!("{path}.{key}"), text).at(at).advise("leave it out"));

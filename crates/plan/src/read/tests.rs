@@ -54,8 +54,8 @@ fn the_example_says_everything_and_is_fine() {
         &keys::FIRST_BOOT,
         &keys::WAVE,
     ] {
-        // The last three are of domains.
-        let elsewhere = ["insecure", "ca_file", "uri", "pool", "target_host"];
+        // The last four are of domains.
+        let elsewhere = ["insecure", "ca_file", "uri", "pool", "target_host", "autostart"];
         for key in table.keys.iter().filter(|key| !elsewhere.contains(&key.name)) {
             assert!(EXAMPLE.contains(&format!("{}:", key.name)), "the example lacks '{}'", key.name);
         }
@@ -272,6 +272,10 @@ fn each_word_of_a_target_is_read_as_what_it_means() {
     assert_eq!(
         ["virtio", "scsi", "sata", "keep"].map(|word| target("disk_bus", word).disk_bus),
         [DiskBusChoice::Virtio, DiskBusChoice::Scsi, DiskBusChoice::Sata, DiskBusChoice::Keep,]
+    );
+    assert_eq!(
+        ["auto", "virtio", "e1000e", "keep"].map(|word| target("nic_model", word).nic_model),
+        [NicChoice::Auto, NicChoice::Virtio, NicChoice::E1000e, NicChoice::Keep]
     );
     let qcow2 = |word: &str| target("qcow2", &format!("{{preallocation: {word}}}")).qcow2.preallocation;
     assert_eq!(

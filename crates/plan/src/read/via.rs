@@ -73,7 +73,7 @@ impl Reader {
                 Err(why) => self.problems.push(
                     Problem::error(fields.path_of("rate_limit"), why)
                         .at(entry.node.at)
-                        .advise("write a rate such as 500m, or 08:00-18:00=200m (UTC)"),
+                        .advise("write a rate such as 500m, 08:00-18:00=200m (UTC) or Mon-Fri 08:00-18:00 Europe/Berlin=200m"),
                 ),
             }
         }

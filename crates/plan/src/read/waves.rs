@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_types::{Hours, IfFailed, Opening, Wave, WaveWindow};
+use crate::resolve::NAMES_SHOWN_MAX;
+use drover_types::{IfFailed, Opening, WINDOWS_MAX, Wave, WaveWindow, Window, Windows, some_of};
 
 use super::{Fields, Reader};
 use crate::glob::matches;
@@ -17,10 +18,11 @@ pub const WAVES_MAX: usize = 500;
 
 impl Reader {
     pub(super) fn waves(&mut self, plan: &Fields<'_>) -> Vec<PlanWave> {
+        let freezes = self.freezes(plan);
         let waves = self.list(plan, "waves", |reader, fields| PlanWave {
             wave: Wave {
                 name: reader.short_name(fields, "name").unwrap_or_default(),
-                window: reader.window(fields),
+                window: reader.window(fields, &freezes),
                 after: reader.texts(fields, "after").unwrap_or_default(),
                 if_failed: match reader.choice(fields, "if_failed") {
                     Some("go_on") => IfFailed::GoOn,
@@ -41,33 +43,73 @@ impl Reader {
         waves
     }
 
-    fn window(&mut self, fields: &Fields<'_>) -> WaveWindow {
+    fn window(&mut self, fields: &Fields<'_>, freezes: &Windows) -> WaveWindow {
+        let problems = self.problems.len();
         let window = WaveWindow {
-            hours: self.hours(fields),
+            windows: self.windows(fields, "window"),
+            freezes: freezes.clone(),
             from_ms: self.moment(fields, "from"),
             until_ms: self.moment(fields, "until"),
+            ..WaveWindow::default()
         };
-        if window.at(window.from_ms.unwrap_or(0)) == Opening::Never {
+        // What could not be read is told already.
+        if self.problems.len() == problems && window.at(window.from_ms.unwrap_or(0)) == Opening::Never {
             let text = match (window.from_ms, window.until_ms) {
                 (Some(from), Some(until)) if until <= from => "it ends before it begins",
-                _ => "its hours never come between its first and its last moment",
+                (None, None) => "its windows are all in freezes, or in an hour that daylight saving skips",
+                _ => "its windows never come between its first and its last moment",
             };
             let problem = Problem::error(fields.path.clone(), text).at(fields.at);
-            self.problems.push(problem.advise("look at window, from and until: all of them have to hold"));
+            self.problems
+                .push(problem.advise("look at window, from, until and `freezes`: all of them have to hold"));
         }
         window
     }
 
-    fn hours(&mut self, fields: &Fields<'_>) -> Option<Hours> {
-        let entry = fields.find("window")?;
-        let hours = match &entry.node.value {
-            Value::Scalar { text, .. } => text.parse().ok(),
-            _ => None,
+    /// One window or several.
+    fn windows(&mut self, fields: &Fields<'_>, name: &str) -> Windows {
+        let Some(entry) = fields.find(name) else { return Windows::default() };
+        let (path, mut windows) = (fields.path_of(name), Vec::new());
+        let nodes = match &entry.node.value {
+            Value::List(nodes) => nodes.as_slice(),
+            _ => std::slice::from_ref(&entry.node),
         };
-        if hours.is_none() {
-            self.wrong(fields, entry, "is not a part of the day such as 22:00-06:00 (UTC)");
+        if nodes.is_empty() || nodes.len() > WINDOWS_MAX {
+            let text = format!("there are {} of them: 1 to {WINDOWS_MAX} may be", nodes.len());
+            self.problems.push(Problem::error(&path, text).at(entry.at));
         }
-        hours
+        for node in nodes {
+            let Value::Scalar { text, .. } = &node.value else {
+                self.mismatch(
+                    &path,
+                    node,
+                    "a window such as Sat 22:00-06:00 Europe/Berlin, or a list of them,",
+                );
+                continue;
+            };
+            match text.parse::<Window>() {
+                Ok(window) => windows.push(window),
+                Err(why) => self.problems.push(Problem::error(&path, why.to_string()).at(node.at)),
+            }
+        }
+        Windows(windows)
+    }
+
+    /// Dates in which no wave begins or moves over.
+    fn freezes(&mut self, plan: &Fields<'_>) -> Windows {
+        let freezes = self.windows(plan, "freezes");
+        let Some(entry) = plan.find("freezes") else { return freezes };
+        if let Some(other) = freezes.0.iter().find(|it| !it.is_of_dates()) {
+            let problem = Problem::error("freezes", format!("'{other}' comes again and again")).at(entry.at);
+            self.problems
+                .push(problem.advise("write dates such as 2026-12-20 - 2027-01-03; hours are for `window`"));
+        }
+        if plan.find("waves").is_none() {
+            let problem =
+                Problem::error("freezes", "it holds back waves, and the plan has none").at(entry.at);
+            self.problems.push(problem.advise("add `waves`, of which one with all VMs is enough"));
+        }
+        freezes
     }
 
     pub(super) fn moment(&mut self, fields: &Fields<'_>, name: &str) -> Option<u64> {
@@ -210,7 +252,7 @@ impl Reader {
 /// A VM that is in no wave, or several of one entry.
 pub(crate) fn in_no_wave(names: &[&str], path: &str, at: At) -> Problem {
     let are = if names.len() == 1 { "is" } else { "are" };
-    let text = format!("{} {are} in no wave", crate::resolve::some_of(names));
+    let text = format!("{} {are} in no wave", some_of(names, NAMES_SHOWN_MAX));
     let advice = "give `wave: NAME` here, or add an entry to `vms` of a wave";
     Problem::error(path, text).at(at).advise(advice)
 }

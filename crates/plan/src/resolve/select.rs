@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use drover_types::inventory::{Vm, VmPlace};
+use drover_types::inventory::{Inventory, Vm, VmPlace};
 
 use super::{Choice, Resolver};
 use crate::glob::matches;
@@ -51,7 +51,10 @@ impl<'a> Resolver<'a> {
         for selection in &self.plan.vms {
             let mut found = selected(self, &selection.selector);
             if found.is_empty() {
-                self.nothing_found(&selection.selector);
+                // What a run that is resumed does not find was excluded when the plan was begun.
+                if !self.inventory.is_begun_alone {
+                    self.nothing_found(&selection.selector);
+                }
                 continue;
             }
             found.retain(|vm| !excluded.contains(vm.id.as_str()));
@@ -104,6 +107,10 @@ impl<'a> Resolver<'a> {
 
     /// A misspelt exclusion would move a VM that was to stay.
     pub(super) fn check_exclusions(&mut self) {
+        // What is excluded was not begun.
+        if self.inventory.is_begun_alone {
+            return;
+        }
         for selector in &self.plan.exclude {
             // Told by `check_tags`.
             if selector.tag.is_some() && self.inventory.tags_unknown.is_some() {
@@ -176,12 +183,34 @@ impl<'a> Resolver<'a> {
                 });
                 (format!("there is no VM called '{name}'"), advice)
             }
-            None => (
-                "it selects no VM".to_string(),
-                "see `drover inventory` for names, folders and tags; `--json` has hosts, clusters and datastores".to_string(),
-            ),
+            None => {
+                let advice = self.near_to(selector).map_or_else(
+                    || "see `drover inventory` for names, folders and tags; `--json` has hosts, clusters and datastores".into(),
+                    |near| format!("did you mean '{near}'?"),
+                );
+                (format!("it selects no VM: {}", asked_for(selector)), advice)
+            }
         };
         self.error(&selector.path.clone(), selector.at, message, advice);
+    }
+
+    /// What a misspelt folder, tag or cluster may have meant.
+    fn near_to(&self, selector: &Selector) -> Option<&'a str> {
+        let Inventory { vms, hosts, .. } = self.inventory;
+        let parents = |vm: &'a Vm| {
+            vm.folder.match_indices('/').map(|(at, _)| &vm.folder[..at]).chain([vm.folder.as_str()])
+        };
+        let (asked, near) = match (&selector.folder, &selector.tag, &selector.cluster) {
+            (Some(folder), ..) => (folder, nearest(folder, vms.iter().flat_map(parents))),
+            (_, Some(tag), _) => {
+                (tag, nearest(tag, vms.iter().flat_map(|vm| vm.tags.iter().map(String::as_str))))
+            }
+            (.., Some(cluster)) => {
+                (cluster, nearest(cluster, hosts.iter().filter_map(|host| host.cluster.as_deref())))
+            }
+            _ => return None,
+        };
+        near.filter(|near| near != asked)
     }
 
     fn several_found(&mut self, selector: &Selector, found: &[&Vm]) {
@@ -198,6 +227,22 @@ impl<'a> Resolver<'a> {
     }
 }
 
+/// What a selector asks for, as the plan has it.
+fn asked_for(selector: &Selector) -> String {
+    let [folder, tag, id, host, cluster, datastore] = selector.beside_name();
+    let keys = [
+        ("glob", &selector.glob),
+        ("folder", folder),
+        ("tag", tag),
+        ("id", id),
+        ("host", host),
+        ("cluster", cluster),
+        ("datastore", datastore),
+    ];
+    let said = keys.into_iter().filter_map(|(key, value)| Some(format!("{key} '{}'", value.as_ref()?)));
+    said.collect::<Vec<_>>().join(", ")
+}
+
 /// What a later selection says of a VM wins over what an earlier one said.
 fn merge(into: &mut Overrides, later: &Overrides) {
     let later = later.clone();
@@ -210,10 +255,12 @@ fn merge(into: &mut Overrides, later: &Overrides) {
     into.pool = later.pool.or(into.pool.take());
     into.format = later.format.or(into.format);
     into.disk_bus = later.disk_bus.or(into.disk_bus);
+    into.nic_model = later.nic_model.or(into.nic_model);
     into.power_off = later.power_off.or(into.power_off);
     into.shutdown_timeout = later.shutdown_timeout.or(into.shutdown_timeout);
     into.verify = later.verify.or(into.verify);
     into.start = later.start.or(into.start);
+    into.autostart = later.autostart.or(into.autostart);
     into.convert = later.convert.or(into.convert);
     into.first_boot = later.first_boot.or(std::mem::take(&mut into.first_boot));
     into.keep_addresses = later.keep_addresses.or(into.keep_addresses);

@@ -107,7 +107,12 @@ fn vms_are_selected_by_name_place_tag_and_id() {
     assert_eq!(names("[{datastore: ds2}]", ""), ["vm-3", "vm-4"], "any of its disks");
     assert_eq!(names("[{cluster: old, datastore: ds1}]", "exclude: [{datastore: ds2}]"), ["vm-1"]);
     let told = errors(&plan("[{cluster: new}]", ""), &inventory);
-    assert!(told.contains("error: vms[0]: it selects no VM"), "{told}");
+    assert!(told.contains("error: vms[0]: it selects no VM: cluster 'new'"), "{told}");
+    let told = errors(&plan("[{folder: prd, glob: 'w*'}]", ""), &inventory);
+    assert!(
+        told.contains("it selects no VM: glob 'w*', folder 'prd'") && told.contains("did you mean 'prod'?"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -334,15 +339,20 @@ fn windows_keeps_the_fixed_addresses_that_its_tools_tell() {
     };
     let (vm, told) = of("keep_addresses: true", &inventory);
     let given = &vm.first_boot.addresses;
-    assert_eq!(given.len(), 1, "the other card has a lease: {given:?}");
+    let told_of: Vec<_> = given.iter().map(|it| (it.mac.as_str(), it.with_prefix(), it.kept)).collect();
+    let kept = |address: &str| ("00:50:56:aa:00:01", address.to_string(), true);
     assert_eq!(
-        (given[0].mac.as_str(), given[0].address.to_string().as_str()),
-        ("00:50:56:aa:00:01", "192.0.2.7")
+        told_of,
+        ["2001:db8::7/64", "192.0.2.7/24", "192.0.2.8/24"].map(kept),
+        "the other card has a lease"
     );
-    assert_eq!((given[0].prefix, given[0].gateway), (24, Some(ips(&["192.0.2.1"])[0])));
-    assert_eq!((given[0].dns.clone(), vm.convert), (ips(&["192.0.2.53"]), Convert::Always));
-    assert!(told.contains("and not 2001:db8::7, 192.0.2.8") && !told.contains("error"), "{told}");
-    assert!(!vm.concerns.iter().any(|it| it.id == "fixed-addresses"));
+    let gateways: Vec<_> = given.iter().map(|it| it.gateway).collect();
+    assert_eq!(gateways, [Some(ips(&["2001:db8::1"])[0]), Some(ips(&["192.0.2.1"])[0]), None]);
+    let dns: Vec<_> = given.iter().map(|it| it.dns.clone()).collect();
+    assert_eq!(dns, [ips(&["2001:db8::53"]), ips(&["192.0.2.53"]), vec![]]);
+    assert_eq!(vm.convert, Convert::Always);
+    assert!(!told.contains("error"), "{told}");
+    assert!(!vm.concerns.iter().any(|it| it.id == "fixed-addresses"), "{:?}", vm.concerns);
 
     let (vm, _) = of("", &inventory);
     assert!(vm.first_boot.addresses.is_empty() && vm.concerns.iter().any(|it| it.id == "fixed-addresses"));
@@ -553,9 +563,9 @@ fn a_draft_parses_and_its_movable_vms_resolve() {
             insecure: false,
         },
         folder: "/t".into(),
-        start: false,
+        ..crate::DraftOptions::default()
     };
-    let text = crate::draft(&inventory, &["web*".into()], &options);
+    let text = crate::draft(&inventory, &["web*".into()], &options).unwrap();
     let plan = Plan::parse(&text).unwrap();
     let resolution = resolve(&plan, &inventory);
     assert!(resolution.is_ok(), "{text}\n{:#?}", resolution.problems);
@@ -563,7 +573,7 @@ fn a_draft_parses_and_its_movable_vms_resolve() {
     assert!(text.contains("# cannot be moved as it is") && text.contains("# - name: \"web02\""), "{text}");
     assert_eq!(
         text,
-        crate::draft(&inventory, &["web*".into()], &options),
+        crate::draft(&inventory, &["web*".into()], &options).unwrap(),
         "the same inventory gives the same text"
     );
 }
@@ -644,9 +654,17 @@ fn work_at_the_first_boot_makes_a_vm_one_to_convert_and_is_refused_where_it_cann
     let expected = [work("b.sh", Some("x.deb")), work("a.sh", None)].map(|work| (Convert::Always, work));
     assert_eq!(told, expected, "a VM's own word wins; Windows has an agent of its own");
     let address = "addresses: {\"00:50:56:AA:00:07\": 192.0.2.7/24}";
+    let mut of_web01 = inventory.clone();
+    of_web01.vms[0].nics[0].mac = "00:50:56:aa:00:07".into();
+    for (id, is_taken) in [("otherGuest64", true), ("otherLinux64Guest", false), ("debian12_64Guest", false)]
+    {
+        of_web01.vms[0].guest_id = id.into();
+        let told = errors(&plan(&format!("[{{name: web01, {address}}}]"), ""), &of_web01);
+        assert_eq!(told.contains("web01 is no Windows by its guest id"), !is_taken, "{id}: {told}");
+        assert_eq!(told.is_empty(), is_taken, "{id}: {told}");
+    }
     let wrong = |vms: &str| errors(&plan(vms, ""), &inventory);
     assert_eq!(wrong(&format!("[{{name: web02, {address}}}]")), "");
-    assert!(wrong(&format!("[{{name: web01, {address}}}]")).contains("web01 is no Windows"));
     assert!(
         wrong("[{name: web02, addresses: {\"00:50:56:aa:00:08\": 192.0.2.7/24}}]")
             .contains("web02 has no network card")

@@ -10,6 +10,9 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use drover_types::guest::CardSettings;
+
+use super::addresses;
 use crate::libvirt::device_name;
 use crate::spec::{DiskBus, DiskSpec, MachineFirmware, MachineSpec};
 use crate::xml::Xml;
@@ -51,8 +54,8 @@ pub struct FirstBoot {
     pub scripts: Vec<PathBuf>,
     /// A package (`.deb`, `.rpm`) that a Linux installs before.
     pub package: Option<PathBuf>,
-    /// Fixed addresses of Windows, as the converter wants them: `MAC:ip:ADDRESS,GATEWAY,PREFIX,NAME SERVER...`.
-    pub addresses: Vec<String>,
+    /// What cards of Windows are given, before those files run.
+    pub cards: Vec<CardSettings>,
 }
 
 impl FirstBoot {
@@ -85,11 +88,16 @@ impl FirstBoot {
         }
     }
 
-    /// What the converter is told. Source: virt-customize(1); virt-v2v(1), `--mac`.
-    pub(super) fn words(&self) -> Vec<OsString> {
+    /// A script of drover's own that gives cards their addresses; for no card none.
+    pub fn cards_script(&self) -> Option<String> {
+        (!self.cards.is_empty()).then(|| addresses::script(&self.cards))
+    }
+
+    /// What the converter is told, with that script in this file. Source: virt-customize(1).
+    pub(super) fn words(&self, cards_script: &Path) -> Vec<OsString> {
         let mut words: Vec<OsString> = Vec::new();
-        for address in &self.addresses {
-            words.extend(["--mac".into(), address.into()]);
+        if !self.cards.is_empty() {
+            words.extend(["--firstboot".into(), cards_script.into()]);
         }
         if let Some(package) = &self.package
             && let Some((name, command)) = install(package)
@@ -147,7 +155,7 @@ impl NicName {
 }
 
 /// Whether a text has the letters of a MAC address, and as many.
-pub fn is_mac(text: &str) -> bool {
+pub(super) fn is_mac(text: &str) -> bool {
     text.len() == 17 && text.chars().all(|letter| letter.is_ascii_hexdigit() || letter == ':')
 }
 
@@ -370,17 +378,19 @@ mod tests {
             folder.path().join(name)
         };
         let (script, package) = (put("a.sh"), put("ga.deb"));
+        let mac = "00:50:56:aa:00:01".into();
         let work = FirstBoot {
             scripts: vec![script.clone()],
             package: Some(package.clone()),
-            addresses: vec!["00:50:56:aa:00:01:ip:192.0.2.7,,24".into()],
+            cards: vec![CardSettings { mac, ..CardSettings::default() }],
         };
         assert_eq!(work.check(), Ok(()));
-        let words: Vec<String> = work.words().iter().map(|it| it.to_string_lossy().into_owned()).collect();
+        let words = work.words(Path::new("/own.bat"));
+        let words: Vec<String> = words.iter().map(|it| it.to_string_lossy().into_owned()).collect();
         let upload = format!("{}:/var/lib/drover/guest-agent.deb", package.display());
         assert_eq!(
             words[..6],
-            ["--mac", &work.addresses[0], "--mkdir", "/var/lib/drover", "--upload", &upload]
+            ["--firstboot", "/own.bat", "--mkdir", "/var/lib/drover", "--upload", &upload]
         );
         assert!(
             words[6] == "--firstboot-command"

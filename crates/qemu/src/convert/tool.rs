@@ -94,11 +94,11 @@ impl Tool {
             GuestKind::Other => return Ok(()),
             GuestKind::Windows { guest_id } => {
                 let whose = format!("the Windows of the guest id {guest_id}");
-                (drivers_for(guest_id), whose, ", or correct the guest id at the source")
+                (drivers_for(guest_id), whose, LOOK)
             }
             GuestKind::FoundWindows(version) => {
                 let build = version.build.map(|build| format!(", build {build}")).unwrap_or_default();
-                (version.drivers(), format!("the Windows that was found in it{build}"), "")
+                (version.drivers(), format!("the Windows that was found in it{build}"), LOOK_AGAIN)
             }
         };
         if !self.services.iter().any(|folder| SERVICES.iter().any(|name| folder.join(name).is_file())) {
@@ -207,7 +207,7 @@ impl Tool {
         if with.fallback {
             command.arg(RUN).arg(FALLBACK_SCRIPT);
         }
-        command.args(guest.first_boot.words());
+        command.args(guest.first_boot.words(&cards_script(definition)));
         command.args(["-i", "libvirtxml"]).arg(definition);
         command
     }
@@ -222,6 +222,11 @@ impl Tool {
         }
         command
     }
+}
+
+/// Where the script is that gives cards their addresses: beside what the converter is told of the guest.
+pub(super) fn cards_script(definition: &Path) -> PathBuf {
+    definition.with_file_name("addresses.bat")
 }
 
 /// Folders of virtio-win with drivers for a Windows, by its guest id; none where any may do.
@@ -276,6 +281,9 @@ fn find_converter() -> Option<PathBuf> {
 }
 
 pub(super) const NO_CONVERTER: &str = "virt-v2v-in-place is not installed (package virt-v2v)";
+const LOOK: &str =
+    "; or have `drover plan check --inspect` find which Windows it is, if the guest id is an old one";
+const LOOK_AGAIN: &str = "; or run `drover plan check --inspect` again, if it was upgraded since";
 /// Either is put into Windows. Source: virt-v2v `mlcustomize/firstboot.ml`.
 const SERVICES: [&str; 2] = ["rhsrvany.exe", "pvvxsvc.exe"];
 /// Source: virt-v2v(1), `VIRTIO_WIN`.

@@ -26,6 +26,8 @@ pub struct Pool {
     pub is_active: bool,
     /// Where its volumes lie on the daemon's host; empty if it does not say.
     pub path: PathBuf,
+    /// The server and folder of a network file system that it is, by which pools of several hosts are known for one.
+    pub source: Option<String>,
     /// Free bytes, as the daemon last saw it.
     pub available_bytes: u64,
 }
@@ -69,6 +71,12 @@ impl Pool {
         let path = child("target")
             .and_then(|target| target.children().find(|node| node.has_tag_name("path")))
             .and_then(|path| path.text());
+        let source = child("source").filter(|_| root.attribute("type") == Some("netfs")).and_then(|source| {
+            let of = |tag: &str, name: &str| {
+                source.children().find(|node| node.has_tag_name(tag)).and_then(|node| node.attribute(name))
+            };
+            Some(format!("{}:{}", of("host", "name")?, of("dir", "path")?))
+        });
         let bytes = child("available").and_then(|node| node.text()).and_then(|text| text.trim().parse().ok());
         Ok(Pool {
             name: child("name").and_then(|node| node.text()).unwrap_or_default().to_string(),
@@ -78,6 +86,7 @@ impl Pool {
                 other => PoolKind::Other(other.to_string()),
             },
             is_active,
+            source,
             path: path.unwrap_or_default().into(),
             available_bytes: bytes.unwrap_or_default(),
         })
@@ -198,6 +207,11 @@ mod tests {
         assert_eq!((pool.name.as_str(), pool.path), ("images", PathBuf::from("/srv/images")));
         let kind = |name: &str| Pool::read(&xml.replace("dir", name), false).unwrap().kind;
         assert_eq!((kind("logical"), kind("rbd")), (PoolKind::Logical, PoolKind::Other("rbd".into())));
+        assert_eq!(pool.source, None);
+        let shared = xml
+            .replace("'dir'", "'netfs'")
+            .replace("<target>", "<source><host name='nas'/><dir path='/vms'/></source><target>");
+        assert_eq!(Pool::read(&shared, true).unwrap().source.as_deref(), Some("nas:/vms"));
         assert!(Pool::read("<pool", true).is_err());
     }
 

@@ -4,11 +4,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use drover_copy::converge::Estimate;
 use drover_live::{
     Between, By, Carries, Choice, Deed, Facts, Follow, Handover, Loads, Outlook, Phase, Promise,
     RATE_UNLIMITED, Seen, Todo, Why, channels_within, excess,
 };
+use drover_types::Estimate;
 
 use super::carried::Carried;
 use super::guest::Told;

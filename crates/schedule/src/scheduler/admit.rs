@@ -245,7 +245,8 @@ impl Scheduler {
 
     /// What a datastore holds up for each disk that is read from it.
     fn datastore_ms(&self, datastore: &Datastore) -> u64 {
-        each(time_ms(datastore.left_bytes, self.budgets.rates.datastore), datastore.disks)
+        let rate = datastore.rate.unwrap_or(self.budgets.rates.datastore);
+        each(time_ms(datastore.left_bytes, rate), datastore.disks)
     }
 
     fn room(&self, id: JobId) -> Room {

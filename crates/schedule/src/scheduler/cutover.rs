@@ -257,7 +257,7 @@ impl Scheduler {
     fn order_wait(&self, id: JobId, now_ms: u64) -> Option<Wait> {
         match self.wave_wait(id, now_ms) {
             Ok(wait) => wait.or_else(|| self.group_wait(id)),
-            Err(_) => Some(Wait::Window { opens_ms: u64::MAX }),
+            Err(_) => Some(Wait::Window { opens_ms: u64::MAX, opens: String::new() }),
         }
     }
 

@@ -187,7 +187,7 @@ impl Scheduler {
 
     fn why_aside(&self, entry: &Entry, aside: Aside, now_ms: u64) -> Wait {
         match aside {
-            Aside::Window(opens_ms) => Wait::Window { opens_ms },
+            Aside::Window(opens_ms) => Wait::Window { opens_ms, opens: self.waves.moment(entry, opens_ms) },
             Aside::Retry(at_ms) => Wait::Retry { at_ms },
             Aside::Room(at_ms) => entry.room.clone().unwrap_or(Wait::Retry { at_ms }),
             Aside::Affinity => {
@@ -197,7 +197,7 @@ impl Scheduler {
             }
             Aside::Wave(until) => {
                 let wait = self.waves.wait(entry, now_ms).and_then(Result::ok);
-                wait.unwrap_or(Wait::Window { opens_ms: until })
+                wait.unwrap_or(Wait::Window { opens_ms: until, opens: String::new() })
             }
             Aside::Stage => Wait::Stage {
                 group: entry.job.group.as_ref().map(|group| group.name.clone()).unwrap_or_default(),

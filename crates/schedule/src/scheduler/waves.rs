@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_types::{IfFailed, Opening, Wave};
+use drover_types::{IfFailed, Opening, Wave, utc_moment};
 use serde::{Deserialize, Serialize};
 
 use super::entry::{Aside, Entry};
@@ -226,11 +226,16 @@ impl Waves {
         let state = self.state(entry).filter(|_| !entry.job.is_warm)?;
         Some(match self.block(entry.tenant, state, now_ms)? {
             Block::For(_) | Block::ToCall => {
-                Hold::For(Aside::Wave(state.wave.window.until_ms.unwrap_or(u64::MAX)))
+                Hold::For(Aside::Wave(state.wave.window.ends_ms().unwrap_or(u64::MAX)))
             }
             Block::Until(opens) => Hold::For(Aside::Window(opens)),
             Block::Ever(ended) => Hold::Ever(ended),
         })
+    }
+
+    /// A moment on the clock of the window of a job's wave.
+    pub(super) fn moment(&self, entry: &Entry, ms: u64) -> String {
+        self.state(entry).map_or_else(|| utc_moment(ms), |state| state.wave.window.moment(ms))
     }
 
     /// What the wave of a job waits for.
@@ -257,7 +262,7 @@ fn told(state: &State, block: Block) -> Result<Wait, Ended> {
     match block {
         Block::ToCall => Ok(Wait::WaveHooks { wave: state.wave.name.clone() }),
         Block::For(wait) => Ok(wait),
-        Block::Until(opens_ms) => Ok(Wait::Window { opens_ms }),
+        Block::Until(opens_ms) => Ok(Wait::Window { opens_ms, opens: state.wave.window.moment(opens_ms) }),
         Block::Ever(ended) => Err(ended),
     }
 }
@@ -318,6 +323,25 @@ impl Scheduler {
             state.gate = if went_well { Gate::Open } else { Gate::Shut };
             self.release_waves(now_ms);
         }
+    }
+
+    /// Waves of a tenant that were over once and held back none of those after them: these wait for them no more.
+    pub fn passed(&self, tenant: Tenant) -> impl Iterator<Item = &str> {
+        let states = self.waves.of.get(&tenant).into_iter().flat_map(BTreeMap::values);
+        states.filter(|state| state.passed).map(|state| state.wave.name.as_str())
+    }
+
+    /// Counts a wave among [`Scheduler::passed`], as an earlier schedule found it.
+    pub fn let_pass(&mut self, tenant: Tenant, wave: &str) {
+        if let Some(state) = self.waves.of.get_mut(&tenant).and_then(|waves| waves.get_mut(wave)) {
+            state.passed = true;
+        }
+    }
+
+    /// By when each wave of a tenant has to be over, for its own window and those of the waves after it, where these close.
+    pub fn waves_due(&self, tenant: Tenant, now_ms: u64) -> BTreeMap<String, u64> {
+        let orders = self.waves.orders(tenant, now_ms).into_iter();
+        orders.filter_map(|(wave, order)| Some((wave, order.due_ms?))).collect()
     }
 
     /// How far the waves of a tenant are, in the order of their names.

@@ -1,7 +1,7 @@
 //! The same scheduler on a virtual clock: what a fleet would take.
 //!
 //! Transfers share what they go through max-min fairly: the stream of one disk, the host's NIC, the datastore, the line by the
-//! time of day, the target's pool, this machine. A VM's shutdown, snapshot, verification and start take fixed times.
+//! time, the target's pool, this machine. A VM's shutdown, snapshot, verification and start take fixed times.
 //! The same fleet gives the same outcome.
 
 mod bound;
@@ -99,12 +99,14 @@ pub struct Capacities {
     pub pool: Option<u64>,
     /// Target pools.
     pub pools: BTreeMap<String, u64>,
-    /// The line of all, by the time of day.
+    /// The line of all, by the time.
     pub link: Vec<DayLimit>,
-    /// What only some VMs share of it ([`Vm::lines`]), by the time of day.
+    /// What only some VMs share of it ([`Vm::lines`]), by the time.
     pub lines: BTreeMap<String, Vec<DayLimit>>,
     /// This machine.
     pub cpu: Option<u64>,
+    /// The moment that the virtual clock has as 0, in milliseconds since 1970: by it go the hours of the lines.
+    pub zero_ms: u64,
 }
 
 /// Moves a fleet.

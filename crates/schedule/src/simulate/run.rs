@@ -131,7 +131,9 @@ impl<'a> Run<'a> {
     fn next_ms(&mut self) -> Option<f64> {
         let now = self.now;
         let event = self.events.peek().map(|Reverse((at, ..))| f64::from_bits(*at));
-        let done = self.transfers.until_next_ms().map(|ms| now + ms);
+        // Years from moment 0 a byte goes by in less than the clock can tell apart: it goes on all the same.
+        let done = self.transfers.until_next_ms();
+        let done = done.map(|ms| if ms > 0.0 { (now + ms).max(now.next_up()) } else { now });
         let opens = self.scheduler.next_event_ms(self.now_ms()).map(|at| at as f64).filter(|at| *at > now);
         let next = [event, done, opens].into_iter().flatten().min_by(f64::total_cmp);
         let wave = self.wave_opens(next.is_none()).map(|at| at as f64);

@@ -1,4 +1,4 @@
-use drover_types::{IfFailed, Wave, WaveWindow};
+use drover_types::{DayLimit, IfFailed, Wave, WaveWindow, Windows};
 
 use super::*;
 use crate::job::{Disk, Group};
@@ -65,9 +65,8 @@ fn the_line_is_as_wide_as_its_hours_say() {
 #[test]
 fn those_that_share_a_line_have_it_between_them_and_others_do_not_wait_for_it() {
     let over = |line: &str, host: &str| Vm { lines: vec![line.into()], ..vm(host, 1000, 1) };
-    let lines = [("site b", 100 * MIB), ("site c", 100 * MIB)].map(|(name, bytes_per_second)| {
-        (name.to_string(), vec![drover_types::DayLimit { from: 0, to: 0, bytes_per_second }])
-    });
+    let lines = [("site b", 100 * MIB), ("site c", 100 * MIB)]
+        .map(|(name, bytes_per_second)| (name.to_string(), vec![DayLimit::always(bytes_per_second)]));
     let vms = vec![over("site b", "a"), over("site b", "b"), over("site c", "c")];
     let fleet = fleet(vms, Capacities { lines: lines.into(), ..rates(100, 300) });
     let outcome = simulate(&fleet);
@@ -135,8 +134,48 @@ fn waves_follow_one_another_and_a_warm_vm_moves_over_in_its_own() {
 }
 
 #[test]
+fn the_virtual_clock_has_the_weekdays_and_zones_of_its_zero() {
+    // Friday, 2026-10-23; in Berlin the clock is put back on Sunday, so that its night lasts nine hours.
+    let (zero_ms, hour) = (1_792_713_600_000, 3_600_000);
+    let windows = Windows(vec!["Sat 22:00-06:00 Europe/Berlin".parse().unwrap()]);
+    let window = WaveWindow { windows, zero_ms, ..WaveWindow::default() };
+    let waves = vec![Wave { name: "one".into(), window, ..Wave::default() }];
+    // The second of a host that takes one at a time does not begin in the first night.
+    let night = |vm: Vm| Vm { job: Job { wave: Some("one".into()), ..vm.job }, ..vm };
+    let link = vec![DayLimit::always(MIB), "Sat-Mon Europe/Berlin=512KiB".parse().unwrap()];
+    let capacities = Capacities { link, zero_ms, ..Capacities::default() };
+    let mib = 9 * 3600 / 2;
+    let mut fleet = fleet(vec![night(vm("a", mib, 1)), night(vm("a", 1, 1))], capacities);
+    (fleet.waves, fleet.budgets.vms_per_host) = ([(Tenant(0), waves)].into(), 1);
+    let outcome = simulate(&fleet);
+    let opens = (24 + 20) * hour;
+    assert_eq!((outcome.vms[0].begin_ms, outcome.vms[0].end_ms), (Some(opens), Some(opens + 9 * hour)));
+    assert_eq!(outcome.vms[1].begin_ms, Some(opens + (7 * 24 + 1) * hour));
+    // On a working day the line is twice as wide.
+    fleet.waves.clear();
+    assert_eq!(simulate(&fleet).vms[0].end_ms, Some(mib * 1000));
+}
+
+#[test]
+fn a_window_that_opens_in_decades_is_waited_for_to_the_last_byte() {
+    let opens = 75 * 365 * 86_400_000;
+    let window = WaveWindow { from_ms: Some(opens), ..WaveWindow::default() };
+    let waves = vec![Wave { name: "one".into(), window, ..Wave::default() }];
+    let late = |mib| {
+        let vm = vm("a", mib, 1);
+        Vm { job: Job { wave: Some("one".into()), ..vm.job }, ..vm }
+    };
+    let vms = vec![late(1000), late(333), late(77)];
+    let fleet = Fleet { waves: [(Tenant(0), waves)].into(), ..fleet(vms, rates(3001, 7001)) };
+    for moved in simulate(&fleet).vms {
+        assert!(moved.end_ms.is_some_and(|end| (opens..opens + 1000).contains(&end)), "{moved:?}");
+    }
+}
+
+#[test]
 fn a_wave_that_is_never_let_go_ends_the_run_all_the_same() {
-    let window = WaveWindow { hours: Some("22:00-23:00".parse().unwrap()), ..WaveWindow::default() };
+    let windows = Windows(vec!["22:00-23:00".parse().unwrap()]);
+    let window = WaveWindow { windows, ..WaveWindow::default() };
     let late = WaveWindow { until_ms: Some(1), ..WaveWindow::default() };
     let waves = vec![
         Wave { name: "late".into(), window: late, ..Wave::default() },

@@ -14,8 +14,6 @@ use crate::wait::Resource;
 const UNLIMITED: f64 = 1e15;
 /// What is left of a transfer when it counts as done; rounding leaves less.
 const REST_BYTES: f64 = 1.0;
-/// Milliseconds between two looks at the line's hours.
-const MINUTE_MS: f64 = 60_000.0;
 
 /// A disk that is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,10 +101,10 @@ impl<'a> Transfers<'a> {
             through.push(self.number(Resource::Pool(pool.clone()), Some(rate)));
         }
         if !all.link.is_empty() {
-            through.push(self.number(Resource::Link, limit_at(&all.link, now_ms / 1000).or(Some(u64::MAX))));
+            through.push(self.number(Resource::Link, rate_at(all, &all.link, now_ms).or(Some(u64::MAX))));
         }
         for (line, limits) in vm.lines.iter().filter_map(|line| Some((line, all.lines.get(line)?))) {
-            let rate = limit_at(limits, now_ms / 1000).or(Some(u64::MAX));
+            let rate = rate_at(all, limits, now_ms).or(Some(u64::MAX));
             through.push(self.number(Resource::Line(line.clone()), rate));
         }
         if all.cpu.is_some() {
@@ -203,14 +201,15 @@ impl<'a> Transfers<'a> {
 
     /// Milliseconds until the line may have another rate, if it has hours.
     pub(super) fn until_hours_ms(&self, now_ms: f64) -> Option<f64> {
-        let lines = self.lines().map(|(_, limits)| limits);
-        let changes = lines.into_iter().any(|limits| limits.len() > 1 || limits.iter().any(has_hours));
-        changes.then(|| MINUTE_MS - now_ms % MINUTE_MS)
+        let now = self.capacities.zero_ms + now_ms as u64;
+        let limits = self.lines().flat_map(|(_, limits)| limits);
+        let changes = limits.filter_map(|limit| limit.changes_after(now)).min()?;
+        Some((changes - self.capacities.zero_ms) as f64 - now_ms)
     }
 
     /// Lines have the rates of this time.
     pub(super) fn set_hours(&mut self, now_ms: f64) {
-        let rate = |limits: &[DayLimit]| limit_at(limits, now_ms as u64 / 1000);
+        let rate = |limits: &[DayLimit]| rate_at(self.capacities, limits, now_ms as u64);
         let rates: Vec<(usize, f64)> = self
             .lines()
             .filter_map(|(resource, limits)| {
@@ -261,6 +260,7 @@ impl<'a> Transfers<'a> {
     }
 }
 
-fn has_hours(limit: &DayLimit) -> bool {
-    limit.from != limit.to
+/// The limit that holds at a moment of the virtual clock.
+fn rate_at(capacities: &Capacities, limits: &[DayLimit], now_ms: u64) -> Option<u64> {
+    limit_at(limits, (capacities.zero_ms + now_ms) / 1000)
 }

@@ -65,6 +65,10 @@ fn garbage_large_heads_and_large_bodies_are_refused_and_others_served() {
         400
     );
     assert_eq!(stage.get("viewer", "/v1/plans").status, 200);
+    // What is not known filters nothing: whoever misspells it would read of all VMs, or of none.
+    for asked in ["state=fail", "stat=failed", "wave=pilot"] {
+        assert_eq!(stage.get("viewer", &format!("/v1/plans/one/vms?{asked}")).status, 400, "{asked}");
+    }
 }
 
 #[test]

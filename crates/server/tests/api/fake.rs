@@ -184,9 +184,9 @@ impl Operations for Fake {
     fn waves(&self, _: &str) -> Outcome<Vec<Value>> {
         let wave = |name: &str, after: &[&str], state: &str, failed: u64| {
             json!({
-                "name": name, "after": after, "window": { "hours": { "from": 1320, "to": 360 }, "from_ms": null, "until_ms": BEGAN_MS },
+                "name": name, "after": after, "window": { "windows": ["Sat 22:00-06:00 Europe/Berlin"], "freezes": [], "from_ms": null, "until_ms": BEGAN_MS },
                 "if_failed": "wait", "state": state, "vms": 10, "done": 4, "running": 0, "failed": failed, "left": 6 - failed,
-                "may_go_on": false, "began_ms": BEGAN_MS, "ended_ms": null
+                "may_go_on": false, "began_ms": BEGAN_MS, "ended_ms": null, "opens": "Sat 2026-12-05 22:00 Europe/Berlin"
             })
         };
         Ok(vec![wave("pilot", &[], "failed", 6), wave("rest", &["pilot"], "queued", 0)])
@@ -302,6 +302,7 @@ impl Operations for Fake {
             phases: vec![("copy".into(), 1)],
             foreseen_ms: Some([BEGAN_MS + 600_000, BEGAN_MS + 900_000, BEGAN_MS + 1_200_000]),
             first_foreseen_ms: Some([BEGAN_MS + 500_000, BEGAN_MS + 600_000, BEGAN_MS + 700_000]),
+            forecast_error: (plan == "one").then_some((-0.25, false)),
             ..PlanGauges::default()
         };
         Ok(Gauges { plans: vec![of("one", "web"), of("two", "db")] })

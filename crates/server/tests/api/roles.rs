@@ -69,9 +69,12 @@ fn metrics_tell_rates_phases_and_what_is_waited_for() {
         "drover_vms_waiting{for=\"host_vms\"} 60",
         "drover_foreseen_end_timestamp_seconds{plan=\"one\",quantile=\"0.5\"} 1760000900",
         "drover_first_foreseen_end_timestamp_seconds{plan=\"one\",quantile=\"0.1\"} 1760000500",
+        "drover_forecast_error_ratio{plan=\"one\"} -0.25\n",
+        "drover_forecast_inside{plan=\"one\"} 0\n",
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }
+    assert!(!text.contains("drover_forecast_inside{plan=\"two\"}"), "it is not done: {text}");
     let own = stage.get("web", "/metrics").body;
     assert!(own.contains("plan=\"one\"") && own.contains("drover_plans{state=\"running\"} 1"), "{own}");
     assert!(!own.contains("two"), "another project's plan is not there: {own}");

@@ -9,7 +9,9 @@ use super::charts::{NAMES, PLOT, begin_chart, end_chart, write_legend, write_tim
 use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head, write_row};
 use crate::axis::TimeAxis;
 use crate::clock::{local, zone_name};
-use crate::forecast::{by_end, change, churn_measured, likely, time, values, wave_cells, wave_name};
+use crate::forecast::{
+    by_end, change, churn_measured, likely, openings, origin, time, values, wave_cells, wave_name,
+};
 use crate::text::{UNKNOWN, clip, count};
 
 /// Rows of the chart and of the table; the JSON has all.
@@ -138,7 +140,7 @@ pub(super) fn write_why(page: &mut String, it: &Forecast) -> fmt::Result {
     end_table(page)?;
     begin_table(page, "Goes by", &["Quantity", "Likely (P10-P90)", "From"])?;
     for by in &it.by {
-        write_row(page, &[("", by.name.into()), ("", values(by)), ("", by.quantity.origin.to_string())])?;
+        write_row(page, &[("", by.name.clone()), ("", values(by)), ("", origin(by))])?;
     }
     end_table(page)?;
     match churn_measured(it) {
@@ -157,7 +159,10 @@ fn write_waves(page: &mut String, it: &Forecast) -> fmt::Result {
         let cells = wave_cells(wave).map(|it| ("number", it));
         write_row(page, &name.into_iter().chain(cells).collect::<Vec<_>>())?;
     }
-    end_table(page)
+    end_table(page)?;
+    openings(it).try_for_each(|(name, opens)| {
+        writeln!(page, "<p>Wave {}: its window opens {}</p>", Escaped(&name), Escaped(opens))
+    })
 }
 
 fn write_vms(page: &mut String, it: &Forecast) -> fmt::Result {

@@ -6,9 +6,9 @@ use super::MADE;
 
 const HEAD: &str = "\
 # Keys of a plan\n\n\
-A plan is a YAML file. `drover plan new` writes one, `drover plan check` reports all its problems, `drover plan schema` prints its JSON Schema.\n\
-Durations are `90s`, `5m`, `2h`; sizes are `64KiB`, `4MiB`. **Bold** keys are required.\n\
-[example.yaml](../../crates/plan/example.yaml), [libvirt.yaml](../../crates/plan/libvirt.yaml) and [kubevirt.yaml](../../crates/plan/kubevirt.yaml) show each key once.\n\n";
+A plan is a YAML file: `drover plan new` writes it, `plan check` reports problems, `plan schema` prints its schema.\n\
+Durations: `90s`, `5m`; sizes: `64KiB`. **Bold**: required. [example.yaml](../../crates/plan/example.yaml), \
+[libvirt.yaml](../../crates/plan/libvirt.yaml), [kubevirt.yaml](../../crates/plan/kubevirt.yaml).\n\n";
 
 /// Where the VMs come from and go to has a page of its own.
 const PLACES: [&str; 2] = ["source", "target"];
@@ -154,6 +154,7 @@ fn holds(property: &Value) -> String {
         _ if property["anyOf"][0]["enum"].is_array() => {
             "`none`, `full`, `sampled`, `{sampled: N}`".to_string()
         }
+        _ if property["anyOf"][1]["type"] == "array" => "text, or a list of texts".to_string(),
         _ if property["anyOf"].is_array() => "a size".to_string(),
         _ => "text".to_string(),
     }

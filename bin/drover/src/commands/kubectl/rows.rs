@@ -1,7 +1,7 @@
 //! What Plans and Migrations say, as far as it is shown; and which of them are meant.
 
 use drover_operator::lock::MOVED_ELSEWHERE;
-use drover_operator::model::Foreseen;
+use drover_operator::model::{Foreseen, WaveStatus};
 use drover_operator::time::Moment;
 use drover_view::{Align, Table, local_time};
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,8 @@ pub struct PlanRow {
     pub forecast: Option<Foreseen>,
     /// VMs that do not move by it, and why.
     pub refused: Vec<Refused>,
+    /// How its waves stand.
+    pub waves: Vec<WaveStatus>,
     pub cancel: bool,
     /// Whether it is laid over its source as it is now, or needs not be.
     #[serde(skip)]
@@ -112,6 +114,7 @@ impl PlanRow {
             message: resolved.map_or(String::new(), |it| text(&it["message"])),
             forecast: forecast(status),
             refused: refused.map(|it| Refused { vm: text(&it["vm"]), reason: text(&it["reason"]) }).collect(),
+            waves: Vec::deserialize(&status["waves"]).unwrap_or_default(),
             cancel,
             is_settled: cancel || status["resolvedGeneration"] == object["metadata"]["generation"],
         }
@@ -200,8 +203,9 @@ impl Row {
 
     /// Whether its words are to be read.
     fn is_said(&self) -> bool {
-        let is_ordinary =
-            matches!(self.reason.as_str(), "" | "Moving" | "Starting" | "WaitsForSlot" | "Arrived")
+        let is_ordinary = matches!(self.reason.as_str(), "" | "Moving" | "Starting" | "Arrived")
+                // Of waves the Plan tells.
+                || matches!(self.reason.as_str(), "WaitsForSlot" | "WaitsForWindow" | "WaitsForWave")
                 || self.phase == "Cancelled";
         !is_ordinary && !self.message.is_empty()
     }
@@ -283,7 +287,9 @@ pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row]) -> String {
             .then(|| format!("Plan {}: {}", plan.name, plan.message));
         let refused = plan.refused.iter();
         let refused = refused.map(|it| format!("{} is refused by Plan {}: {}", it.vm, plan.name, it.reason));
-        own.into_iter().chain(refused).collect::<Vec<_>>()
+        let waits = plan.waves.iter().filter_map(|wave| Some((&wave.name, wave.waits.as_ref()?)));
+        let waits = waits.map(|(wave, why)| format!("wave {wave} of Plan {} waits: {why}", plan.name));
+        own.into_iter().chain(refused).chain(waits).collect::<Vec<_>>()
     });
     let of_rows = rows.iter().filter(|row| row.is_said()).map(|row| {
         let off = if row.guest_off { " (its guest is off)" } else { "" };
@@ -376,10 +382,13 @@ mod tests {
         let rows = [
             migration(1, "web01", "Running", told("Moving")),
             migration(3, "db01", "Failed", told("TooManyOutages")),
+            migration(5, "app01", "Queued", told("WaitsForWindow")),
         ];
         let plan = PlanRow::of(&json!({
             "metadata": {"name": "web", "generation": 2}, "spec": {"provider": "vc"},
             "status": {"migrations": 2, "done": 0, "failed": 1, "resolvedGeneration": 1, "refused": [{"vm": "x", "reason": "taken"}],
+                "waves": [{"name": "pilot", "vms": 1, "arrived": 1, "failed": 0, "passed": true},
+                    {"name": "rest", "vms": 1, "arrived": 0, "failed": 0, "passed": false, "waits": "its window opens soon"}],
                 "conditions": [{"type": "Resolved", "status": "False", "reason": "PlanHasErrors", "message": "no such VM"}]},
         }));
         let text = shown("vms", &[plan], &rows.iter().collect::<Vec<_>>());
@@ -390,10 +399,13 @@ mod tests {
             "Plan web: no such VM",
             "x is refused by Plan web: taken",
             "db01: TooManyOutages in words",
+            "wave rest of Plan web waits: its window opens soon",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert!(!text.contains("Moving in words") && !text.contains("foreseen"), "{text}");
+        for part in ["Moving in words", "foreseen", "wave pilot", "WaitsForWindow in words"] {
+            assert!(!text.contains(part), "{part} in\n{text}");
+        }
         assert!(shown("vms", &[], &[]).contains("no Plans"));
     }
 

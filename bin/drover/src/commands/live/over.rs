@@ -398,6 +398,7 @@ impl Over {
         let told = self.link.doors.link();
         json!({
             "site": told.site, "connections": told.connections, "rtt_us": told.rtt_us,
+            "congestion": told.congestion,
             "up_bytes": told.up_bytes, "down_bytes": told.down_bytes, "bytes_again": told.bytes_again,
         })
     }

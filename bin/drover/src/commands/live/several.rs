@@ -14,10 +14,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use drover_copy::converge::Estimate;
 use drover_live::together::{self, Pipe, Progress, Schedule, Step, Together, room_obstacle, schedule};
 use drover_live::{Allowed, LINE_ASSUMED};
 use drover_qemu::live::{Ending, Event, LiveError, Share, Turn, Where};
+use drover_types::Estimate;
 
 use super::over::Sites;
 use super::{LINE_SPREAD, failure};

@@ -38,7 +38,8 @@ impl From<Failure> for End {
 }
 
 /// What is mended in the cluster, by words of its message, and a word for programs.
-const IN_THE_CLUSTER: [(&str, &str); 7] = [
+const IN_THE_CLUSTER: [(&str, &str); 8] = [
+    (" and the disk wants ", "VolumeUnfit"),
     ("is there already", "NameTaken"),
     ("no storage class", "StorageClassMissing"),
     ("this user may not", "RightsMissing"),
@@ -48,11 +49,12 @@ const IN_THE_CLUSTER: [(&str, &str); 7] = [
     ("serves kubevirt.io/v1 without", "KubeVirtMissing"),
 ];
 
-/// A word for programs: what is mended in the cluster has its own.
+/// A word for programs: what is mended in the cluster has its own. Of several problems the first one gives it.
 pub(super) fn word(exit: Exit, message: &str) -> String {
     let is_of_cluster = matches!(exit, Exit::Plan | Exit::Target | Exit::TargetFull | Exit::Access);
-    let own = IN_THE_CLUSTER.iter().find(|(part, _)| is_of_cluster && message.contains(part));
-    own.map_or_else(|| word_of(exit), |(_, word)| word.to_string())
+    let told = IN_THE_CLUSTER.iter().filter(|_| is_of_cluster);
+    let first = told.filter_map(|(part, word)| Some((message.find(part)?, word))).min();
+    first.map_or_else(|| word_of(exit), |(_, word)| word.to_string())
 }
 
 /// The one datastore that could not be read. A worker knows no other VM of its host, so that for it the host failed.
@@ -98,11 +100,21 @@ mod tests {
             (Exit::Plan, "this user may not in namespace vms: create pods", "RightsMissing"),
             (Exit::Target, "a VirtualMachine vms/web01 is there already", "NameTaken"),
             (
+                Exit::Target,
+                "persistent volume claim vms/web01-0 has \"1Mi\" and the mode \"Block\", and the disk wants 2097152 bytes in the mode Block",
+                "VolumeUnfit",
+            ),
+            (
                 Exit::Plan,
                 "target: the cluster does not serve kubevirt.io/v1: KubeVirt is not",
                 "KubeVirtMissing",
             ),
             (Exit::Plan, "the cluster serves kubevirt.io/v1 without virtual machines", "KubeVirtMissing"),
+            (
+                Exit::Plan,
+                "the cluster has no storage class fast; a persistent volume claim vms/web01-0 is there already",
+                "StorageClassMissing",
+            ),
             (Exit::Plan, "the cluster does not serve instancetype.kubevirt.io/v1", "Plan"),
             (Exit::Source, "a snapshot is there already", "Source"),
             (Exit::Plan, "there is no VM called x", "Plan"),

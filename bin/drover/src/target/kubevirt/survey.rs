@@ -34,6 +34,15 @@ const UPLOAD_RIGHTS: &[(&str, &str, &str, &[&str])] = &[
 /// VMs whose objects the server judges; of the others only names are looked at. Each costs a request for each disk and two more.
 const JUDGED_MAX: usize = 100;
 
+/// So that nobody takes silence for a yes.
+fn not_judged(vms: usize) -> Problem {
+    let text = format!(
+        "objects of the first {JUDGED_MAX} VMs were judged by the API server, those of {vms} more were not"
+    );
+    Problem::warning("vms", text)
+        .advise("check plans of fewer VMs, or a wave alone, where VMs differ in what their namespace lets in")
+}
+
 impl Claims {
     /// Asks the cluster, and adds what stands in the way; touches nothing.
     pub fn survey(&self, resolution: &mut Resolution) {
@@ -60,7 +69,9 @@ impl Claims {
         }
         let mut problems = Vec::new();
         let namespace_is_there = self.namespace_problem(cluster, &mut problems);
-        problems.extend(self.version_problem(cluster));
+        let version_problem = self.version_problem(cluster);
+        let is_served = version_problem.is_none();
+        problems.extend(version_problem);
         problems.extend(self.route_problem(cluster));
         let way = match self.way() {
             Ok(way) => way,
@@ -76,8 +87,8 @@ impl Claims {
         problems.extend(self.class_problems(cluster, vms));
         problems.extend(self.network_problems(cluster, vms));
         problems.extend(self.instance_type_problems(cluster));
-        // What may not be done, or has no place, is not judged.
-        if problems.iter().any(Problem::is_error) || !may_all {
+        // What may not be asked for, or is not there, says nothing of the VMs.
+        if !(namespace_is_there && is_served && may_all) {
             return problems;
         }
         problems.extend(self.quota_problems(cluster, vms));
@@ -88,6 +99,7 @@ impl Claims {
         }
         if !problems.iter().any(Problem::is_error) {
             problems.extend(vms.iter().take(JUDGED_MAX).filter_map(|vm| self.judged(cluster, vm)));
+            problems.extend(vms.len().checked_sub(JUDGED_MAX + 1).map(|more| not_judged(more + 1)));
         }
         problems
     }

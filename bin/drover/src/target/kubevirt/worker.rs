@@ -148,11 +148,15 @@ impl Worker {
                             why = "it is not the pod that this plan wants now".into();
                         }
                     },
-                    Standing::Ended(reason) => {
-                        if !objects::is_going(&pod) {
-                            self.end(&pod)?;
+                    // Why it ended says more than that it goes.
+                    Standing::Ended(reason) if objects::is_going(&pod) => {
+                        if why.is_empty() {
                             why = reason;
                         }
+                    }
+                    Standing::Ended(reason) => {
+                        self.end(&pod)?;
+                        why = reason;
                     }
                     Standing::Waiting(reason) => {
                         if NEVER.iter().any(|it| reason.starts_with(it)) {

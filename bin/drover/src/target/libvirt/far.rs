@@ -123,8 +123,8 @@ pub fn remove_images(there: &There, vm: &PlannedVm) -> Result<(), ProviderError>
             blank.push(Image { disk: site_name(&disk.path), tag: stat.tag });
         }
     }
-    if let Some(disk) = vm.disks.first() {
-        there.clear(&as_machine(vm, disk), blank)?;
+    if let Some(machine) = as_machine(vm) {
+        there.clear(&machine, blank)?;
     }
     made::forget(vm)?;
     // One that holds something else stays.
@@ -164,9 +164,10 @@ fn check_served(there: &There, vm: &PlannedVm) -> Result<(), ProviderError> {
     Ok(())
 }
 
-/// The VM as the agent takes orders about it: machines have folders there, and this one has none.
-fn as_machine(vm: &PlannedVm, disk: &PlannedDisk) -> PlannedVm {
-    let pool = disk.pool.as_deref().unwrap_or_default();
+/// The VM as the agent takes orders about it: machines have folders there, and this one has none but for what its conversion leaves. It is
+/// the daemon that starts it.
+pub fn as_machine(vm: &PlannedVm) -> Option<PlannedVm> {
+    let pool = vm.disks.first()?.pool.as_deref().unwrap_or_default();
     let folder = Path::new("/").join(pool).join(format!("{}.drover-domain", vm.target_name));
-    PlannedVm { folder, ..vm.clone() }
+    Some(PlannedVm { folder, start: false, ..vm.clone() })
 }

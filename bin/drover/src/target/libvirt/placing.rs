@@ -8,7 +8,7 @@ use drover_disk::in_threads;
 use drover_engine::{Cause, ProviderError, chain};
 use drover_plan::placement::{Candidate, Guest, place};
 use drover_plan::{At, Begun, Libvirt, LibvirtHost, PlannedVm, Problem, Resolution};
-use drover_qemu::daemon::Offers;
+use drover_qemu::daemon::{Offers, Pool};
 
 use super::Domains;
 use super::survey::{Ground, usable_pool};
@@ -160,8 +160,11 @@ impl Domains {
         };
         let disks = vms.iter().flat_map(|vm| &vm.disks);
         let names: BTreeSet<String> = disks.filter_map(|disk| host.pool_of(disk, libvirt)).collect();
-        let pools = names.iter().filter_map(|name| usable_pool(&daemon, name, &ground).ok());
-        let pools = pools.map(|pool| (pool.name.clone(), pool.available_bytes)).collect();
+        let pools: Vec<Pool> =
+            names.iter().filter_map(|name| usable_pool(&daemon, name, &ground).ok()).collect();
+        let shared =
+            pools.iter().filter_map(|pool| Some((pool.name.clone(), pool.source.clone()?))).collect();
+        let pools = pools.into_iter().map(|pool| (pool.name, pool.available_bytes)).collect();
         let taken = domains.into_iter().flat_map(|(uuid, name)| [uuid.to_lowercase(), name]).collect();
         let candidate = Candidate {
             name: host.name.clone(),
@@ -169,6 +172,7 @@ impl Domains {
             memory_bytes: memory,
             has_huge_pages: libvirt.page_bytes.is_some(),
             pools,
+            shared,
         };
         Asked { candidate, is_away: false, offers, taken }
     }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use drover_copy::converge::{
-    Advice, Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, UNSEEN_BOOT, UNSEEN_SHUTDOWN,
-    When, off_by,
+    Advice, Contract, Costs, Forecast, PassFacts, Reason, Trend, UNSEEN_BOOT, UNSEEN_SHUTDOWN, When, off_by,
 };
 use drover_plan::{Audit, Cutover, Interval, PlannedVm};
+use drover_types::Estimate;
 
 use crate::itinerary::{Journey, NOTHING_DONE, Outcome};
 use crate::phase::Phase;

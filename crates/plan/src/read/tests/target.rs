@@ -20,7 +20,8 @@ fn the_example_of_domains_says_everything_and_fits_the_schema() {
         [("kvm1", Some("site-1"), None), ("kvm2", Some("site-2"), Some("images-2")), ("here", None, None)];
     assert_eq!(hosts, wanted);
     assert_eq!((libvirt.memory_reserve_bytes, plan.limits.disks), (8 << 30, 8));
-    let of_vms = keys::SELECTION.keys.iter().filter(|key| ["uri", "target_host"].contains(&key.name));
+    let of_vms =
+        keys::SELECTION.keys.iter().filter(|key| ["uri", "target_host", "autostart"].contains(&key.name));
     for key in keys::LIBVIRT.keys.iter().chain(keys::LIBVIRT_HOST.keys).chain(of_vms) {
         assert!(DOMAINS.contains(&format!("{}:", key.name)), "the example lacks '{}'", key.name);
     }

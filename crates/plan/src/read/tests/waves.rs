@@ -1,4 +1,4 @@
-use drover_types::{IfFailed, WaveWindow};
+use drover_types::{IfFailed, WaveWindow, Windows};
 
 use super::*;
 
@@ -16,14 +16,77 @@ fn waves_are_read_with_their_windows_and_their_order() {
     let plan = Plan::parse(&text).unwrap();
     let [pilot, rest] = &plan.waves[..] else { panic!("two waves") };
     assert_eq!((pilot.wave.if_failed, rest.wave.if_failed), (IfFailed::Stop, IfFailed::Wait));
-    let hours = "22:00-06:00".parse().ok();
-    assert_eq!(pilot.wave.window, WaveWindow { hours, ..WaveWindow::default() });
+    let windows = Windows(vec!["22:00-06:00".parse().unwrap()]);
+    assert_eq!(pilot.wave.window, WaveWindow { windows, ..WaveWindow::default() });
     let from_ms = Some(1_796_162_400_000);
     let until_ms = Some(1_796_162_400_000 + 7 * 3_600_000);
-    assert_eq!(rest.wave.window, WaveWindow { from_ms, until_ms, hours: None });
+    assert_eq!(rest.wave.window, WaveWindow { from_ms, until_ms, ..WaveWindow::default() });
     assert_eq!((&rest.wave.after[..], rest.vms.len()), (&["pilot".to_string()][..], 1));
     assert_eq!(plan.vms[0].overrides.wave.as_deref(), Some("pilot"));
     assert_eq!(plan.waves()[1], rest.wave);
+}
+
+#[test]
+fn windows_and_freezes_are_read_one_or_several() {
+    let text = with_waves(
+        "[{glob: '*'}]",
+        "  - {name: one, window: [Sat 22:00-06:00 Europe/Berlin, 2026-12-12 20:00 - 2026-12-13 04:00]}\n  \
+           - {name: two, window: Mon-Fri 20:00-06:00}\n",
+    );
+    let texts = |windows: &Windows| windows.0.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let plan = Plan::parse(&(text.clone() + "freezes: 2026-12-20 - 2027-01-03\n")).unwrap();
+    let [one, two] = &plan.waves[..] else { panic!("two waves") };
+    let of_one = ["Sat 22:00-06:00 Europe/Berlin", "2026-12-12 20:00 - 2026-12-13 04:00 UTC"];
+    assert_eq!(texts(&one.wave.window.windows), of_one);
+    assert_eq!(texts(&two.wave.window.windows), ["Mon-Fri 20:00-06:00 UTC"]);
+    for it in [one, two] {
+        assert_eq!(texts(&it.wave.window.freezes), ["2026-12-20 00:00 - 2027-01-04 00:00 UTC"]);
+    }
+    for (freezes, wanted) in [
+        ("Sat-Sun", "freezes: 'Sat-Sun 00:00-24:00 UTC' comes again and again (write dates"),
+        ("[]", "freezes: there are 0 of them"),
+        ("[{from: x}]", "freezes: a map is here where a window such as"),
+        ("2026-12-20 to 2027-01-03", "freezes: 'to' is not a day of the week"),
+    ] {
+        let found = problems(&format!("{text}freezes: {freezes}\n"));
+        assert!(found.iter().any(|it| it.contains(wanted)), "{wanted}:\n{found:#?}");
+    }
+    let without = only_problem(|text| text.to_string() + "freezes: 2026-12-20\n");
+    assert!(
+        without.contains("freezes: it holds back waves, and the plan has none (add `waves`"),
+        "{without}"
+    );
+}
+
+#[test]
+fn the_schema_takes_windows_as_the_reader_does() {
+    let validator = jsonschema::validator_for(&crate::schema()).unwrap();
+    let fits = |window: &str| {
+        let text = with_waves("[{glob: '*'}]", &format!("  - {{name: a, window: {window}}}\n"));
+        let is_valid = validator.is_valid(&to_json(&crate::node::parse(&text).unwrap()));
+        assert_eq!(is_valid, Plan::parse(&text).is_ok(), "{window}");
+        is_valid
+    };
+    for window in [
+        "22:00-06:00",
+        "8:00 - 9:5 UTC",
+        "Sat 22:00-06:00 Europe/Berlin",
+        "Mon-Fri 20:00-06:00",
+        "Sat-Sun America/Port-au-Prince",
+        "Fri 20:00 - Mon 06:00",
+        "2026-12-12 20:00 - 2026-12-13 04:00 Etc/GMT-3",
+        "2026-12-12 20:00-23:00",
+        "2026-12-12 - 2026-12-13",
+        "2026-12-24",
+        "[22:00-06:00, Sat-Sun]",
+    ] {
+        assert!(fits(window), "{window}");
+    }
+    for window in
+        ["22-6", "22:00", "Sat 22:00", "22:00-06:00 Sat-Sun 1", "[]", "[{from: x}]", "2026-1-5", "5", "UTC"]
+    {
+        assert!(!fits(window), "{window}");
+    }
 }
 
 #[test]
@@ -89,7 +152,7 @@ fn what_cannot_be_of_waves_is_told_without_an_inventory() {
         (
             "[{name: a, wave: a}]",
             "  - {name: a, window: 22:00-06:00, from: 2026-12-01T08:00:00Z, until: 2026-12-01T20:00:00Z}\n",
-            "waves[0]: its hours never come between its first and its last moment",
+            "waves[0]: its windows never come between its first and its last moment",
         ),
         (
             "[{name: a, wave: a}]",
@@ -100,7 +163,17 @@ fn what_cannot_be_of_waves_is_told_without_an_inventory() {
         (
             "[{name: a, wave: a}]",
             "  - {name: a, window: 22-6}\n",
-            "waves[0].window: '22-6' is not a part of the day",
+            "waves[0].window: '22' is not a time from 00:00 to 24:00, such as 22:00",
+        ),
+        (
+            "[{name: a, wave: a}]",
+            "  - {name: a, window: 22:00-06:00 Berlin}\n",
+            "waves[0].window: 'Berlin' is not a time zone such as Europe/Berlin or UTC",
+        ),
+        (
+            "[{name: a, wave: a}]",
+            "  - {name: a, window: 2026-12-24 20:00-23:00}\nfreezes: [2026-12-20 - 2027-01-03]\n",
+            "waves[0]: its windows are all in freezes",
         ),
         (
             "[{name: a, wave: a}]",

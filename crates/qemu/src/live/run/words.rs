@@ -4,11 +4,11 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use drover_copy::converge::Estimate;
 use drover_live::{
     Allowed, Choice, Deed, DomainUnclear, Forecast, Loads, Obstacle, Promise, Route, SettingsError, Unclear,
     Why,
 };
+use drover_types::Estimate;
 
 use super::ahead::Mending;
 use super::beforehand::Looked;

@@ -122,8 +122,8 @@ fn what_did_not_begin_because_of_a_wave_or_a_stage_is_tried_again_behind_what_fa
 #[test]
 fn what_is_tried_again_waits_for_its_window() {
     let mut scheduler = Scheduler::new(Budgets::default());
-    let hours = drover_types::Hours { from: 0, to: 60 };
-    let window = WaveWindow { hours: Some(hours), ..WaveWindow::default() };
+    let windows = Windows(vec!["00:00-01:00".parse().unwrap()]);
+    let window = WaveWindow { windows, ..WaveWindow::default() };
     scheduler.set_waves(Tenant(0), &[Wave { window, ..wave("night", &[], IfFailed::Wait) }]);
     scheduler.add(Tenant(0), vec![in_wave("night", job("a", 1, 1, 0))], 0);
     assert_eq!(admitted(&mut scheduler), [0]);
@@ -132,6 +132,6 @@ fn what_is_tried_again_waits_for_its_window() {
     let job = scheduler.job(JobId(0)).unwrap().clone();
     let new = scheduler.add_again(Tenant(0), vec![(JobId(0), job)], closed)[0];
     assert_eq!(admitted_at(&mut scheduler, closed), [0; 0]);
-    assert_eq!(scheduler.wait_of(new, closed), Some(Wait::Window { opens_ms: 86_400_000 }));
+    assert_eq!(scheduler.wait_of(new, closed), Some(window_wait(86_400_000)));
     assert_eq!(admitted_at(&mut scheduler, 86_400_000), [new.0]);
 }

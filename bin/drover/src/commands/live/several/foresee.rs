@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use drover_copy::converge::Estimate;
 use drover_live::Facts;
 use drover_live::together::{Guest, Pipe, Progress, foreseen_on_the_way};
 use drover_qemu::live::{Event, Moved, Told};
+use drover_types::Estimate;
 
 use super::{LINE_SPREAD, Pair};
 

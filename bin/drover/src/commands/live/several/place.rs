@@ -3,13 +3,13 @@
 use std::io;
 use std::sync::atomic::AtomicBool;
 
-use drover_copy::converge::Estimate;
 use drover_live::{Allowed, Moment, Promise, Route, together};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
     Beforehand, DomainOptions, Ending, Ends, Event, LiveError, Moved, Share, Turn, Where, live, live_domain,
     look_beforehand, look_domain_beforehand,
 };
+use drover_types::Estimate;
 
 use super::wanted::Wanted;
 use super::weighed;

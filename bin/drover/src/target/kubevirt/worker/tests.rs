@@ -290,6 +290,38 @@ fn what_an_earlier_run_left_is_removed_by_who_is_to_remove_it_and_by_nobody_else
     assert_eq!(holder(&later.ensure().unwrap().0), "2");
 }
 
+#[test]
+fn the_pod_of_a_node_that_is_cut_off_is_waited_for_and_none_is_made_beside_it() {
+    let api = Api::new();
+    let first = api.run("1", "reach: pod");
+    first.make().unwrap();
+    api.runs(true);
+    let (pod, _) = first.ensure().unwrap();
+    let uid = objects::uid(&pod).to_string();
+    *first.dialled.lock().unwrap() = Some(uid.clone());
+    assert!(!first.has_ended(), "its line may be cut for a while");
+    // The cluster wants it gone, and nobody at its node hears that.
+    api.change(|store| {
+        let mut pod = store.objects[POD].clone();
+        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        pod["spec"]["nodeName"] = json!("n2");
+        store.put(POD, pod);
+    });
+    assert!(first.has_ended(), "its session comes to an end");
+    let mut successor = api.run("2", "reach: pod");
+    successor.kubevirt.worker_timeout_s = 1;
+    for worker in [&Worker { kubevirt: successor.kubevirt.clone(), ..first }, &successor] {
+        let error = worker.ensure().unwrap_err();
+        assert!(error.kind == KubeErrorKind::Server && error.what.contains("node n2"), "{error}");
+        assert_eq!(objects::uid(&api.object(POD).unwrap()), uid, "it may still write");
+    }
+    // The node is back.
+    api.change(|store| drop(store.objects.remove(POD)));
+    successor.make().unwrap();
+    api.runs(true);
+    assert_ne!(objects::uid(&successor.ensure().unwrap().0), uid);
+}
+
 const SERVICE: &str = "/api/v1/namespaces/vms/services/web01-drover";
 
 #[test]

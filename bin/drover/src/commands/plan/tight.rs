@@ -1,0 +1,53 @@
+//! Waves whose windows are too short for them, by the forecast.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use drover_forecast::{foresee_roughly, tight_waves};
+use drover_plan::{Begun, PlannedVm, Problem};
+use drover_types::inventory::{Inventory, WriteRates};
+
+use super::closing_key;
+use crate::cli::WhatIfArgs;
+use crate::foresight;
+use crate::plan_file::PlanFile;
+
+/// With a lesser chance to fit, what is likely (P50) does not.
+const LIKELY: f64 = 0.5;
+
+/// A warning for each wave that is not likely to be over before its window closes. What was begun is left out, and no counters are
+/// asked: churn is what earlier runs measured, or else what is assumed.
+pub fn too_short(
+    file: &PlanFile,
+    vms: &[PlannedVm],
+    inventory: &Inventory,
+    begun: &[Begun],
+    state: Option<&Path>,
+) -> Vec<Problem> {
+    let waves = file.plan.waves();
+    if waves.iter().all(|wave| wave.window.is_always()) {
+        return Vec::new();
+    }
+    let begun: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
+    let fleet = foresight::fleet(vms, 0, inventory, &WriteRates::new());
+    let left = fleet.into_iter().zip(vms).filter(|(_, vm)| !begun.contains(vm.vm.id.as_str()));
+    let left: Vec<_> = left.map(|(vm, _)| vm).collect();
+    let plans = [&file.plan];
+    let lines = foresight::lines_of(&plans, state);
+    let budgets = drover_engine::budgets_of(&file.plan.limits);
+    let what_if = WhatIfArgs { state: state.map(Into::into), seed: 1, ..WhatIfArgs::default() };
+    let (names, waves) = (vec![file.plan.name.clone()], [(0, waves)].into());
+    // State that cannot be read shows itself elsewhere.
+    let Ok(mut question) = foresight::question(left, names, waves, budgets, lines, &what_if) else {
+        return Vec::new();
+    };
+    question.sites = foresight::sites_of(&plans, state);
+    foresight::limit_hosts(&mut question.hosts, vms, |vm| foresight::host_of(vm, inventory));
+    let forecast = foresee_roughly(&question);
+    let problem = |it: &drover_forecast::TightWave<'_>| {
+        let wave = file.plan.waves.iter().find(|wave| wave.wave.name == it.wave.name)?;
+        let text = format!("{}: {}", it.finding(), it.evidence());
+        Some(Problem::warning(closing_key(wave), text).at(wave.at).advise(it.advice()))
+    };
+    tight_waves(&forecast, LIKELY).iter().filter_map(problem).collect()
+}

@@ -1,0 +1,201 @@
+//! Single VMs that are given up by order: what was begun of them is undone, and their plan goes on without them.
+#![allow(clippy::unwrap_used)]
+
+mod fakes;
+
+use std::sync::Mutex;
+
+use drover_engine::{
+    Event, NoObserver, Phase, PlanState, RunOutcome, VmState, ask_give_up, ask_retry, cancel_ordered,
+    take_back,
+};
+use drover_mover::StopSignal;
+use drover_types::inventory::PowerState;
+use fakes::{PLAN, Trouble, Watch, World, becomes, enters, vm};
+
+fn world() -> World {
+    World::with(&["one", "two"].map(|name| vm(name, PowerState::On, 1)), "start: true")
+}
+
+fn give_up(world: &World, name: &str) {
+    assert_eq!(ask_give_up(&world.store, PLAN, &[name.into()]).unwrap(), [name]);
+}
+
+/// Orders are looked for every half second.
+const HEEDED_MS: u64 = 1000;
+
+/// Nothing of it is left at either side.
+fn assert_undone(world: &World, name: &str, why: &str) {
+    let id = format!("vm-{name}");
+    let row = world.row(&id);
+    assert_eq!((row.state, row.snapshot), (VmState::Cancelled, None), "{why}");
+    assert_eq!(world.power(&id), PowerState::On, "{why}: its source");
+    assert!(!world.is_defined(name) && !world.runs_at_target(name), "{why}: a machine is left");
+    let of_it = |path: &std::path::Path| path.to_string_lossy().contains(&format!("/{name}/"));
+    let left: Vec<_> = world.images().into_iter().map(|(path, _)| path).filter(|path| of_it(path)).collect();
+    assert!(left.is_empty(), "{why}: {left:?}");
+    assert_eq!(world.own_snapshots(), 0, "{why}");
+}
+
+fn assert_one_is_out(world: &World, outcome: &RunOutcome, why: &str) {
+    assert_undone(world, "one", why);
+    assert_eq!((outcome.done, outcome.failed.len(), outcome.unfinished), (1, 0, 0), "{why}: {outcome:?}");
+    assert_eq!(world.row("vm-two").state, VmState::Done, "{why}");
+    assert_eq!(world.store.plan(PLAN).unwrap().unwrap().state, PlanState::Done, "{why}");
+}
+
+#[test]
+fn one_at_work_is_stopped_and_undone_in_each_phase_and_the_other_arrives() {
+    for phase in [Phase::Check, Phase::PowerOff, Phase::Snapshot, Phase::Copy, Phase::Verify, Phase::Define] {
+        let world = world();
+        let outcome = world.run(&Watch(|event: &Event| {
+            if enters(event, "one", phase) {
+                give_up(&world, "one");
+                becomes_within(|| false, HEEDED_MS);
+            }
+        }));
+        assert_one_is_out(&world, &outcome, phase.name());
+        let again = world.run_plan(PLAN, &world.planned(), &NoObserver, &StopSignal::default()).unwrap();
+        assert_one_is_out(&world, &again, "a later run");
+    }
+}
+
+/// Waits for so long at most.
+fn becomes_within(so: impl Fn() -> bool, ms: u64) {
+    let until = std::time::Instant::now() + std::time::Duration::from_millis(ms);
+    while !so() && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn one_that_waits_for_its_turn_never_begins() {
+    let vms = ["one", "two"].map(|name| vm(name, PowerState::On, 1));
+    let world = World::with(&vms, "start: true\nlimits: {vms_per_host: 1}");
+    // Whichever begins first keeps the other waiting.
+    let given_up = Mutex::new(None);
+    let told = Mutex::new(Vec::new());
+    let outcome = world.run(&Watch(|event: &Event| {
+        if let Event::VmEnded { vm, state, .. } = event {
+            told.lock().unwrap().push((vm.clone(), *state));
+        }
+        for (begins, waits) in [("one", "two"), ("two", "one")] {
+            if enters(event, begins, Phase::Copy) && given_up.lock().unwrap().is_none() {
+                *given_up.lock().unwrap() = Some(waits);
+                give_up(&world, waits);
+                let id = format!("vm-{waits}");
+                assert!(
+                    becomes(&world, || world.row(&id).state == VmState::Cancelled),
+                    "while the other is at work"
+                );
+            }
+        }
+    }));
+    let waits = given_up.into_inner().unwrap().unwrap();
+    assert_undone(&world, waits, "it waited");
+    assert_eq!(world.calls_about("create snapshot", waits), 0);
+    assert!(told.into_inner().unwrap().contains(&(waits.to_string(), VmState::Cancelled)));
+    assert!(outcome.is_complete(), "{outcome:?}");
+}
+
+#[test]
+fn one_that_failed_is_given_up_while_the_other_is_at_work() {
+    let world = world();
+    let two_waits = || becomes(&world, || world.row("vm-one").state == VmState::Cancelled);
+    let outcome = world.run(&Watch(|event: &Event| {
+        if enters(event, "one", Phase::Copy) {
+            world.set_trouble("open source", Trouble::Fails);
+        }
+        if matches!(event, Event::VmEnded { vm, state: VmState::Failed, .. } if vm == "one") {
+            give_up(&world, "one");
+        }
+        if enters(event, "two", Phase::Define) {
+            assert!(two_waits());
+        }
+    }));
+    // The trouble may have struck the other one: then it is that which failed, and nothing was ordered.
+    if world.row("vm-two").state == VmState::Failed {
+        return;
+    }
+    assert_one_is_out(&world, &outcome, "it had failed");
+}
+
+#[test]
+fn an_order_that_no_run_heeded_is_carried_out_by_whoever_comes_next() {
+    for by_run in [true, false] {
+        let world = world();
+        world.set_trouble("define", Trouble::Fails);
+        world.set_trouble("define", Trouble::Fails);
+        let outcome = world.run(&NoObserver);
+        assert_eq!(outcome.failed.len(), 2);
+        give_up(&world, "one");
+        if by_run {
+            let outcome =
+                world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
+            assert_one_is_out(&world, &outcome, "by a run");
+        } else {
+            let given_up = cancel_ordered(PLAN, &world.store, &world, &world).unwrap();
+            assert_eq!((given_up.left, given_up.arrived), (vec![], vec![]));
+            assert_undone(&world, "one", "by hand");
+            let outcome =
+                world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
+            assert_eq!((outcome.done, outcome.unfinished), (1, 0), "{outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_undone_is_told_and_tried_again() {
+    let world = world();
+    let outcome = world.run(&Watch(|event: &Event| {
+        if enters(event, "one", Phase::Verify) {
+            world.set_trouble("remove images", Trouble::Fails);
+            give_up(&world, "one");
+            becomes_within(|| world.trouble_struck(), 1500);
+        }
+    }));
+    assert_eq!(outcome.failed.len(), 1, "{outcome:?}");
+    let error = world.row("vm-one").error.unwrap();
+    assert!(error.starts_with("it is given up by order, and not all could be undone"), "{error}");
+    let given_up = cancel_ordered(PLAN, &world.store, &world, &world).unwrap();
+    assert_eq!(given_up.left, Vec::<String>::new());
+    assert_undone(&world, "one", "by the second try");
+}
+
+#[test]
+fn for_its_wave_it_is_as_if_it_had_never_been_there() {
+    let vms = ["a1", "a2", "b1"].map(|name| vm(name, PowerState::On, 1));
+    let lines = "start: true\nwaves:\n  - {name: a, if_failed: stop, vms: [{glob: 'a*'}]}\n  \
+                 - {name: b, after: [a], vms: [{name: b1}]}\n";
+    let world = World::with(&vms, lines);
+    let outcome = world.run(&Watch(|event: &Event| {
+        if enters(event, "a1", Phase::Copy) {
+            give_up(&world, "a1");
+            becomes_within(|| false, HEEDED_MS);
+        }
+    }));
+    assert_undone(&world, "a1", "in a wave");
+    assert_eq!((outcome.done, outcome.failed.len(), outcome.unfinished), (2, 0, 0), "{outcome:?}");
+}
+
+#[test]
+fn what_was_given_up_can_be_taken_back_and_what_arrived_is_not_given_up() {
+    let world = world();
+    let outcome = world.run(&Watch(|event: &Event| {
+        if enters(event, "one", Phase::Copy) {
+            give_up(&world, "one");
+            becomes_within(|| false, HEEDED_MS);
+            assert!(take_back(&world.store, PLAN, &["one".into()]).is_err(), "the plan runs");
+        }
+    }));
+    assert_one_is_out(&world, &outcome, "first");
+    let refused = ask_give_up(&world.store, PLAN, &["two".into()]).unwrap_err();
+    assert!(refused.chain().contains("two has arrived already"), "{}", refused.chain());
+    assert!(ask_give_up(&world.store, PLAN, &["three".into()]).is_err());
+    assert!(take_back(&world.store, PLAN, &["two".into()]).unwrap().is_empty(), "it was not given up");
+    assert_eq!(take_back(&world.store, PLAN, &["one".into()]).unwrap(), ["one"]);
+    assert!(ask_retry(&world.store, PLAN, Some(&["one".into()])).is_err(), "nothing runs");
+    let outcome = world.run_plan(PLAN, &world.planned(), &NoObserver, &StopSignal::default()).unwrap();
+    assert!(outcome.is_complete() && outcome.done == 2, "{outcome:?}");
+    world.assert_arrived("in the end");
+}

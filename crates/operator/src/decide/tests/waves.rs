@@ -1,0 +1,159 @@
+//! What a wave keeps from beginning, and what not.
+
+use super::*;
+use crate::model::WarmSize;
+
+const NIGHT: i64 = 8 * 3600;
+
+impl World {
+    fn in_wave(standing: WaveStanding) -> World {
+        let mut world = World::new();
+        world.spec.wave = Some("pilot".into());
+        world.facts.wave = standing;
+        world
+    }
+
+    fn warm(self) -> World {
+        let mut world = self;
+        world.spec.size.warm = Some(WarmSize::default());
+        world
+    }
+
+    /// Closed, and opens in a night.
+    fn closed() -> WaveStanding {
+        WaveStanding::Window {
+            opens: Moment(1_000_000).plus(NIGHT),
+            words: "Sat 2026-12-05 22:00 UTC".into(),
+        }
+    }
+
+    fn decides(&self) -> Decision {
+        decide(&self.spec, &self.status, &self.facts)
+    }
+
+    fn message(&self) -> String {
+        self.status.condition("Arrived").unwrap().message.clone()
+    }
+}
+
+#[test]
+fn a_cold_vm_begins_in_its_window_and_says_when_that_opens() {
+    let mut world = World::in_wave(World::closed());
+    world.settle();
+    assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Queued, "WaitsForWindow"));
+    assert!(world.message().contains("Sat 2026-12-05 22:00 UTC"), "{}", world.message());
+    let decision = world.decides();
+    assert_eq!((decision.wake, decision.wants_slot), (Some(Moment(1_000_000).plus(NIGHT)), None));
+    assert!(world.made.is_empty() && world.claim.is_none(), "nothing is made for what does not begin");
+    assert!(world.notes.iter().all(|note| note.reason != "WaitsForWindow"), "no event for each of thousands");
+    let closes = Some(Moment(1_000_000).plus(2 * NIGHT));
+    world.facts.wave = WaveStanding::Open { closes };
+    world.facts.is_admitted = false;
+    world.later(NIGHT);
+    assert_eq!((world.reason("Arrived").as_str(), world.decides().wake), ("WaitsForSlot", closes));
+    // It had no slot until its window closed.
+    world.facts.wave = World::closed();
+    world.settle();
+    assert_eq!((world.reason("Arrived").as_str(), world.decides().wants_slot), ("WaitsForWindow", None));
+    (world.facts.wave, world.facts.is_admitted) = (WaveStanding::Open { closes: None }, true);
+    world.settle();
+    assert_eq!(world.made, [(1, Work::Move)]);
+    // What has begun goes on to its end.
+    world.works();
+    world.facts.wave = WaveStanding::Over;
+    world.settle();
+    assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Running, "Moving"));
+}
+
+#[test]
+fn a_worker_that_came_too_late_begins_in_the_next_window() {
+    let mut world = World::in_wave(WaveStanding::Open { closes: None });
+    world.settle();
+    world.facts.wave = World::closed();
+    world.says(130, reason::WINDOW_CLOSED);
+    assert_eq!((world.reason("Arrived").as_str(), world.status.failures), ("WaitsForWindow", 0));
+    world.facts.wave = WaveStanding::Open { closes: None };
+    world.later(NIGHT);
+    assert_eq!(world.made, [(1, Work::Move), (2, Work::Move)]);
+}
+
+#[test]
+fn a_guest_that_is_down_waits_for_nothing_and_one_that_is_on_again_does() {
+    for (standing, reason) in [
+        (World::closed(), "WaitsForWindow"),
+        (WaveStanding::After("pilot".into()), "WaitsForWave"),
+        (WaveStanding::Failed("pilot".into()), "WaveFailed"),
+        (WaveStanding::Over, "WindowOver"),
+        (WaveStanding::Unknown, "PlanNotResolved"),
+    ] {
+        for is_down in [true, false] {
+            let mut world = World::in_wave(WaveStanding::Open { closes: None });
+            world.settle();
+            world.works();
+            let word = world.status.worker.as_mut().unwrap();
+            (word.outage, word.left_off) = (true, Some(is_down));
+            (word.exit, word.reason) = (Some(7), Some("Target".into()));
+            world.facts.wave = standing.clone();
+            world.dies(false);
+            world.later(PAUSE_SECONDS_MAX);
+            let tries = world.made.len();
+            assert_eq!(tries, if is_down { 2 } else { 1 }, "{standing:?} {is_down}");
+            if !is_down {
+                assert_eq!(world.reason("Arrived"), reason);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_warm_vm_is_copied_before_its_window_and_not_before_waves_that_are_before_its_own() {
+    let mut world = World::in_wave(WaveStanding::After("canary".into())).warm();
+    world.settle();
+    assert_eq!((world.made.len(), world.reason("Arrived").as_str()), (0, "WaitsForWave"));
+    assert!(world.message().contains("wave canary has to be over"), "{}", world.message());
+    world.facts.wave = World::closed();
+    world.settle();
+    assert_eq!(world.made, [(1, Work::Move)]);
+    world.works();
+    assert_eq!(world.reason("Arrived"), "WaitsForWindow", "its worker copies it until then");
+    assert!(world.message().contains("Sat 2026-12-05 22:00 UTC"), "{}", world.message());
+    assert_eq!(world.decides().wake, Some(Moment(1_000_000).plus(NIGHT)));
+    // It has begun: its worker holds its cutover against the window.
+    world.facts.wave = WaveStanding::After("canary".into());
+    world.fails(7, "Target");
+    assert_eq!(world.made.len(), 2);
+    // It moves over, and goes on when the window closes.
+    world.works();
+    world.status.worker.as_mut().unwrap().outage = true;
+    world.facts.wave = World::closed();
+    world.settle();
+    assert_eq!(world.reason("Arrived"), "Moving");
+}
+
+#[test]
+fn what_missed_its_window_fails_untouched_and_follows_an_edit_of_the_plan() {
+    for warm in [false, true] {
+        let mut world = World::in_wave(WaveStanding::Over);
+        world = if warm { world.warm() } else { world };
+        world.settle();
+        assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Failed, "WindowOver"));
+        assert!(world.made.is_empty());
+        world.facts.wave = WaveStanding::Open { closes: None };
+        world.later(NIGHT);
+        assert!(world.made.is_empty(), "a window that is over for good does not open by itself");
+        world.facts.generation = 2;
+        world.settle();
+        assert_eq!(world.made, [(1, Work::Move)]);
+    }
+}
+
+#[test]
+fn what_arrived_is_cleaned_up_at_any_time() {
+    let mut world = World::in_wave(WaveStanding::Open { closes: None });
+    world.settle();
+    world.works();
+    world.facts.wave = WaveStanding::Over;
+    world.says(13, "NotCleanedUp");
+    world.later(PAUSE_SECONDS_MAX);
+    assert_eq!(world.made, [(1, Work::Move), (2, Work::Move)]);
+}

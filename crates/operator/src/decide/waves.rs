@@ -1,0 +1,53 @@
+//! What its wave has a Migration wait for.
+
+use super::{Act, Facts, Run, reason};
+use crate::model::Phase;
+use crate::waves::WaveStanding;
+
+pub(super) const WAITS_FOR_WINDOW: &str = "WaitsForWindow";
+const WAITS_FOR_WAVE: &str = "WaitsForWave";
+/// Reasons of thousands that have their turn by itself: no event tells of each.
+pub(super) const TURNS: [&str; 3] = ["WaitsForSlot", WAITS_FOR_WINDOW, WAITS_FOR_WAVE];
+
+impl Run<'_> {
+    /// In words, until when its worker copies it, if its window has to open before it moves over.
+    pub(super) fn copied_until(&mut self) -> Option<String> {
+        let is_down = self.status.guest_off || self.status.word().is_some_and(|word| word.outage);
+        let Facts { wave: standing, .. } = self.facts;
+        let WaveStanding::Window { opens, .. } = standing else { return None };
+        (self.spec.size.warm.is_some() && !is_down).then(|| {
+            self.wake(*opens);
+            format!("it is copied while its guest runs; {standing}")
+        })
+    }
+
+    /// What its wave has it wait for. A guest that is down waits for nothing, and what has arrived needs no wave any more. A warm one is
+    /// copied before its window opens, and its worker moves it over within; until the waves before its own are over it does not begin.
+    pub(super) fn kept_by_wave(&mut self) -> Option<Act> {
+        let (is_warm, has_begun) = (self.spec.size.warm.is_some(), self.status.begun);
+        let standing = self.facts.wave.clone();
+        let (reason, wake) = match &standing {
+            _ if self.status.guest_off || self.has_arrived() => return None,
+            WaveStanding::Open { closes } => {
+                if let Some(closes) = closes.filter(|_| !is_warm) {
+                    self.wake(closes);
+                }
+                return None;
+            }
+            WaveStanding::Over => {
+                self.fail("WindowOver", &standing.to_string());
+                return Some(Act::Nothing);
+            }
+            WaveStanding::Window { .. } if is_warm => return None,
+            _ if is_warm && has_begun => return None,
+            WaveStanding::Window { opens, .. } => (WAITS_FOR_WINDOW, Some(*opens)),
+            WaveStanding::After(_) => (WAITS_FOR_WAVE, None),
+            WaveStanding::Failed(_) => (reason::WAVE_FAILED, None),
+            WaveStanding::Unknown => {
+                return Some(self.rest(Phase::Pending, "PlanNotResolved", &standing.to_string()));
+            }
+        };
+        wake.into_iter().for_each(|wake| self.wake(wake));
+        Some(self.rest(Phase::Queued, reason, &standing.to_string()))
+    }
+}

@@ -1,0 +1,336 @@
+//! Waves of a Plan: what of them may begin now. The one scheduler says so, which is told how many Migrations of each wave are left, arrived
+//! and failed. All of it is read from the objects, so another operator comes to the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use drover_schedule::{Budgets, Ended, Job, JobId, Scheduler, Tenant, Wait};
+use drover_types::{Opening, Wave};
+
+use crate::model::{Phase, Status, WaveStatus};
+use crate::time::Moment;
+
+/// There is one Plan in each [`Order`].
+const PLAN: Tenant = Tenant(0);
+
+/// How the Migrations of a wave stand. One that was given up is none of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Those that have not ended, and VMs whose Migrations are not made yet.
+    pub left: u64,
+    /// Those that arrived.
+    pub arrived: u64,
+    /// Those that failed and are not tried again by themselves.
+    pub failed: u64,
+}
+
+impl Count {
+    /// Counts one more.
+    pub fn add(&mut self, status: &Status) {
+        let has_arrived = status.condition("Arrived").is_some_and(|it| it.status == "True");
+        match status.phase {
+            _ if has_arrived => self.arrived += 1,
+            Phase::Cancelled => {}
+            Phase::Failed => self.failed += 1,
+            Phase::Pending
+            | Phase::Queued
+            | Phase::Running
+            | Phase::Retrying
+            | Phase::Cancelling
+            | Phase::Done => self.left += 1,
+        }
+    }
+}
+
+/// How the waves of a Plan stand, by their names.
+pub type Counts = BTreeMap<String, Count>;
+
+/// What the wave of a Migration says to its beginning. Without numbers that change with each VM: it is in the status of thousands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WaveStanding {
+    /// It may begin.
+    Open {
+        /// When its window closes.
+        closes: Option<Moment>,
+    },
+    /// Its window is closed.
+    Window {
+        /// When it opens.
+        opens: Moment,
+        /// The same on the clock of its zone.
+        words: String,
+    },
+    /// A wave that has to be over before is not.
+    After(String),
+    /// A wave that had to be over before is, and VMs of it failed.
+    Failed(String),
+    /// The last of its windows is over.
+    Over,
+    /// What waves there are is not known now.
+    Unknown,
+}
+
+impl fmt::Display for WaveStanding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WaveStanding::Open { .. } => f.write_str("its wave may begin"),
+            WaveStanding::Window { words, .. } => write!(f, "the window of its wave opens {words}"),
+            WaveStanding::After(wave) => write!(f, "wave {wave} has to be over before its own"),
+            WaveStanding::Failed(wave) => write!(
+                f,
+                "VMs of wave {wave} failed, which was to be over before its own: mend the cause and have them tried again \
+                 (drover.dev/retry), cancel their Migrations, or write `if_failed: go_on` for that wave in the Plan"
+            ),
+            WaveStanding::Over => {
+                f.write_str("the window of its wave is over: give the wave a later one in the Plan")
+            }
+            WaveStanding::Unknown => f.write_str("the waves of its Plan are being looked at"),
+        }
+    }
+}
+
+/// The waves of a Plan and how they stand.
+#[derive(Clone, Debug)]
+pub struct Order {
+    waves: Vec<Wave>,
+    counts: Counts,
+    scheduler: Scheduler,
+    /// Of each wave a job that asks.
+    jobs: BTreeMap<String, JobId>,
+    due: BTreeMap<String, u64>,
+}
+
+impl Order {
+    /// Of waves that stand so. Those in `passed` hold back no other any more.
+    pub fn new(waves: &[Wave], counts: Counts, passed: &BTreeSet<String>, now_ms: u64) -> Order {
+        let mut scheduler = Scheduler::new(Budgets::default());
+        scheduler.set_waves(PLAN, waves);
+        let mut jobs = BTreeMap::new();
+        for (wave, count) in &counts {
+            // How many they are decides nothing. A warm one is held back by its wave when it asks, and not before.
+            let job = Job { wave: Some(wave.clone()), is_warm: true, ..Job::default() };
+            let stand = [
+                (count.left, None),
+                (count.arrived, Some(Ended::Arrived)),
+                (count.failed, Some(Ended::Failed)),
+            ];
+            let there: Vec<Option<Ended>> =
+                stand.into_iter().filter(|(many, _)| *many > 0).map(|(_, ended)| ended).collect();
+            let ids = scheduler.add(PLAN, vec![job; there.len()], now_ms);
+            for (id, ended) in ids.iter().zip(there) {
+                if let Some(ended) = ended {
+                    scheduler.finished(*id, ended, now_ms);
+                }
+            }
+            jobs.extend(ids.first().map(|id| (wave.clone(), *id)));
+        }
+        passed.iter().for_each(|wave| scheduler.let_pass(PLAN, wave));
+        let due = scheduler.waves_due(PLAN, now_ms);
+        Order { waves: waves.to_vec(), counts, scheduler, jobs, due }
+    }
+
+    /// Whether it is of waves that stand so.
+    pub fn is_of(&self, counts: &Counts) -> bool {
+        self.counts == *counts
+    }
+
+    /// Waves that hold back no other any more.
+    pub fn passed(&self) -> BTreeSet<String> {
+        self.scheduler.passed(PLAN).map(str::to_string).collect()
+    }
+
+    /// By when a wave has to be over, in milliseconds since 1970, where it or one after it has a window that closes.
+    pub fn due_ms(&self, wave: &str) -> Option<u64> {
+        self.due.get(wave).copied()
+    }
+
+    /// Whether a Migration of a wave may begin.
+    pub fn standing(&self, wave: &str, now_ms: u64) -> WaveStanding {
+        let known = self.waves.iter().find(|it| it.name == wave);
+        let (Some(id), Some(known)) = (self.jobs.get(wave), known) else { return WaveStanding::Unknown };
+        match self.scheduler.wave_wait(*id, now_ms) {
+            Ok(None) => WaveStanding::Open {
+                closes: match known.window.at(now_ms) {
+                    Opening::Open { until_ms } => until_ms.map(moment),
+                    Opening::At(_) | Opening::Never => None,
+                },
+            },
+            Ok(Some(Wait::Window { opens_ms, opens })) => {
+                WaveStanding::Window { opens: moment(opens_ms), words: opens }
+            }
+            Ok(Some(Wait::Wave { wave, .. })) => WaveStanding::After(wave),
+            Ok(Some(Wait::WaveFailed { wave, .. })) => WaveStanding::Failed(wave),
+            // Nothing ends here as a run does: whoever has them tried again lets those after them go on.
+            Err(Ended::WaveFailed) => {
+                WaveStanding::Failed(self.scheduler.stopped_by(*id).unwrap_or_default().to_string())
+            }
+            Err(Ended::TooLate) => WaveStanding::Over,
+            // A wave knows no other word.
+            Ok(Some(_)) | Err(_) => WaveStanding::Unknown,
+        }
+    }
+
+    /// How each wave stands that has Migrations, for the status of the Plan.
+    pub fn told(&self, now_ms: u64) -> Vec<WaveStatus> {
+        let passed = self.passed();
+        let of = |wave: &Wave| {
+            let count = self.counts.get(&wave.name)?;
+            let waits = match self.standing(&wave.name, now_ms) {
+                _ if count.left == 0 => None,
+                WaveStanding::Open { .. } => None,
+                standing => Some(standing.to_string()),
+            };
+            Some(WaveStatus {
+                name: wave.name.clone(),
+                vms: count.left + count.arrived + count.failed,
+                arrived: count.arrived,
+                failed: count.failed,
+                passed: passed.contains(&wave.name),
+                waits,
+            })
+        };
+        self.waves.iter().filter_map(of).collect()
+    }
+}
+
+/// A moment of the scheduler's, not before it.
+fn moment(ms: u64) -> Moment {
+    Moment(i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_types::{IfFailed, WaveWindow, Windows};
+
+    use super::*;
+
+    const DAY: u64 = 86_400_000;
+    const HOUR: u64 = 3_600_000;
+
+    fn wave(name: &str, after: &[&str], windows: &[&str], freezes: &[&str]) -> Wave {
+        let read = |texts: &[&str]| Windows(texts.iter().map(|it| it.parse().unwrap()).collect());
+        Wave {
+            name: name.into(),
+            after: after.iter().map(|it| (*it).into()).collect(),
+            window: WaveWindow { windows: read(windows), freezes: read(freezes), ..WaveWindow::default() },
+            if_failed: IfFailed::Wait,
+        }
+    }
+
+    fn counts(of: &[(&str, u64, u64, u64)]) -> Counts {
+        let one = |(name, left, arrived, failed): &(&str, u64, u64, u64)| {
+            ((*name).to_string(), Count { left: *left, arrived: *arrived, failed: *failed })
+        };
+        of.iter().map(one).collect()
+    }
+
+    fn order(waves: &[Wave], of: &[(&str, u64, u64, u64)]) -> Order {
+        Order::new(waves, counts(of), &BTreeSet::new(), 0)
+    }
+
+    #[test]
+    fn a_wave_waits_for_those_before_it_however_many_are_between() {
+        let waves = [wave("a", &[], &[], &[]), wave("b", &["a"], &[], &[]), wave("c", &["b"], &[], &[])];
+        let at = |of: &[(&str, u64, u64, u64)]| {
+            let order = order(&waves, of);
+            ["a", "b", "c"].map(|it| order.standing(it, 0))
+        };
+        let open = || WaveStanding::Open { closes: None };
+        let after = |it: &str| WaveStanding::After(it.into());
+        assert_eq!(at(&[("a", 2, 0, 0), ("b", 1, 0, 0), ("c", 1, 0, 0)]), [open(), after("a"), after("a")]);
+        assert_eq!(at(&[("a", 0, 2, 0), ("b", 1, 0, 0), ("c", 1, 0, 0)]), [open(), open(), after("b")]);
+        assert_eq!(at(&[("a", 0, 2, 0), ("b", 0, 1, 0), ("c", 1, 0, 0)]), [open(), open(), open()]);
+        let failed = || WaveStanding::Failed("a".into());
+        assert_eq!(at(&[("a", 0, 1, 1), ("b", 1, 0, 0), ("c", 1, 0, 0)])[1..], [failed(), after("b")]);
+        // One without Migrations keeps nobody, and neither does one whose Migrations were all given up.
+        assert_eq!(at(&[("a", 0, 0, 0), ("c", 1, 0, 0)])[2], open());
+        assert_eq!(order(&waves, &[("a", 1, 0, 0)]).standing("other", 0), WaveStanding::Unknown);
+    }
+
+    #[test]
+    fn what_failed_goes_by_the_rule_of_its_wave() {
+        for (rule, standing) in [
+            (IfFailed::GoOn, WaveStanding::Open { closes: None }),
+            (IfFailed::Wait, WaveStanding::Failed("a".into())),
+            (IfFailed::Stop, WaveStanding::Failed("a".into())),
+        ] {
+            let waves = [Wave { if_failed: rule, ..wave("a", &[], &[], &[]) }, wave("b", &["a"], &[], &[])];
+            assert_eq!(
+                order(&waves, &[("a", 0, 1, 1), ("b", 1, 0, 0)]).standing("b", 0),
+                standing,
+                "{rule:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_wave_that_let_others_go_on_holds_them_back_no_more() {
+        let waves =
+            [Wave { if_failed: IfFailed::GoOn, ..wave("a", &[], &[], &[]) }, wave("b", &["a"], &[], &[])];
+        let over = order(&waves, &[("a", 0, 1, 1), ("b", 3, 0, 0)]);
+        assert_eq!(over.passed(), BTreeSet::from(["a".to_string()]));
+        // The one that failed is tried again.
+        let again = counts(&[("a", 1, 1, 0), ("b", 3, 0, 0)]);
+        assert!(!over.is_of(&again) && over.is_of(&counts(&[("a", 0, 1, 1), ("b", 3, 0, 0)])));
+        let again = Order::new(&waves, again, &over.passed(), 0);
+        assert_eq!(again.standing("b", 0), WaveStanding::Open { closes: None });
+        assert_eq!(
+            order(&waves, &[("a", 1, 1, 0), ("b", 3, 0, 0)]).standing("b", 0),
+            WaveStanding::After("a".into())
+        );
+    }
+
+    #[test]
+    fn windows_and_freezes_are_heeded_at_the_moment_that_is_asked_of() {
+        // 2026-12-18, a Friday.
+        let friday = 20_805 * DAY;
+        let waves = [
+            wave("night", &[], &["22:00-06:00"], &["2026-12-19 - 2026-12-20"]),
+            wave("once", &["night"], &["2026-12-18"], &[]),
+        ];
+        let order =
+            Order::new(&waves, counts(&[("night", 1, 0, 0), ("once", 1, 0, 0)]), &BTreeSet::new(), friday);
+        let words =
+            |opens: u64, text: &str| WaveStanding::Window { opens: moment(opens), words: text.into() };
+        assert_eq!(
+            order.standing("night", friday + 7 * HOUR),
+            words(friday + 22 * HOUR, "Fri 2026-12-18 22:00 UTC")
+        );
+        let closes = Some(moment(friday + DAY));
+        assert_eq!(
+            order.standing("night", friday + 23 * HOUR),
+            WaveStanding::Open { closes },
+            "the freeze begins"
+        );
+        assert_eq!(
+            order.standing("night", friday + DAY),
+            words(friday + 3 * DAY, "Mon 2026-12-21 00:00 UTC"),
+            "in the middle of a night"
+        );
+        assert_eq!(order.standing("once", friday + DAY), WaveStanding::Over, "whatever it waits for beside");
+        assert_eq!(order.standing("once", friday), WaveStanding::After("night".into()));
+        assert_eq!((order.due_ms("night"), order.due_ms("x")), (Some(friday + 6 * HOUR), None));
+    }
+
+    #[test]
+    fn the_status_of_the_plan_tells_how_waves_stand() {
+        let waves = [wave("a", &[], &[], &[]), wave("b", &["a"], &[], &[]), wave("empty", &[], &[], &[])];
+        let told = order(&waves, &[("a", 1, 2, 1), ("b", 5, 0, 0)]).told(0);
+        let [a, b] = told.as_slice() else { panic!("{told:?}") };
+        assert_eq!((a.vms, a.arrived, a.failed, a.passed, a.waits.clone()), (4, 2, 1, false, None));
+        assert_eq!((b.vms, b.waits.as_deref()), (5, Some("wave a has to be over before its own")));
+    }
+
+    #[test]
+    fn each_migration_counts_once() {
+        let mut count = Count::default();
+        for phase in [Phase::Pending, Phase::Failed, Phase::Cancelled, Phase::Done, Phase::Running] {
+            let mut status = Status { phase, ..Status::default() };
+            if phase == Phase::Done {
+                status.set("Arrived", true, "Arrived", "", Moment(1));
+            }
+            count.add(&status);
+        }
+        assert_eq!(count, Count { left: 2, arrived: 1, failed: 1 });
+    }
+}
