@@ -13,7 +13,7 @@
 //! the same, where a link holds what QEMU has sent ───────> Ease ──> the end of it slower than the line
 //! what two ways were measured to carry ────────────────> route ─> directly, or over the link
 //! what both sides told ────────────────────────────────> parts ──> what the downtime was made of
-//! looks at both sides of post-copy ────────────────────> Recovery ─> a new line, lost, given up
+//! looks at both sides of post-copy ────────────────────> Ahead ──> a new line, lost, given up (when: Recovery)
 //! what an earlier run left ────────────────────────────> found ──> begin, go on, start at the target, nothing
 //! what two libvirt daemons say of a domain ────────────> domain ─> what is in the way, who has it
 //! several guests, one line, one budget ────────────────> together > how many at once, in which order, with what shares
@@ -24,6 +24,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod ability;
+mod ahead;
 mod between;
 mod choose;
 mod chunk;
@@ -31,21 +32,25 @@ mod conflicts;
 mod credentials;
 mod domain;
 mod ease;
+mod event;
 mod follow;
 mod forecast;
 mod found;
 mod handover;
 mod load;
 mod outlook;
+mod place;
 mod preflight;
 mod recovery;
 mod route;
 mod settings;
 mod still;
 pub mod together;
+mod told;
 mod watch;
 
 pub use ability::{Ability, LOSES_WRITES, loses_writes};
+pub use ahead::{Ahead, Mend, Mending};
 pub use between::{Between, By, Carries};
 pub use choose::{Allowed, Choice, Course, Looked, Way, channels_within, choose, excess};
 pub use conflicts::conflicts;
@@ -55,12 +60,14 @@ pub use domain::{
     copy_obstacles, domain_found, domain_obstacles, tight_pools,
 };
 pub use ease::Ease;
+pub use event::{Event, MirrorState, Moved};
 pub use follow::{Follow, Seen, Todo};
 pub use forecast::{Facts, Forecast, Promise, SoFar};
 pub use found::{Found, Stand, Unclear, found};
 pub use handover::{Handover, in_step};
 pub use load::{HostLoad, Loads};
 pub use outlook::{Foreseen, LINE_ASSUMED, Outlook, facts_before, facts_under_way};
+pub use place::Where;
 pub use preflight::{BlockJob, Disk, Machine, Obstacle, job_obstacles, obstacles, unshared};
 pub use recovery::{Half, Look, Recovery, Step};
 pub use route::{Route, RouteAsked, RouteReason, Streams, WantsLink, choose_route};
@@ -69,4 +76,5 @@ pub use settings::{
     differences, settings, slow_down,
 };
 pub use still::{Happened, Moment, Part, parts, stood_at_source, stopped_by_somebody};
+pub use told::Told;
 pub use watch::{Cause, Deed, Phase, Sample, Watch, Why};

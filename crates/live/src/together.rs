@@ -20,7 +20,25 @@ mod tests;
 pub use schedule::{Foreseen, Guest, Pace, Pipe, Progress, Schedule, Turn, foreseen_on_the_way, schedule};
 use shares::shares;
 
+use crate::forecast::Facts;
 use crate::preflight::Obstacle;
+
+/// What is known of a guest before it moves with others.
+#[derive(Clone, Debug)]
+pub struct Beforehand {
+    /// Memory, and how fast it is written to; of one that is on its way what is left.
+    pub facts: Facts,
+    /// Connections for its memory.
+    pub channels: u8,
+    /// Bytes of disks that are copied.
+    pub disk_bytes: u64,
+    /// What an earlier run left to do; such a move goes on whatever the others do.
+    pub under_way: Option<&'static str>,
+    /// Bytes of memory that are free where it goes to, if that is told.
+    pub free_bytes: Option<u64>,
+    /// What its move takes beside its sending.
+    pub pace: Pace,
+}
 
 /// Something that is to be done with one of several moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

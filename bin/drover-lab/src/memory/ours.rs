@@ -381,8 +381,9 @@ impl Ended {
 mod tests {
     use std::os::unix::process::ExitStatusExt;
 
+    use drover_live::Where;
     use drover_live::{Cause, Choice, Facts, Forecast, SoFar, Unclear, Why};
-    use drover_qemu::live::{Ending, LiveError, Where};
+    use drover_qemu::live::{Ending, LiveError};
     use drover_types::Estimate;
     use serde_json::json;
 

@@ -14,11 +14,14 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use drover_live::{Allowed, Choice, Deed, Found, HostLoad, Loads, Moment, Phase, Promise, Route, Side};
+use drover_live::{
+    Allowed, Choice, Deed, Event, Found, HostLoad, Loads, Mending, Moment, Moved, Phase, Promise, Route,
+    Side, Told, Where,
+};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
-    DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Mending, Moved, NbdAt, TlsBy, TlsOptions, Told,
-    Wanted, Where, foresee, left_by_earlier, live,
+    DisksBy, Ending, Guest, LiveError, LiveOptions, NbdAt, TlsBy, TlsOptions, Wanted, foresee,
+    left_by_earlier, live,
 };
 use drover_types::Estimate;
 use drover_view::LiveAsked;

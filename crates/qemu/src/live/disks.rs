@@ -8,7 +8,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use drover_live::{Ability, Disk, Tls};
+use drover_live::{Ability, Disk, MirrorState, Tls};
 use serde_json::{Value, json};
 
 use super::guest::{Guest, POLL};
@@ -91,17 +91,6 @@ impl Pair {
 
 /// What the names of drover's mirrors begin with.
 pub(super) const MIRROR: &str = "drover-mirror-";
-
-/// How far a mirror is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MirrorState {
-    /// Bytes copied.
-    pub done_bytes: u64,
-    /// Bytes to copy, as known now: what is written again counts again.
-    pub all_bytes: u64,
-    /// Everything was copied once; writes follow as they come.
-    pub is_ready: bool,
-}
 
 impl Guest {
     /// Offers the disks for writing (target).

@@ -28,14 +28,14 @@ mod turn;
 
 pub use carried::{Carried, CarriedEnds, Carrier, Hurry};
 pub use core::channels_wanted;
-pub use disks::{MirrorState, NbdAt};
+pub use disks::NbdAt;
 pub use domain::{
     DomainOptions, Ends, LookedDomain, Passage, foresee_domain, live_domain, look_domain_beforehand, passage,
 };
-pub use guest::{Guest, Told};
+pub use guest::Guest;
 pub use run::{
-    Beforehand, DisksBy, Ending, Event, LiveError, LiveOptions, Looked, MemoryOptions, Mending, Moved, TlsBy,
-    TlsOptions, Wanted, Where, foresee, left_by_earlier, live, look_beforehand,
+    DisksBy, Ending, LiveError, LiveOptions, Looked, MemoryOptions, TlsBy, TlsOptions, Wanted, foresee,
+    left_by_earlier, live, look_beforehand,
 };
 pub use share::Share;
 pub use turn::Turn;

@@ -16,23 +16,21 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use drover_live::{
-    Ability, Between, By, Choice, Deed, Facts, Follow, Found, Handover, LOSES_WRITES, Machine, Obstacle,
-    Side, facts_before, loses_writes, obstacles,
+    Ability, By, Choice, Compression, Deed, Event, Facts, Follow, Found, Half, Handover, LOSES_WRITES, Look,
+    Machine, Moved, Obstacle, Side, Told, loses_writes, obstacles, slow_down,
 };
+use serde_json::Value;
 
-pub(super) use again::too_late;
-use ahead::Ahead;
-pub use ahead::Mending;
-pub use beforehand::{Beforehand, Looked, look_beforehand};
+use beforehand::Findings;
+pub use beforehand::{Looked, look_beforehand};
 pub use memory::{MemoryOptions, TlsBy, TlsOptions};
 use mirror::IN_STEP_COMMAND;
-pub(super) use words::domain_at;
-pub use words::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Wanted, Where};
+pub use words::{DisksBy, Ending, LiveError, LiveOptions, Wanted};
 
 use super::carried::Carried;
-use super::core::{Core, Plan};
+use super::core::{Adapter, Core, Plan, channels_wanted};
 use super::disks::Pair;
-use super::guest::{Before, Guest, Told};
+use super::guest::{Before, Guest};
 use super::mark::new_mark;
 use super::turn::Dated;
 use crate::error::QemuError;
@@ -51,7 +49,6 @@ struct Move<'a> {
     before: [Before; 2],
     mirrors: Mirrors,
     passage: Passage,
-    ahead: Ahead,
     /// The target was given leave to run the guest.
     has_let_go: bool,
     /// All of the guest came to the target, and does not run there.
@@ -62,8 +59,6 @@ struct Move<'a> {
     looked_for_link: Option<Instant>,
     /// Its disks were handed over and the source was told to go on, which it may take a while to do.
     has_handed_over: bool,
-    /// Bytes a second that it keeps, of those that it shares with others.
-    keeps: Option<u64>,
     /// From here to where the target offers its disks and back, where nothing carries the move.
     round_trip: Option<Duration>,
     /// The target offers its disks, and its guest cannot be started while it does.
@@ -173,7 +168,6 @@ impl<'a> Move<'a> {
         stop: &'a AtomicBool,
         tell: &'a mut dyn FnMut(Event),
     ) -> Move<'a> {
-        let ahead = Ahead::new(options.wanted.promise.deadline);
         Move {
             core: Core::new(&options.wanted, By::Qemu, stop, tell),
             source,
@@ -185,13 +179,11 @@ impl<'a> Move<'a> {
             before: [Before::default(), Before::default()],
             mirrors: Mirrors::None,
             passage: Passage::Unsent,
-            ahead,
             has_let_go: false,
             has_halted: false,
             has_asked: false,
             looked_for_link: None,
             has_handed_over: false,
-            keeps: None,
             round_trip: None,
             is_offered: false,
         }
@@ -214,93 +206,6 @@ impl<'a> Move<'a> {
     /// Post-copy is on.
     fn goes_on_ahead(&mut self) {
         self.passage = if self.goes_ahead() { Passage::WaitsAhead } else { Passage::Ahead };
-    }
-
-    /// Looks at both sides, measures, chooses. Changes nothing.
-    fn look(&mut self) -> Result<Plan, Ending> {
-        let facts = self.inspect()?;
-        self.plan(&facts)
-    }
-
-    /// What is done with a guest of which this is known.
-    fn plan(&mut self, facts: &Facts) -> Result<Plan, Ending> {
-        let plan = self.core.plan(facts, &self.between(), self.channels())?;
-        if let Some(below_s) = self.core.outlook.bound(&plan.choice) {
-            self.note(format!(
-                "what the line carries is not said (--line): memory takes less than {below_s:.1} s, or is foreseen anew after its first second"
-            ));
-        }
-        Ok(plan)
-    }
-
-    /// Looks at both sides and measures.
-    fn inspect(&mut self) -> Result<Facts, Ending> {
-        // While the guest's writing is watched the rest is asked.
-        self.source.begin_to_measure()?;
-        let (here, there) = (self.source.look()?, self.target.look()?);
-        self.can = [here.can, there.can];
-        let credentials_set = [here.credentials_set, there.credentials_set];
-        let is_emulated = [here.is_emulated, there.is_emulated];
-        let (from, to) = (here.machine, there.machine);
-        let mut found = obstacles(&from, &to);
-        if from.status != RUNNING && self.source.is_marked_stopped()? {
-            found.push(Obstacle {
-                what: "the guest stands at the source since a move in which it switched to post-copy at another QEMU".into(),
-                advice: "if it ran there, its memory here is older than its disks: end this QEMU and start it anew from \
-                         them; if it never did, say `cont` at the source's monitor and move it then"
-                    .into(),
-            });
-        }
-        self.pairs = self.pairs_of(&from, &to, &mut found);
-        found.extend(self.memory_obstacles(credentials_set)?);
-        if !found.is_empty() {
-            return Err(Ending::Obstacles(found));
-        }
-        self.round_trip = match (&self.options.disks, self.core.carried()) {
-            (DisksBy::Mirror(at), None) => at.round_trip(),
-            _ => None,
-        };
-        self.core.was_running = from.status == RUNNING;
-        self.machine = from;
-        for (side, can, is_emulated) in [
-            (Side::Source, &self.can[0].version, is_emulated[0]),
-            (Side::Target, &self.can[1].version, is_emulated[1]),
-        ] {
-            if loses_writes(can, is_emulated) {
-                self.core.note(format!("the {side} has QEMU {can}: {LOSES_WRITES}"));
-            }
-        }
-        self.settings(self.channels())?;
-        self.tell_rdma();
-        self.facts()
-    }
-
-    fn facts(&mut self) -> Result<Facts, Ending> {
-        let memory_bytes = self.machine.memory_bytes;
-        let dirty = if self.core.was_running { self.source.dirty_rate()? } else { Some(0.0) };
-        self.source.measures = None;
-        if dirty.is_none() {
-            self.note("this QEMU does not tell how fast the guest writes: it is seen on the way");
-        }
-        let between = self.between();
-        self.core.tell_loads(&between);
-        Ok(facts_before(memory_bytes, dirty, between.overhead(&self.core.promise())))
-    }
-
-    /// What lies between both sides.
-    pub(super) fn between(&self) -> Between {
-        self.core.between(self.handover())
-    }
-
-    /// What the way takes of the downtime beside the last pass.
-    pub(super) fn handover(&self) -> Handover {
-        let carried = self.core.carried().map(|carried| carried.by.round_trip());
-        Handover {
-            round_trip: carried.or(self.round_trip).unwrap_or_default(),
-            has_disks: !self.pairs.is_empty(),
-            is_in_step: self.can[0].knows(IN_STEP_COMMAND),
-            is_carried: carried.is_some(),
-        }
     }
 
     fn go(&mut self, plan: Dated<Plan>) -> Result<Moved, Ending> {
@@ -341,7 +246,10 @@ impl<'a> Move<'a> {
         if course.at_once == Some(Deed::Throttle) {
             self.slow_down(choice.facts.rate.likely)?;
         }
-        let ease = self.easing(&facts);
+        // What QEMU packs it counts as packed, which is not what the line carries.
+        let memory = &self.options.memory;
+        let is_packed = memory.compression != Compression::None || memory.xbzrle_bytes.is_some();
+        let ease = self.core.easing(&facts).filter(|_| !is_packed);
         self.follow(began, Follow::new(self.core.promise(), course, ease))
     }
 
@@ -356,11 +264,177 @@ impl<'a> Move<'a> {
     }
 
     fn failed(&self, told: &Told) -> Ending {
-        let why = told.error.clone().unwrap_or_else(|| format!("QEMU says {:?} and no reason", told.status));
-        Ending::Failed(self.core.failed(&why))
+        Ending::Failed(self.core.failed(&told.why()))
     }
 
     fn note(&mut self, text: impl Into<String>) {
         self.core.note(text);
+    }
+}
+
+impl<'a> Adapter<'a> for Move<'a> {
+    type Findings = Findings;
+
+    fn core(&self) -> &Core<'a> {
+        &self.core
+    }
+
+    fn core_mut(&mut self) -> &mut Core<'a> {
+        &mut self.core
+    }
+
+    fn inspect(&mut self) -> Result<Facts, Ending> {
+        // While the guest's writing is watched the rest is asked.
+        self.source.begin_to_measure()?;
+        let (here, there) = (self.source.look()?, self.target.look()?);
+        self.can = [here.can, there.can];
+        let credentials_set = [here.credentials_set, there.credentials_set];
+        let is_emulated = [here.is_emulated, there.is_emulated];
+        let (from, to) = (here.machine, there.machine);
+        let mut found = obstacles(&from, &to);
+        if from.status != RUNNING && self.source.is_marked_stopped()? {
+            found.push(Obstacle {
+                what: "the guest stands at the source since a move in which it switched to post-copy at another QEMU".into(),
+                advice: "if it ran there, its memory here is older than its disks: end this QEMU and start it anew from \
+                         them; if it never did, say `cont` at the source's monitor and move it then"
+                    .into(),
+            });
+        }
+        self.pairs = self.pairs_of(&from, &to, &mut found);
+        found.extend(self.memory_obstacles(credentials_set)?);
+        if !found.is_empty() {
+            return Err(Ending::Obstacles(found));
+        }
+        self.round_trip = match (&self.options.disks, self.core.carried()) {
+            (DisksBy::Mirror(at), None) => at.round_trip(),
+            _ => None,
+        };
+        self.core.was_running = from.status == RUNNING;
+        self.machine = from;
+        for (side, can, is_emulated) in [
+            (Side::Source, &self.can[0].version, is_emulated[0]),
+            (Side::Target, &self.can[1].version, is_emulated[1]),
+        ] {
+            if loses_writes(can, is_emulated) {
+                self.core.note(format!("the {side} has QEMU {can}: {LOSES_WRITES}"));
+            }
+        }
+        self.settings(self.channels())?;
+        self.tell_rdma();
+        let dirty = if self.core.was_running { self.source.dirty_rate()? } else { Some(0.0) };
+        self.source.measures = None;
+        Ok(self.facts(self.machine.memory_bytes, dirty))
+    }
+
+    fn findings(&self, facts: Facts) -> Findings {
+        let (can, pairs) = (self.can.clone(), self.pairs.clone());
+        Findings { facts, can, machine: self.machine.clone(), pairs }
+    }
+
+    fn found_before(&self) -> Option<Dated<Findings>> {
+        self.options.looked.clone().map(|Looked(found)| found)
+    }
+
+    fn take(&mut self, found: Findings) -> Facts {
+        (self.can, self.machine, self.pairs) = (found.can, found.machine, found.pairs);
+        self.core.was_running = self.machine.status == RUNNING;
+        found.facts
+    }
+
+    fn handover(&self) -> Handover {
+        let carried = self.core.carried().map(|carried| carried.by.round_trip());
+        Handover {
+            round_trip: carried.or(self.round_trip).unwrap_or_default(),
+            has_disks: !self.pairs.is_empty(),
+            is_in_step: self.can[0].knows(IN_STEP_COMMAND),
+            is_carried: carried.is_some(),
+        }
+    }
+
+    /// Those that are wished for and can be had.
+    fn channels(&self) -> u8 {
+        let both_have = self.can.iter().all(|can| can.has("multifd"));
+        let goes_alone = self.options.memory.rdma.is_some() || self.options.memory.xbzrle_bytes.is_some();
+        let wanted = channels_wanted(self.core.wanted.channels, self.core.rate_max());
+        match () {
+            () if goes_alone => self.core.wanted.channels.unwrap_or(1),
+            () if both_have && !self.is_unordered() && !self.postcopy_goes_alone() => wanted,
+            () => 1,
+        }
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        self.pairs.iter().map(|pair| pair.source.bytes).sum()
+    }
+
+    /// It is started there when it is known to have come ([`Move::let_go`]): until then QEMU may end the move as if nobody had
+    /// asked, or give it up.
+    fn start_postcopy(&mut self) -> Result<(), Ending> {
+        if !self.can.iter().all(Ability::recovers) {
+            self.note("these QEMUs do not know how to make the line of post-copy anew: if it breaks, the guest is lost");
+        }
+        if self.core.was_running {
+            // QEMU 10.0 starts the guest again if it has sent everything and the line breaks before it has the target's
+            // word, although it runs there. One that stood before it went ahead is left standing.
+            self.source.mark_stopped()?;
+            self.source.order("stop")?;
+        }
+        self.source.order("migrate-start-postcopy")?;
+        self.passage = Passage::SentAhead;
+        Ok(())
+    }
+
+    fn slow_down(&mut self, rate: f64) -> Result<(), Ending> {
+        let throttle = self.throttle();
+        let before = &self.before[0].settings;
+        // Of a move that was taken over nobody knows what was set before.
+        let is_known = |name: &str| match before.is_empty() {
+            true => self.can[0].takes(name),
+            false => before.parameters.contains_key(name),
+        };
+        let parameters = slow_down(throttle, is_known, rate, self.machine.processors.len().max(1));
+        let parameters = Value::Object(parameters);
+        self.source.qmp.execute("migrate-set-parameters", parameters)?;
+        Ok(())
+    }
+
+    fn send_eased(
+        &mut self,
+        follow: &mut Follow,
+        (rate, _): (u64, bool),
+        words: Option<String>,
+    ) -> Result<(), Ending> {
+        match self.source.bound_rate(rate, false) {
+            Ok(()) => {
+                words.into_iter().for_each(|words| self.note(words));
+                Ok(())
+            }
+            Err(error) if error.is_of_connection() => Err(self.source_failed(error)),
+            Err(error) => {
+                follow.cannot_ease();
+                self.note(format!("how fast the end of memory goes cannot be set: {}", error.chain()));
+                // What was refused may be set all the same.
+                self.send_as_allowed()
+            }
+        }
+    }
+
+    fn pause_line(&mut self, side: Side) -> bool {
+        let side = match side {
+            Side::Source => &mut self.source,
+            Side::Target => &mut self.target,
+        };
+        side.pause_line().is_ok()
+    }
+
+    /// Has the target wait for another line, and the source go on over it.
+    fn try_line(&mut self, look: &Look) -> Result<(), QemuError> {
+        if look.target == Half::Silent {
+            // Whether it has noticed it does not tell.
+            let _ = self.target.pause_line();
+        }
+        let uri = self.target.wait_for_line(&self.options.uri, SETTLE_TIME_MAX)?;
+        let to = self.goes_to(&uri).to_string();
+        self.source.resume_to(&to)
     }
 }

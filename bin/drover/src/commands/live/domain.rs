@@ -1,8 +1,8 @@
 //! `drover live DOMAIN --to URI`: a libvirt domain moves from one daemon to another.
 
-use drover_live::{Loads, Route};
+use drover_live::{Event, Loads, Route};
 use drover_qemu::Virsh;
-use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, foresee_domain, live_domain, passage};
+use drover_qemu::live::{DomainOptions, Ends, LiveError, foresee_domain, live_domain, passage};
 
 use super::memory::RDMA;
 use super::over::{DOMAIN_FOLDER, Over, Sites};

@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-use drover_live::{Choice, Deed, Forecast, Moment, Phase, Why, parts, stood_at_source};
-use drover_qemu::live::{Event, LiveError, Moved, Where};
+use drover_live::{Choice, Deed, Event, Forecast, Moment, Moved, Phase, Where, Why, parts, stood_at_source};
+use drover_qemu::live::LiveError;
 use drover_types::Estimate;
 use drover_view::{
     LiveAsked, LiveDeed, LiveForecast, LiveLook, LiveOutcome, LivePart, LiveReal, LiveReport, LiveSample,

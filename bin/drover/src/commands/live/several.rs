@@ -15,8 +15,8 @@ use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_live::together::{self, Pipe, Progress, Schedule, Step, Together, room_obstacle, schedule};
-use drover_live::{Allowed, LINE_ASSUMED};
-use drover_qemu::live::{Ending, Event, LiveError, Share, Turn, Where};
+use drover_live::{Allowed, Event, LINE_ASSUMED, Where};
+use drover_qemu::live::{Ending, LiveError, Share, Turn};
 use drover_types::Estimate;
 
 use super::over::Sites;

@@ -3,8 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use drover_live::{Phase, Promise, Watch};
-use drover_qemu::live::{Event, Told};
+use drover_live::{Event, Phase, Promise, Told, Watch};
 use drover_view::{
     DisplayMode, LiveDiskNow, LiveDisplay, LiveForeseen, LiveGuestNow, LiveMemoryNow, LiveNow,
     LiveSeveralDisplay,

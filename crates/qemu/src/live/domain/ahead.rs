@@ -1,26 +1,20 @@
 //! A domain that goes ahead of its memory (post-copy): it is sent, seen after, and its line made anew where it breaks.
 //!
-//! What is done when is decided in [`Recovery`], as for guests without libvirt. libvirt starts the guest at the target when
+//! What is done when is decided in `drover_live::Ahead`, as for guests without libvirt. libvirt starts the guest at the target when
 //! the source says that post-copy is on, and takes nobody back from there.
 
 use std::time::{Duration, Instant};
 
-use drover_live::{DomainFound, DomainStand, Half, Look, Phase, Recovery, Sample, Side, Step, domain_found};
+use drover_live::{DomainFound, DomainStand, Event, Half, Look, Phase, Sample, domain_found};
 
-use super::run::{LOOK_PAUSE, Move, SETTLE_TIME_MAX, failed, millis, stands};
+use super::run::{LOOK_PAUSE, Move, SETTLE_TIME_MAX, stands};
 use crate::error::QemuError;
-use crate::live::{Ending, Event, Mending};
+use crate::live::Ending;
+use crate::live::core::{Adapter, millis};
 use crate::virsh::Lasting;
 
 /// What is known of a guest that went ahead.
 struct After {
-    recovery: Recovery,
-    /// Why libvirt cannot make the line anew.
-    cannot: Option<String>,
-    /// The try under way.
-    try_number: Option<u32>,
-    /// Why the last try failed.
-    why: String,
     /// When both daemons were asked last and answered.
     told: Instant,
     /// It was said that they do not answer.
@@ -53,43 +47,17 @@ impl After {
 }
 
 impl Move<'_> {
-    /// Sends the guest ahead.
-    pub(super) fn start_postcopy(&mut self) -> Result<(), Ending> {
-        if let Some(why) = self.ends.target.cannot_resume() {
-            self.note(format!("{why}; if the line breaks now, the guest waits until that is updated"));
-        }
-        let (source, uuid) = (&self.ends.source, &self.known.uuid);
-        if self.core.was_running {
-            // QEMU 10.0 starts a guest again that ran when it went ahead, if it has sent everything and the line breaks
-            // before it has the target's word, although it runs there. One that stood is left standing; if the move is given
-            // up before post-copy begins, libvirt starts it again. Two children, though the guest stands still meanwhile:
-            // one `virsh` for both would go on after the first had failed.
-            source.ask(&["suspend", uuid])?;
-        }
-        Ok(source.ask(&["migrate-postcopy", uuid]).map(drop)?)
-    }
-
     /// Sees the rest of its memory after a guest that went ahead, over as many lines as it takes; what came of it the
     /// daemons tell.
     pub(super) fn see_after(&mut self, began: Instant) -> Result<(), Ending> {
-        let mut after = After {
-            recovery: Recovery::new(self.core.wanted.promise.deadline),
-            cannot: self.ends.target.cannot_resume(),
-            try_number: None,
-            why: "no try was made".into(),
-            told: Instant::now(),
-            is_silence_told: false,
-            over: None,
-        };
+        let mut after = After { told: Instant::now(), is_silence_told: false, over: None };
+        self.core.ahead.cannot_mend(self.ends.target.cannot_resume());
         self.is_seen_after = true;
         // The slower end was of what went before.
         self.sharing.eased = None;
-        let mut has_said = false;
         loop {
             let is_stopped = self.core.is_stopped();
-            if is_stopped && !std::mem::replace(&mut has_said, true) {
-                self.note(TOO_LATE);
-            }
+            self.core.say_that_it_is_too_late();
             self.core.look_at_link();
             let ended = self.ended();
             let looked = stands(self.ends, &self.known.uuid);
@@ -104,11 +72,8 @@ impl Move<'_> {
             let _ = self.keep_share();
             let halves = looked.map_or([Half::Silent; 2], |[here, there]| self.halves(&here, &there));
             let look = self.ahead_look(began, halves, is_stopped);
-            if let (Some(number), Some(Err(error))) = (after.try_number.take_if(|_| ended.is_some()), ended) {
-                self.tell_failed(&mut after, number, &error, look.at_ms);
-            }
-            let step = after.recovery.see(look);
-            self.take_step(&mut after, step, &look)?;
+            ended.iter().for_each(|ended| self.core.try_ended(ended, look.at_ms));
+            self.mend(&look, None)?;
             std::thread::sleep(LOOK_PAUSE);
         }
     }
@@ -116,46 +81,6 @@ impl Move<'_> {
     /// For how long daemons may be silent. What carries the guest's memory would end with this run, whose guest needs no daemon.
     fn silence_max(&self, is_stopped: bool) -> Duration {
         if self.core.carried().is_some() && !is_stopped { CARRIED_SILENCE_MAX } else { SETTLE_TIME_MAX }
-    }
-
-    fn take_step(&mut self, after: &mut After, step: Step, look: &Look) -> Result<(), Ending> {
-        match step {
-            Step::Wait | Step::Lost(_) => {}
-            Step::Broke => self.tell_mending(Mending::Broke { why: "by the daemons' word".into() }),
-            Step::Pause(side) => self.pause_line(side),
-            Step::Try(number) => self.try_line(after, number, look.at_ms)?,
-            Step::Failed(number, next) => {
-                self.tell_mending(Mending::Failed { number, why: after.why.clone(), next });
-            }
-            Step::Back(tries) => self.tell_mending(Mending::Back { tries }),
-            Step::GiveUp(_) if look.is_stopped => return Err(Ending::Stopped),
-            Step::GiveUp(tries) => {
-                let why = &after.why;
-                return Err(Ending::Failed(failed(&format!(
-                    "the line broke in post-copy and was not back after {tries} tries, the last: {why}"
-                ))));
-            }
-        }
-        Ok(())
-    }
-
-    fn try_line(&mut self, after: &mut After, number: u32, at_ms: u64) -> Result<(), Ending> {
-        if let Some(why) = &after.cannot {
-            let why = format!("the line broke in post-copy; {why}. {UPDATE}");
-            return Err(Ending::Failed(failed(&why)));
-        }
-        self.tell_mending(Mending::Tries { number });
-        match self.resume() {
-            Ok(()) => after.try_number = Some(number),
-            Err(error) => self.tell_failed(after, number, &error, at_ms),
-        }
-        Ok(())
-    }
-
-    fn tell_failed(&mut self, after: &mut After, number: u32, error: &QemuError, at_ms: u64) {
-        after.why = error.chain();
-        let next = after.recovery.refused(at_ms);
-        self.tell_mending(Mending::Failed { number, why: after.why.clone(), next });
     }
 
     /// What came of `virsh`, once.
@@ -194,37 +119,12 @@ impl Move<'_> {
         let is_away = self.core.carried().is_some_and(|carried| carried.by.is_waited_for());
         Look { at_ms, source, target, sent_bytes, left_bytes, is_away, is_stopped }
     }
-
-    /// Has the source see that its line is gone. One that has seen it meanwhile refuses; it is looked at again.
-    fn pause_line(&mut self, side: Side) {
-        let words = ["domjobabort", &self.known.uuid, "--postcopy"];
-        if side == Side::Source && self.ends.source.ask(&words).is_ok() {
-            self.tell_mending(Mending::Told(side));
-        }
-    }
-
-    /// Has libvirt make another line.
-    fn resume(&mut self) -> Result<(), QemuError> {
-        let words = self.resume_words();
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        self.note(format!("virsh {}", words.join(" ")));
-        self.moving = Some(self.ends.source.begin(&words)?);
-        Ok(())
-    }
-
-    fn tell_mending(&mut self, mending: Mending) {
-        self.core.tell(Event::Mending(mending));
-    }
 }
-
-const TOO_LATE: &str = "the guest runs at the target (post-copy), which cannot be undone: the rest of its memory is seen after it";
 
 const HELD_OPEN: &str = "the daemons do not answer: the link is held open for the rest of the guest's memory; Ctrl-C ends it, and the guest waits then until you say `drover live` again";
 
 /// A guest of terabytes needs hours on a long line.
 const CARRIED_SILENCE_MAX: Duration = Duration::from_secs(24 * 3600);
-
-const UPDATE: &str = "update it (its guests go on meanwhile), then say `drover live` again";
 
 /// The same error once more.
 fn repeated(error: &QemuError) -> QemuError {

@@ -3,28 +3,29 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use drover_live::{DomainDisk, DomainFound, Facts, Sample, facts_under_way};
+use drover_live::together::Beforehand;
+use drover_live::{DomainDisk, DomainFound, Event, Facts, Sample};
 
 use super::run::{Move, nowhere};
 use super::silence::Silence;
 use super::{DomainOptions, Ends, known};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::core::Plan;
+use crate::live::Ending;
+use crate::live::core::{Adapter, Plan};
 use crate::live::turn::{Dated, in_turn};
-use crate::live::{Beforehand, Ending, Event};
 use crate::virsh::Virsh;
 
 /// What a look at both daemons found: a move that begins soon after does not look again.
 #[derive(Clone, Debug)]
-pub struct LookedDomain(Dated<Findings>);
+pub struct LookedDomain(pub(super) Dated<Findings>);
 
 #[derive(Clone, Debug)]
-struct Findings {
-    facts: Facts,
-    copied: Vec<(DomainDisk, String)>,
-    free_bytes: Option<u64>,
-    was_running: bool,
-    was_persistent: bool,
+pub struct Findings {
+    pub(super) facts: Facts,
+    pub(super) copied: Vec<(DomainDisk, String)>,
+    pub(super) free_bytes: Option<u64>,
+    pub(super) was_running: bool,
+    pub(super) was_persistent: bool,
 }
 
 /// Looks at both daemons and measures; changes nothing. Whether the promise can be kept depends on what may be sent, which is
@@ -41,7 +42,10 @@ pub fn look_domain_beforehand(
     let stop = AtomicBool::new(false);
     let mut one = Move::new(ends, known(ends, name)?, options, &stop, tell);
     match one.found()? {
-        DomainFound::AtSource => one.beforehand(),
+        DomainFound::AtSource => {
+            let (known, found) = one.beforehand()?;
+            Ok((known, Some(LookedDomain(found))))
+        }
         DomainFound::Moving | DomainFound::Ahead => {
             Ok((one.left_to_do("it is on its way", &one.sent()?), None))
         }
@@ -52,21 +56,9 @@ pub fn look_domain_beforehand(
     }
 }
 
-impl Move<'_> {
-    /// Of one that is on its way, of whose memory so much is left; nothing of one that has moved.
-    fn left_to_do(&self, under_way: &'static str, sample: &Sample) -> Beforehand {
-        let between = self.between();
-        let facts = facts_under_way(sample, between.overhead(&self.core.promise()));
-        let under_way = Some(under_way);
-        Beforehand { facts, channels: 1, disk_bytes: 0, under_way, free_bytes: None, pace: between.pace() }
-    }
-}
-
 /// What a move has of a budget, by libvirt's count, which is in whole MiB a second.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
-    /// Bytes a second that it keeps.
-    keeps: Option<u64>,
     /// Bytes a second that its end goes at.
     pub(super) eased: Option<u64>,
     /// Bytes a second that the source's daemon was told last; nothing where that is not known.
@@ -80,39 +72,13 @@ pub(super) struct Sharing {
 }
 
 impl Move<'_> {
-    fn beforehand(&mut self) -> Result<(Beforehand, Option<LookedDomain>), Ending> {
-        let facts = self.inspect()?;
-        let disk_bytes = self.copied.iter().map(|(disk, _)| disk.bytes).sum();
-        let channels = self.channels();
-        let found = Findings {
-            facts,
-            copied: self.copied.clone(),
-            free_bytes: self.free_bytes,
-            was_running: self.core.was_running,
-            was_persistent: self.was_persistent,
-        };
-        let (free_bytes, pace) = (self.free_bytes, self.between().pace());
-        let known = Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes, pace };
-        Ok((known, Some(LookedDomain(Dated::now(found)))))
-    }
-
     /// Chooses when its turn has come, and what it may send is known. Looks before, unless that was done a moment ago.
     pub(super) fn look_in_turn(&mut self) -> Result<Plan, Ending> {
-        let facts = match self.options.looked.clone().filter(|looked| !looked.0.is_old()) {
-            Some(LookedDomain(found)) => found.map(|found| Ok(self.take(found)))?,
-            None => Dated::now(self.inspect()?),
-        };
+        let facts = self.looked()?;
         let (turn, stop) = (self.core.wanted.turn.as_ref(), self.core.stop);
         let facts = in_turn(turn, facts, stop, || self.inspect())?;
         self.core.was_running = self.ends.source.stand(&self.known.uuid)?.runs();
         self.plan(&facts.what)
-    }
-
-    fn take(&mut self, found: Findings) -> Facts {
-        let Findings { facts, copied, free_bytes, was_running, was_persistent } = found;
-        (self.copied, self.free_bytes) = (copied, free_bytes);
-        (self.core.was_running, self.was_persistent) = (was_running, was_persistent);
-        facts
     }
 
     fn sent(&self) -> Result<Sample, QemuError> {
@@ -122,9 +88,7 @@ impl Move<'_> {
     /// It begins with the share that it has now.
     pub(super) fn take_share(&mut self) {
         self.sharing.set = self.core.rate_max();
-        if let Some(rate) = self.core.wanted.share.as_ref().map(crate::live::Share::rate) {
-            self.tell_share(rate);
-        }
+        self.core.tell_share(self.core.rate_max());
     }
 
     /// Sends no more than its share, which may be another than it was. One that cannot be set is tried again for a while; the
@@ -142,7 +106,7 @@ impl Move<'_> {
             return Ok(());
         };
         let rate = self.sharing.eased.map_or(share, |eased| eased.min(share));
-        let is_another = self.sharing.keeps != Some(share);
+        let is_another = self.core.new_share().is_some();
         if self.sharing.set == Some(rate) && !is_another {
             return Ok(());
         }
@@ -158,7 +122,7 @@ impl Move<'_> {
             self.ends.source.set_speed_max(&self.known.uuid, mib(share), &AHEAD)?;
         }
         if is_another {
-            self.tell_share(share);
+            self.core.tell_share(Some(share));
         }
         Ok(())
     }
@@ -174,11 +138,6 @@ impl Move<'_> {
         source.set_speed_max(uuid, mib(rate), &[])?;
         self.sharing.set = Some(rate);
         Ok(())
-    }
-
-    fn tell_share(&mut self, rate: u64) {
-        self.sharing.keeps = Some(rate);
-        self.core.tell(Event::Share(rate));
     }
 
     /// What was set at the source's daemon is as it was.

@@ -6,7 +6,6 @@
 //! beforehand.rs  what is known of one that moves with others, and its share of what all may send
 //! run.rs    the move: look, choose, have libvirt move, watch, look, tidy up
 //! words.rs  what `virsh` is told
-//! easing.rs the end of memory, slower than a link carries it
 //! ahead.rs  post-copy: the rest of its memory, and a line that breaks
 //! cancel.rs  the end of a move that is not to go on
 //! silence.rs  daemons that do not answer for a while
@@ -16,7 +15,6 @@ mod ahead;
 mod ask;
 mod beforehand;
 mod cancel;
-mod easing;
 mod read;
 mod run;
 mod silence;
@@ -24,9 +22,9 @@ mod words;
 
 use std::sync::atomic::AtomicBool;
 
-use drover_live::{DomainFound, Obstacle};
+use drover_live::{DomainFound, Event, Moved, Obstacle, Where};
 
-use super::{Ending, Event, LiveError, Moved, Wanted, Where};
+use super::{Ending, LiveError, Wanted};
 use crate::virsh::Virsh;
 pub use beforehand::{LookedDomain, look_domain_beforehand};
 use run::Move;

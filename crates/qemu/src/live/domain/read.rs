@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use drover_live::{Domain, DomainDisk, DomainJob, Phase, Sample};
+use drover_live::{Domain, DomainDisk, DomainJob, Phase, Sample, Told};
 use drover_types::XmlBounds;
 use roxmltree::{Document, Node, ParsingOptions};
 
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::guest::Told;
 use crate::virsh::values;
 
 /// Libvirt nests some ten deep, and gives an element some ten attributes; `metadata` holds what others put there.

@@ -5,24 +5,21 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use drover_live::{
-    Allowed, Between, By, Deed, Domain, DomainDisk, DomainFound, DomainStand, DomainUnclear, Facts, Follow,
-    Handover, LOSES_WRITES, Phase, Room, Side, Spot, Todo, copy_obstacles, domain_found, domain_obstacles,
-    facts_before, tight_pools,
+    Allowed, By, Deed, Domain, DomainDisk, DomainFound, DomainStand, DomainUnclear, Event, Facts, Follow,
+    Handover, LOSES_WRITES, Look, MirrorState, Moved, Phase, RATE_UNLIMITED, Room, Side, Spot, Told, Where,
+    copy_obstacles, domain_found, domain_obstacles, tight_pools,
 };
 
 use super::ask::{Known, Processor};
-use super::beforehand::Sharing;
-use super::easing::lateness;
+use super::beforehand::{Findings, LookedDomain, Sharing};
 use super::silence::{SILENCE_TIME_MAX, Silence};
 use super::words::{begun_with, words_at_work};
 use super::{DomainOptions, Ends};
-use crate::error::{QemuError, QemuErrorKind};
-use crate::live::core::{Core, Looked, Plan, WATCH_S, channels_wanted};
-use crate::live::disks::MirrorState;
-use crate::live::guest::Told;
-use crate::live::run::{domain_at, too_late};
+use crate::error::QemuError;
+use crate::live::core::{Adapter, Core, Looked, Plan, WATCH_S, channels_wanted, failed, millis};
 use crate::live::still::Still;
-use crate::live::{Ending, Event, LiveError, Moved, Where};
+use crate::live::turn::Dated;
+use crate::live::{Ending, LiveError};
 use crate::virsh::Lasting;
 
 /// Both daemons, and a domain that moves from one to the other.
@@ -57,6 +54,11 @@ const CLOSE_PAUSE: Duration = Duration::from_millis(20);
 /// What does not become clear by itself so often is not clear.
 const UNCLEAR_LOOKS: u32 = 6;
 const UNCLEAR_PAUSE: Duration = Duration::from_secs(1);
+/// From the moment that the daemon tells of until its QEMU goes slower, in times that a look takes: what is told is as old as one, it
+/// is seen up to one later, and what is said takes one.
+const LOOKS_LATE: u32 = 2;
+/// Where looks take longer the end is begun too late: else moves would take seconds more.
+const LATE_MAX: Duration = Duration::from_millis(300);
 /// Of a move that an earlier run began.
 const MOVING: &str = "it is on its way: that is watched to its end; Ctrl-C cancels it";
 const NO_VIRSH: &str = "no `virsh migrate` of it is at work on this host, so how it was begun is not known: --allow does nothing for it";
@@ -115,7 +117,7 @@ impl<'a> Move<'a> {
             }
             Ok(DomainFound::Nowhere) => Err(at_source(nowhere(&self.known.name))),
             Ok(DomainFound::Unclear(why)) => {
-                Err(LiveError { cause: Ending::Obstacles(vec![why.obstacle()]), guest_at: domain_at(why) })
+                Err(LiveError { cause: Ending::Obstacles(vec![why.obstacle()]), guest_at: why.guest_at() })
             }
         }
     }
@@ -156,79 +158,6 @@ impl<'a> Move<'a> {
         found(self.ends, &self.known.uuid)
     }
 
-    /// Looks at both daemons, measures, chooses. Changes nothing but the target's knowledge of its own pools.
-    fn look(&mut self) -> Result<Plan, Ending> {
-        let facts = self.inspect()?;
-        self.plan(&facts)
-    }
-
-    /// What is done with a domain of which this is known.
-    pub(super) fn plan(&mut self, facts: &Facts) -> Result<Plan, Ending> {
-        self.core.plan(facts, &self.between(), self.channels())
-    }
-
-    /// Looks at both daemons, and measures.
-    pub(super) fn inspect(&mut self) -> Result<Facts, Ending> {
-        let (source, target) = (&self.ends.source, &self.ends.target);
-        let uuid = self.known.uuid.clone();
-        let domain = source.domain(&uuid)?;
-        let mut room = target.room(&domain)?;
-        let xml = source.ask(&["dumpxml", &uuid, "--migratable"])?;
-        match target.compare_processor(&domain, &xml)? {
-            Processor::Fits => {}
-            Processor::Refused(why) => room.processor_refused = Some(why),
-            Processor::NotCompared(why) => self.note(format!(
-                "its processors are not compared with the target's ({why}): see that both hosts have the same"
-            )),
-        }
-        self.note_untold(&domain, &room);
-        self.free_bytes = room.free_bytes;
-        let mut found = domain_obstacles(&domain, &room);
-        let private: Vec<&DomainDisk> = domain.disks.iter().filter(|disk| disk.is_private()).collect();
-        if self.options.copies_disks {
-            let spots = target.spots(&private)?;
-            let pairs: Vec<(DomainDisk, Spot)> =
-                private.iter().map(|disk| (*disk).clone()).zip(spots).collect();
-            let free_bytes = target.pool_space(&pairs);
-            found.extend(copy_obstacles(&pairs, &free_bytes));
-            for (pool, needed, free) in tight_pools(&pairs, &free_bytes) {
-                let (needed, free) = (needed >> 20, free >> 20);
-                self.note(format!(
-                    "its disks may come to take {needed} MiB, and {free} are free in pool {pool} at the target"
-                ));
-            }
-            let pooled = |(disk, spot): (DomainDisk, Spot)| match spot {
-                Spot::Free(pool) => Some((disk, pool)),
-                Spot::Taken | Spot::NoPool => None,
-            };
-            self.copied = pairs.into_iter().filter_map(pooled).collect();
-        }
-        if !found.is_empty() {
-            return Err(Ending::Obstacles(found));
-        }
-        if !self.options.copies_disks && !private.is_empty() {
-            self.note(format!(
-                "disks are taken to be shared ({}): libvirt sees whether they lie where that can be, not whether the target \
-                 finds the same there",
-                private.iter().map(|disk| disk.place.as_str()).collect::<Vec<_>>().join(", ")
-            ));
-        }
-        if domain.is_persistent && target.stand(&uuid)?.state == "shut off" {
-            self.note("the target has a definition of it, which is replaced by the source's");
-        }
-        self.core.was_running = source.stand(&uuid)?.runs();
-        for (side, daemon) in [(Side::Source, source), (Side::Target, target)] {
-            if daemon.loses_writes(&domain) {
-                self.core.tell(Event::Note(format!("at the {side}: {LOSES_WRITES}")));
-            }
-        }
-        self.was_persistent = domain.is_persistent;
-        if !domain.is_persistent {
-            self.note("it has no definition that outlasts its run, and gets none at the target");
-        }
-        Ok(self.facts(&domain))
-    }
-
     /// What the target's libvirt does not tell, somebody else has to see to.
     fn note_untold(&mut self, domain: &Domain, room: &Room) {
         if !domain.links.is_empty() && room.links.is_none() {
@@ -240,46 +169,6 @@ impl<'a> Move<'a> {
         if domain.huge_pages.is_some() && room.free_pages.is_none() {
             self.note("the target's libvirt does not tell its free huge pages: see that there are enough");
         }
-    }
-
-    fn facts(&mut self, domain: &Domain) -> Facts {
-        let told = match self.core.was_running {
-            true => self.ends.source.dirty_rate(&self.known.uuid, WATCH_S),
-            false => Some(0.0),
-        };
-        if told.is_none() {
-            self.note("this libvirt does not tell how fast the guest writes: it is seen on the way");
-        }
-        let between = self.between();
-        self.core.tell_loads(&between);
-        facts_before(domain.memory_bytes, told, between.overhead(&self.core.promise()))
-    }
-
-    /// What lies between both daemons' hosts.
-    pub(super) fn between(&self) -> Between {
-        self.core.between(self.handover())
-    }
-
-    /// What the way takes of the downtime beside the last pass.
-    fn handover(&self) -> Handover {
-        let carried = self.core.carried().map(|carried| carried.by.round_trip());
-        Handover {
-            round_trip: carried.unwrap_or_default(),
-            has_disks: !self.copied.is_empty(),
-            is_in_step: false,
-            is_carried: carried.is_some(),
-        }
-    }
-
-    /// Connections for its memory.
-    pub(super) fn channels(&self) -> u8 {
-        // QEMU 10.0 does not take several with post-copy.
-        let otherwise = self.core.wanted.allowed.postcopy.then_some(1);
-        let wanted = channels_wanted(self.core.wanted.channels.or(otherwise), self.core.rate_max());
-        // Carried connections may arrive in another order than they were made; under TLS none says what it is before its handshake.
-        let can_tell = || self.ends.target.tells_connections_apart() && self.options.tls.is_none();
-        let in_order = self.core.carried().is_none() || can_tell();
-        if in_order { wanted } else { 1 }
     }
 
     fn go(&mut self, plan: &Plan, began: Instant) -> Result<(), Ending> {
@@ -296,7 +185,7 @@ impl<'a> Move<'a> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.note(format!("virsh {}", words.join(" ")));
         self.moving = Some(self.ends.source.begin(&words)?);
-        let ease = self.easing(&plan.facts);
+        let ease = self.core.easing(&plan.facts);
         let ended = self.follow(began, Follow::new(self.core.promise(), course, ease));
         let Err(cause) = ended else { return Ok(()) };
         self.cancel();
@@ -370,21 +259,15 @@ impl<'a> Move<'a> {
         }
     }
 
-    /// What may be done to keep the promise, of what is allowed now: a move under way keeps what it was begun with, as the `virsh` at
-    /// work tells.
+    /// What may be done to keep the promise, as the `virsh` at work tells.
     fn deeds_left(&mut self) -> Vec<Deed> {
-        let allowed = self.core.wanted.allowed;
         let Some(words) = words_at_work(&self.known.uuid) else {
-            if allowed != Allowed::default() {
+            if self.core.wanted.allowed != Allowed::default() {
                 self.note(NO_VIRSH);
             }
             return Vec::new();
         };
-        let begun_with = begun_with(&words);
-        for word in allowed.too_late(begun_with) {
-            self.note(too_late(word));
-        }
-        allowed.of(begun_with).deeds()
+        self.core.deeds_left(begun_with(&words))
     }
 
     /// One look at a move: tells, and says if it has to end, else where it is; nothing where the daemon does not answer.
@@ -423,27 +306,15 @@ impl<'a> Move<'a> {
         }
         let is_told = told.sample.sent_bytes > 0;
         let looked = Looked { told: &told, is_up, is_told, goes_ahead: false, late: lateness(took) };
-        for todo in self.core.follow(follow, &looked) {
-            self.carry_out(follow, todo)?;
-        }
+        self.carry_out(follow, &looked)?;
         Ok(Some(phase))
     }
 
-    /// What is to be done after a look.
-    fn carry_out(&mut self, follow: &mut Follow, todo: Todo) -> Result<(), Ending> {
-        match todo {
-            Todo::SendAhead => self.start_postcopy(),
-            Todo::Bound { rate, is_eased, words } => {
-                self.send_eased(follow, (rate, is_eased), words);
-                Ok(())
-            }
-            Todo::Do(deed, why) => match self.core.does(deed, why)? {
-                Deed::PostCopy => self.start_postcopy(),
-                // QEMU slows it down by itself, as it was let when it began.
-                Deed::Throttle | Deed::GiveUp => Ok(()),
-            },
-            Todo::Tell(choice) => self.core.foresees(choice, false),
-            Todo::CallBack(choice) => self.core.foresees(choice, true),
+    /// Sends as fast as it may, where that could not be set before.
+    fn lift(&mut self) {
+        if self.sharing.is_to_be_lifted {
+            let rate_max = self.core.rate_max().unwrap_or(RATE_UNLIMITED);
+            self.sharing.is_to_be_lifted = self.set_speed(rate_max).is_err();
         }
     }
 
@@ -456,7 +327,7 @@ impl<'a> Move<'a> {
             let ended = self.see_after(began);
             return self.settle(ended.err().or(cause), began);
         }
-        let cause = |text: &str| cause.unwrap_or_else(|| Ending::Failed(failed(text)));
+        let cause = |text: &str| cause.unwrap_or_else(|| Ending::Failed(failed(By::Libvirt, text)));
         let at = |cause, guest_at| Err(LiveError { cause, guest_at });
         match found {
             Ok(DomainFound::AtTarget) => self.arrived(began),
@@ -480,10 +351,10 @@ impl<'a> Move<'a> {
             ),
             Ok(DomainFound::Unclear(why)) => {
                 self.note(why.obstacle().to_string());
-                if domain_at(why) == Where::Source {
+                if why.guest_at() == Where::Source {
                     self.tidy_source();
                 }
-                at(cause("the move ended halfway"), domain_at(why))
+                at(cause("the move ended halfway"), why.guest_at())
             }
             Err(error) => {
                 self.note(error.chain());
@@ -517,7 +388,8 @@ impl<'a> Move<'a> {
         let halted = |error: QemuError| LiveError { cause: Ending::Failed(error), guest_at: Where::Target };
         let there = target.stand(&uuid).map_err(halted)?;
         if self.core.was_running && !there.runs() {
-            let cause = failed(&format!("the guest is {:?} ({}) at the target", there.state, there.reason));
+            let cause =
+                self.core.failed(&format!("the guest is {:?} ({}) at the target", there.state, there.reason));
             return Err(LiveError { cause: Ending::Failed(cause), guest_at: Where::Halted });
         }
         let here = source.stand(&uuid).map_err(halted)?;
@@ -537,17 +409,8 @@ impl<'a> Move<'a> {
         last.sample.phase = Phase::Done;
         last.sample.at_ms = millis(total);
         self.core.tell(Event::Memory(last.clone()));
-        Ok(Moved {
-            foreseen: self.core.outlook.foreseen(),
-            // libvirt alone takes longer than a line to be measured.
-            foreseen_below_s: None,
-            total,
-            downtime_by_qemu: last.downtime_ms.map(Duration::from_millis),
-            // The target's daemon counts from the stop at the source to the start there.
-            stood_still,
-            last,
-            deeds: std::mem::take(&mut self.core.deeds),
-        })
+        // The target's daemon counts from the stop at the source to the start there.
+        Ok(self.core.moved(total, stood_still, last))
     }
 
     /// What the daemons tell of a move that is over.
@@ -597,6 +460,189 @@ impl<'a> Move<'a> {
     }
 }
 
+impl<'a> Adapter<'a> for Move<'a> {
+    type Findings = Findings;
+
+    fn core(&self) -> &Core<'a> {
+        &self.core
+    }
+
+    fn core_mut(&mut self) -> &mut Core<'a> {
+        &mut self.core
+    }
+
+    /// Changes nothing but the target's knowledge of its own pools.
+    fn inspect(&mut self) -> Result<Facts, Ending> {
+        let (source, target) = (&self.ends.source, &self.ends.target);
+        let uuid = self.known.uuid.clone();
+        let domain = source.domain(&uuid)?;
+        let mut room = target.room(&domain)?;
+        let xml = source.ask(&["dumpxml", &uuid, "--migratable"])?;
+        match target.compare_processor(&domain, &xml)? {
+            Processor::Fits => {}
+            Processor::Refused(why) => room.processor_refused = Some(why),
+            Processor::NotCompared(why) => self.note(format!(
+                "its processors are not compared with the target's ({why}): see that both hosts have the same"
+            )),
+        }
+        self.note_untold(&domain, &room);
+        self.free_bytes = room.free_bytes;
+        let mut found = domain_obstacles(&domain, &room);
+        let private: Vec<&DomainDisk> = domain.disks.iter().filter(|disk| disk.is_private()).collect();
+        if self.options.copies_disks {
+            let spots = target.spots(&private)?;
+            let pairs: Vec<(DomainDisk, Spot)> =
+                private.iter().map(|disk| (*disk).clone()).zip(spots).collect();
+            let free_bytes = target.pool_space(&pairs);
+            found.extend(copy_obstacles(&pairs, &free_bytes));
+            for (pool, needed, free) in tight_pools(&pairs, &free_bytes) {
+                let (needed, free) = (needed >> 20, free >> 20);
+                self.note(format!(
+                    "its disks may come to take {needed} MiB, and {free} are free in pool {pool} at the target"
+                ));
+            }
+            let pooled = |(disk, spot): (DomainDisk, Spot)| match spot {
+                Spot::Free(pool) => Some((disk, pool)),
+                Spot::Taken | Spot::NoPool => None,
+            };
+            self.copied = pairs.into_iter().filter_map(pooled).collect();
+        }
+        if !found.is_empty() {
+            return Err(Ending::Obstacles(found));
+        }
+        if !self.options.copies_disks && !private.is_empty() {
+            self.note(format!(
+                "disks are taken to be shared ({}): libvirt sees whether they lie where that can be, not whether the target \
+                 finds the same there",
+                private.iter().map(|disk| disk.place.as_str()).collect::<Vec<_>>().join(", ")
+            ));
+        }
+        if domain.is_persistent && target.stand(&uuid)?.state == "shut off" {
+            self.note("the target has a definition of it, which is replaced by the source's");
+        }
+        self.core.was_running = source.stand(&uuid)?.runs();
+        for (side, daemon) in [(Side::Source, source), (Side::Target, target)] {
+            if daemon.loses_writes(&domain) {
+                self.core.tell(Event::Note(format!("at the {side}: {LOSES_WRITES}")));
+            }
+        }
+        self.was_persistent = domain.is_persistent;
+        if !domain.is_persistent {
+            self.note("it has no definition that outlasts its run, and gets none at the target");
+        }
+        let dirty = match self.core.was_running {
+            true => source.dirty_rate(&uuid, WATCH_S),
+            false => Some(0.0),
+        };
+        Ok(self.facts(domain.memory_bytes, dirty))
+    }
+
+    fn findings(&self, facts: Facts) -> Findings {
+        Findings {
+            facts,
+            copied: self.copied.clone(),
+            free_bytes: self.free_bytes,
+            was_running: self.core.was_running,
+            was_persistent: self.was_persistent,
+        }
+    }
+
+    fn found_before(&self) -> Option<Dated<Findings>> {
+        self.options.looked.clone().map(|LookedDomain(found)| found)
+    }
+
+    fn take(&mut self, found: Findings) -> Facts {
+        let Findings { facts, copied, free_bytes, was_running, was_persistent } = found;
+        (self.copied, self.free_bytes) = (copied, free_bytes);
+        (self.core.was_running, self.was_persistent) = (was_running, was_persistent);
+        facts
+    }
+
+    fn handover(&self) -> Handover {
+        let carried = self.core.carried().map(|carried| carried.by.round_trip());
+        Handover {
+            round_trip: carried.unwrap_or_default(),
+            has_disks: !self.copied.is_empty(),
+            is_in_step: false,
+            is_carried: carried.is_some(),
+        }
+    }
+
+    fn channels(&self) -> u8 {
+        // QEMU 10.0 does not take several with post-copy.
+        let otherwise = self.core.wanted.allowed.postcopy.then_some(1);
+        let wanted = channels_wanted(self.core.wanted.channels.or(otherwise), self.core.rate_max());
+        // Carried connections may arrive in another order than they were made; under TLS none says what it is before its handshake.
+        let can_tell = || self.ends.target.tells_connections_apart() && self.options.tls.is_none();
+        let in_order = self.core.carried().is_none() || can_tell();
+        if in_order { wanted } else { 1 }
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        self.copied.iter().map(|(disk, _)| disk.bytes).sum()
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.free_bytes
+    }
+
+    fn start_postcopy(&mut self) -> Result<(), Ending> {
+        if let Some(why) = self.ends.target.cannot_resume() {
+            self.note(format!("{why}; if the line breaks now, the guest waits until that is updated"));
+        }
+        let (source, uuid) = (&self.ends.source, &self.known.uuid);
+        if self.core.was_running {
+            // QEMU 10.0 starts a guest again that ran when it went ahead, if it has sent everything and the line breaks
+            // before it has the target's word, although it runs there. One that stood is left standing; if the move is given
+            // up before post-copy begins, libvirt starts it again. Two children, though the guest stands still meanwhile:
+            // one `virsh` for both would go on after the first had failed.
+            source.ask(&["suspend", uuid])?;
+        }
+        Ok(source.ask(&["migrate-postcopy", uuid]).map(drop)?)
+    }
+
+    /// QEMU does so by itself, as it was let when it began.
+    fn slow_down(&mut self, _: f64) -> Result<(), Ending> {
+        Ok(())
+    }
+
+    /// What the daemon refuses is no reason to end a move.
+    fn send_eased(
+        &mut self,
+        follow: &mut Follow,
+        (rate, is_eased): (u64, bool),
+        words: Option<String>,
+    ) -> Result<(), Ending> {
+        self.sharing.eased = is_eased.then_some(rate);
+        match self.set_speed(rate) {
+            Ok(()) => words.into_iter().for_each(|words| self.note(words)),
+            Err(error) => {
+                self.note(format!("how fast the end of memory goes cannot be set: {}", error.chain()));
+                follow.cannot_ease();
+                self.sharing.eased = None;
+                // What was refused may be set all the same: with each look it is tried to be lifted.
+                self.sharing.is_to_be_lifted = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// libvirt has no word by which a target could be told.
+    fn pause_line(&mut self, side: Side) -> bool {
+        let words = ["domjobabort", &self.known.uuid, "--postcopy"];
+        side == Side::Source && self.ends.source.ask(&words).is_ok()
+    }
+
+    /// Has libvirt make another line.
+    fn try_line(&mut self, _: &Look) -> Result<(), QemuError> {
+        let words = self.resume_words();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.note(format!("virsh {}", words.join(" ")));
+        self.moving = Some(self.ends.source.begin(&words)?);
+        Ok(())
+    }
+}
+
 /// Who has a domain. What two daemons say one after the other may be of two moments of one move: what is unclear is looked at
 /// again.
 pub(super) fn found(ends: &Ends, uuid: &str) -> Result<DomainFound, QemuError> {
@@ -629,6 +675,11 @@ fn is_moving(found: &DomainFound) -> bool {
     )
 }
 
+/// By which what is said comes late, where a look takes so long.
+fn lateness(took: Duration) -> Duration {
+    (took * LOOKS_LATE).min(LATE_MAX)
+}
+
 /// What libvirt says at once of disks is a reason that was found before anything was done.
 fn refused(error: QemuError) -> Ending {
     let what = error.chain();
@@ -643,12 +694,4 @@ pub(super) fn nowhere(name: &str) -> Ending {
     let advice = "start it first; a domain that is switched off needs no live move";
     let what = format!("{name} runs at neither daemon");
     Ending::Obstacles(vec![drover_live::Obstacle { what, advice: advice.into() }])
-}
-
-pub(super) fn failed(why: &str) -> QemuError {
-    QemuError::new(QemuErrorKind::Failed, "the move of the domain").because(why.to_string())
-}
-
-pub(super) fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -4,11 +4,10 @@
 
 use std::time::Instant;
 
-use drover_live::{Allowed, Deed, Follow, Found, Machine, Throttle, found};
+use drover_live::{Allowed, Deed, Follow, Found, Machine, Moved, Throttle, Where, found};
 
 use super::arrive::is_to_be_started;
-use super::words::unclear_at;
-use super::{DisksBy, Ending, LiveError, Mirrors, Move, Moved, Passage, Where};
+use super::{DisksBy, Ending, LiveError, Mirrors, Move, Passage};
 use crate::error::QemuError;
 use crate::live::guest::Guest;
 use crate::live::mark::{are_ends, unclear};
@@ -36,7 +35,7 @@ impl Move<'_> {
         match &found {
             Found::Nothing => return None,
             Found::Unclear(unclear) => {
-                let guest_at = unclear_at(*unclear);
+                let guest_at = unclear.guest_at();
                 return Some(Err(LiveError { cause: Ending::Unclear(*unclear), guest_at }));
             }
             Found::Sending | Found::Ahead | Found::Broken | Found::Arrived | Found::Moved => {
@@ -110,11 +109,7 @@ impl Move<'_> {
             throttle: is_on(&set[0], throttle),
             postcopy: set.iter().all(|set| is_on(set, "postcopy-ram")),
         };
-        let allowed = self.core.wanted.allowed;
-        for word in allowed.too_late(begun_with) {
-            self.note(too_late(word));
-        }
-        Ok(allowed.of(begun_with).deeds())
+        Ok(self.core.deeds_left(begun_with))
     }
 
     /// The disks that are on their way, too, by what is at work and not by what was asked for this time.
@@ -143,11 +138,6 @@ impl Move<'_> {
         let there = self.target.clear()?;
         Ok([self.source.clear()?, there])
     }
-}
-
-/// What is allowed now and was not when the move was begun.
-pub(in crate::live) fn too_late(word: &str) -> String {
-    format!("--allow {word} comes too late: the move was begun without it")
 }
 
 /// What an earlier run was told and this one was not.

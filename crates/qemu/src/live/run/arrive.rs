@@ -5,11 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use drover_live::Side;
+use drover_live::{Moved, Side, Told};
 
-use super::{Ending, Move, Moved, Passage, SAMPLE_PAUSE, SETTLE_TIME_MAX};
+use super::{Ending, Move, Passage, SAMPLE_PAUSE, SETTLE_TIME_MAX};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::guest::{POLL, Told};
+use crate::live::guest::POLL;
 use crate::live::still::Still;
 
 /// For which a target behind a link is waited for: longer than a link tries to come back.
@@ -122,7 +122,7 @@ impl Move<'_> {
             Ok(true) => self.passage = Passage::Ahead,
             Ok(false) => {}
             Err(error) if error.is_of_connection() && self.is_target_gone() => {
-                return Err(self.lost(Side::Target));
+                return Err(self.core.loses(Side::Target));
             }
             Err(error) if self.is_worth_waiting(&error) => self.reach_target(&error),
             Err(error) => return Err(error.into()),
@@ -178,15 +178,7 @@ impl Move<'_> {
         let resumed = self.target.seen().ok().and_then(|seen| seen.resumed_us);
         let between =
             |(stopped, resumed): (i64, i64)| u64::try_from(resumed - stopped).ok().map(Duration::from_micros);
-        Moved {
-            foreseen: self.core.outlook.foreseen(),
-            foreseen_below_s: self.core.outlook.below_s(),
-            total,
-            downtime_by_qemu: last.downtime_ms.map(Duration::from_millis),
-            stood_still: stopped.zip(resumed).and_then(between),
-            last,
-            deeds: std::mem::take(&mut self.core.deeds),
-        }
+        self.core.moved(total, stopped.zip(resumed).and_then(between), last)
     }
 
     /// Right after the end QEMU 7.2 may tell a downtime of 0 for a moment.

@@ -3,43 +3,26 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use drover_live::together::Pace;
-use drover_live::{Ability, Facts, Found, Machine, Phase, facts_under_way};
+use drover_live::together::Beforehand;
+use drover_live::{Ability, Facts, Found, Machine, Phase};
 
-use super::{Ending, Event, LiveError, LiveOptions, Move, RUNNING, again};
+use super::{Ending, Event, LiveError, LiveOptions, Move, again};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::core::Plan;
+use crate::live::core::{Adapter, Plan};
 use crate::live::disks::Pair;
 use crate::live::guest::Guest;
 use crate::live::turn::{Dated, PAUSE, in_turn};
 
-/// What is known of a guest before it moves with others.
-#[derive(Clone, Debug)]
-pub struct Beforehand {
-    /// Memory, and how fast it is written to; of one that is on its way what is left.
-    pub facts: Facts,
-    /// Connections for its memory.
-    pub channels: u8,
-    /// Bytes of disks that are copied.
-    pub disk_bytes: u64,
-    /// What an earlier run left to do; such a move goes on whatever the others do.
-    pub under_way: Option<&'static str>,
-    /// Bytes of memory that are free where it goes to, if that is told.
-    pub free_bytes: Option<u64>,
-    /// What its move takes beside its sending.
-    pub pace: Pace,
-}
-
 /// What a look at both sides found: a move that begins soon after does not look again.
 #[derive(Clone, Debug)]
-pub struct Looked(Dated<Findings>);
+pub struct Looked(pub(super) Dated<Findings>);
 
 #[derive(Clone, Debug)]
-struct Findings {
-    facts: Facts,
-    can: [Ability; 2],
-    machine: Machine,
-    pairs: Vec<Pair>,
+pub struct Findings {
+    pub(super) facts: Facts,
+    pub(super) can: [Ability; 2],
+    pub(super) machine: Machine,
+    pub(super) pairs: Vec<Pair>,
 }
 
 /// Looks at both sides of a move and measures; changes nothing. Whether its promise can be kept depends on what it may send,
@@ -57,24 +40,19 @@ pub fn look_beforehand(
     let mut one = Move::new(source, target, options, &stop, tell);
     let unknown = |error: QemuError| LiveError::of_look(error.into());
     match one.find().map_err(unknown)? {
-        Found::Nothing => one.beforehand().map_err(|cause| one.unsent(cause)),
+        Found::Nothing => {
+            let found = one.beforehand().map_err(|cause| one.unsent(cause))?;
+            Ok((found.0, Some(Looked(found.1))))
+        }
         Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
-        found => Ok((one.left_to_do(&found).map_err(unknown)?, None)),
+        found => {
+            let told = one.source.sample(Instant::now()).map_err(unknown)?;
+            Ok((one.left_to_do(again::words(&found), &told.sample), None))
+        }
     }
 }
 
 impl Move<'_> {
-    fn beforehand(&mut self) -> Result<(Beforehand, Option<Looked>), Ending> {
-        let facts = self.inspect()?;
-        let disk_bytes = self.pairs.iter().map(|pair| pair.source.bytes).sum();
-        let channels = self.channels();
-        let (can, pairs) = (self.can.clone(), self.pairs.clone());
-        let found = Findings { facts, can, machine: self.machine.clone(), pairs };
-        let pace = self.between().pace();
-        let known = Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes: None, pace };
-        Ok((known, Some(Looked(Dated::now(found)))))
-    }
-
     /// Before its turn nothing has to be asked that cannot be answered.
     pub(super) fn wait_for_link(&self) {
         let Some(turn) = &self.core.wanted.turn else { return };
@@ -83,10 +61,7 @@ impl Move<'_> {
 
     /// Chooses when what it may send is known: of a budget, in its turn. Looks before, unless that was done a moment ago.
     pub(super) fn look_in_turn(&mut self) -> Result<Dated<Plan>, Ending> {
-        let facts = match self.options.looked.clone().filter(|looked| !looked.0.is_old()) {
-            Some(Looked(found)) => found.map(|found| Ok(self.take(found)))?,
-            None => Dated::now(self.inspect()?),
-        };
+        let facts = self.looked()?;
         let turn = self.core.wanted.turn.as_ref().filter(|_| self.core.wanted.share.is_some());
         let stop = self.core.stop;
         let facts = in_turn(turn, facts, stop, || self.inspect_again())?;
@@ -121,32 +96,18 @@ impl Move<'_> {
         }
     }
 
-    fn take(&mut self, found: Findings) -> Facts {
-        (self.can, self.machine, self.pairs) = (found.can, found.machine, found.pairs);
-        self.core.was_running = self.machine.status == RUNNING;
-        found.facts
-    }
-
-    fn left_to_do(&mut self, found: &Found) -> Result<Beforehand, QemuError> {
-        let told = self.source.sample(Instant::now())?;
-        let facts = facts_under_way(&told.sample, self.between().overhead(&self.core.promise()));
-        let under_way = Some(again::words(found));
-        let pace = self.between().pace();
-        Ok(Beforehand { facts, channels: 1, disk_bytes: 0, under_way, free_bytes: None, pace })
-    }
-
     /// Sends no more than its share, which may be another than it was.
     pub(super) fn keep_share(&mut self, phase: Phase) -> Result<(), Ending> {
-        let Some(rate) = self.new_share() else { return Ok(()) };
+        let Some(rate) = self.core.new_share() else { return Ok(()) };
         if !matches!(phase, Phase::Setup | Phase::Precopy | Phase::PostCopy) {
             return Ok(());
         }
         let is_ahead = phase == Phase::PostCopy;
         match self.source.bound_rate(rate, is_ahead || self.core.wanted.allowed.postcopy) {
-            Ok(()) => self.tell_share(Some(rate)),
+            Ok(()) => self.core.tell_share(Some(rate)),
             // There is no way back: it goes on with what it has, which nobody else is given then.
             Err(error) if is_ahead => {
-                self.keeps = Some(rate);
+                self.core.keeps = Some(rate);
                 self.note(format!("it goes on with the share that it has: {}", error.chain()));
             }
             Err(error) => return Err(self.source_failed(error)),
@@ -173,18 +134,5 @@ impl Move<'_> {
             *bounded = Some((rate, ready));
         }
         self.keep_share(Phase::Setup)
-    }
-
-    /// A share that is not kept yet.
-    fn new_share(&self) -> Option<u64> {
-        let rate = self.core.wanted.share.as_ref()?.rate();
-        (self.keeps != Some(rate)).then_some(rate)
-    }
-
-    /// Tells that a share is kept.
-    pub(super) fn tell_share(&mut self, rate: Option<u64>) {
-        let (Some(rate), Some(_)) = (rate, &self.core.wanted.share) else { return };
-        self.keeps = Some(rate);
-        self.core.tell(Event::Share(rate));
     }
 }

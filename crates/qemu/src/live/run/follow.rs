@@ -2,17 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use drover_live::{
-    Ability, Compression, Deed, Ease, Facts, Follow, Phase, RATE_UNLIMITED, Sample, Side, Todo,
-    job_obstacles, slow_down,
-};
-use serde_json::{Value, json};
+use drover_live::{Event, Follow, Moved, Phase, RATE_UNLIMITED, Sample, Side, Told, job_obstacles};
+use serde_json::json;
 
-use super::{Ending, Event, Mirrors, Move, Moved, Passage, RUNNING, SAMPLE_PAUSE};
+use super::{Ending, Mirrors, Move, RUNNING, SAMPLE_PAUSE};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::carried::{Carried, CarriedEnds, Carrier};
-use crate::live::core::Looked;
-use crate::live::guest::{POLL, Told};
+use crate::live::core::{Adapter, Looked};
+use crate::live::guest::POLL;
 
 /// Between two looks where little is left.
 const CLOSE_PAUSE: Duration = Duration::from_millis(10);
@@ -58,36 +55,20 @@ impl Move<'_> {
                     self.hand_over()?;
                 }
                 Phase::PostCopy if self.goes_ahead() => self.let_go()?,
-                Phase::PostCopy | Phase::Broken => self.mend(began, &told)?,
+                Phase::PostCopy | Phase::Broken => self.see_after(&told)?,
                 Phase::Setup | Phase::Precopy => {
                     self.core.halt_if_stopped()?;
                     self.get_in_step(&told.sample, follow.rate());
-                    self.carry_out(&mut follow, &told, is_up)?;
+                    let goes_ahead = self.goes_ahead();
+                    let late = Duration::ZERO;
+                    let looked = Looked { told: &told, is_up, is_told: true, goes_ahead, late };
+                    self.carry_out(&mut follow, &looked)?;
                 }
                 Phase::Switchover => {}
             }
             is_close = follow.is_close(&told.sample);
             self.pause(phase, is_close)?;
         }
-    }
-
-    /// What is to be done after a look at memory on its way.
-    fn carry_out(&mut self, follow: &mut Follow, told: &Told, is_up: bool) -> Result<(), Ending> {
-        let (goes_ahead, late) = (self.goes_ahead(), Duration::ZERO);
-        for todo in self.core.follow(follow, &Looked { told, is_up, is_told: true, goes_ahead, late }) {
-            match todo {
-                Todo::SendAhead => self.start_postcopy()?,
-                Todo::Bound { rate, words, .. } => self.send_eased(follow, rate, words)?,
-                Todo::Do(deed, why) => match self.core.does(deed, why)? {
-                    Deed::Throttle => self.slow_down(why.rate)?,
-                    Deed::PostCopy => self.start_postcopy()?,
-                    Deed::GiveUp => {}
-                },
-                Todo::Tell(choice) => self.core.foresees(choice, false)?,
-                Todo::CallBack(choice) => self.core.foresees(choice, true)?,
-            }
-        }
-        Ok(())
     }
 
     /// The guest stands still, and all but the last of its memory is sent: its disks are handed over, and the source goes on.
@@ -99,33 +80,6 @@ impl Move<'_> {
             self.has_handed_over = true;
         }
         Ok(())
-    }
-
-    /// Over a link the end of memory goes slower, so that little waits before the line when the guest is stopped. Not where memory
-    /// is packed by QEMU: what it counts is not what the line carries.
-    pub(super) fn easing(&self, facts: &Facts) -> Option<Ease> {
-        let memory = &self.options.memory;
-        let (by, _) = Carried::of_data(self.core.carried())?;
-        let is_packed = memory.compression != Compression::None || memory.xbzrle_bytes.is_some();
-        let deadline = self.core.promise().deadline;
-        (!is_packed).then(|| Ease::new(by.round_trip(), deadline, facts.dirty.likely))
-    }
-
-    /// Sends slower, or no more so.
-    fn send_eased(&mut self, follow: &mut Follow, rate: u64, words: Option<String>) -> Result<(), Ending> {
-        match self.source.bound_rate(rate, false) {
-            Ok(()) => {
-                words.into_iter().for_each(|words| self.note(words));
-                Ok(())
-            }
-            Err(error) if error.is_of_connection() => Err(self.source_failed(error)),
-            Err(error) => {
-                follow.cannot_ease();
-                self.note(format!("how fast the end of memory goes cannot be set: {}", error.chain()));
-                // What was refused may be set all the same.
-                self.send_as_allowed()
-            }
-        }
     }
 
     /// Whether the line is for others. Over a link the next takes some round trips before it sends: it begins while this one stands, if
@@ -291,37 +245,5 @@ impl Move<'_> {
             Ok(_) => Ok(()),
             Err(error) => Err(self.source_failed(error)),
         }
-    }
-
-    /// Sends the guest ahead. It is started there when it is known to have come ([`Move::let_go`]): until then QEMU may end
-    /// the move as if nobody had asked, or give it up.
-    pub(super) fn start_postcopy(&mut self) -> Result<(), Ending> {
-        if !self.can.iter().all(Ability::recovers) {
-            self.note("these QEMUs do not know how to make the line of post-copy anew: if it breaks, the guest is lost");
-        }
-        if self.core.was_running {
-            // QEMU 10.0 starts the guest again if it has sent everything and the line breaks before it has the target's
-            // word, although it runs there. One that stood before it went ahead is left standing.
-            self.source.mark_stopped()?;
-            self.source.order("stop")?;
-        }
-        self.source.order("migrate-start-postcopy")?;
-        self.passage = Passage::SentAhead;
-        Ok(())
-    }
-
-    /// From now on, where so many bytes a second are sent.
-    pub(super) fn slow_down(&mut self, rate: f64) -> Result<(), Ending> {
-        let throttle = self.throttle();
-        let before = &self.before[0].settings;
-        // Of a move that was taken over nobody knows what was set before.
-        let is_known = |name: &str| match before.is_empty() {
-            true => self.can[0].takes(name),
-            false => before.parameters.contains_key(name),
-        };
-        let parameters = slow_down(throttle, is_known, rate, self.machine.processors.len().max(1));
-        let parameters = Value::Object(parameters);
-        self.source.qmp.execute("migrate-set-parameters", parameters)?;
-        Ok(())
     }
 }

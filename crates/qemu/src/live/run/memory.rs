@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 use drover_live::{
-    Ability, Compression, Obstacle, Rdma, Settings, Side, Throttle, Tls, Wish, conflicts, settings,
-    tls_left_set, tls_name_obstacle, tls_obstacles,
+    Ability, Compression, Moved, Obstacle, Rdma, Settings, Side, Throttle, Tls, Where, Wish, conflicts,
+    settings, tls_left_set, tls_name_obstacle, tls_obstacles,
 };
 
-use super::{Ending, LiveError, Move, Moved, Where};
+use super::{Ending, LiveError, Move};
 use crate::error::QemuError;
 use crate::live::carried::Carried;
-use crate::live::core::channels_wanted;
+use crate::live::core::Adapter;
 use crate::live::guest::Before;
 use crate::live::tls::OWN;
 
@@ -93,26 +93,14 @@ impl Move<'_> {
         Ok(found)
     }
 
-    /// Connections that are wished for and can be had.
-    pub(super) fn channels(&self) -> u8 {
-        let both_have = self.can.iter().all(|can| can.has("multifd"));
-        let goes_alone = self.options.memory.rdma.is_some() || self.options.memory.xbzrle_bytes.is_some();
-        let wanted = channels_wanted(self.core.wanted.channels, self.core.rate_max());
-        match () {
-            () if goes_alone => self.core.wanted.channels.unwrap_or(1),
-            () if both_have && !self.is_unordered() && !self.postcopy_goes_alone() => wanted,
-            () => 1,
-        }
-    }
-
     /// Carried connections may arrive in another order than they were made. Under TLS none says what it is before its
     /// handshake, and QEMU goes by their order again.
-    fn is_unordered(&self) -> bool {
+    pub(super) fn is_unordered(&self) -> bool {
         let can_tell = self.can[1].tells_connections_apart() && self.options.memory.tls.is_none();
         Carried::of_data(self.core.carried()).is_some() && !can_tell
     }
 
-    fn postcopy_goes_alone(&self) -> bool {
+    pub(super) fn postcopy_goes_alone(&self) -> bool {
         self.core.wanted.allowed.postcopy && !self.can.iter().all(Ability::judges_postcopy_after_many)
     }
 
@@ -246,7 +234,7 @@ impl Move<'_> {
             }
             other => other?,
         }
-        self.tell_share(rate_max);
+        self.core.tell_share(rate_max);
         Ok(())
     }
 

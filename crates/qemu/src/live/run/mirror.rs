@@ -5,6 +5,7 @@ use drover_live::{Machine, Obstacle, Phase, Sample, in_step, unshared};
 use super::{DisksBy, Ending, Event, MIRROR_END_TIME_MAX, Mirrors, Move, SAMPLE_PAUSE};
 use crate::error::QemuError;
 use crate::live::carried::Carried;
+use crate::live::core::Adapter;
 use crate::live::disks::Pair;
 
 /// Changes a mirror on its way, in QEMU 8.2 and later.

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use drover_live::{Follow, Half, Phase};
+use drover_live::{Follow, Half, Moved, Phase, Told, Where};
 
-use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Mirrors, Move, Moved, SETTLE_TIME_MAX, Where};
+use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Mirrors, Move, SETTLE_TIME_MAX};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::guest::{POLL, Told};
+use crate::live::guest::POLL;
 use crate::live::still::Still;
 
 impl Move<'_> {
@@ -21,7 +21,7 @@ impl Move<'_> {
             return Err(self.unsent(cause));
         }
         let began = Instant::now();
-        if self.ahead.lost.is_some() {
+        if self.core.lost.is_some() {
             self.clean_up();
             return Err(LiveError { cause, guest_at: Where::Lost { had_leave: self.has_let_go } });
         }
@@ -54,7 +54,7 @@ impl Move<'_> {
             Some(told) if told.sample.phase == Phase::PostCopy && self.goes_ahead() && !self.has_let_go => {
                 match self.follow(began, Follow::of_earlier(self.core.promise(), &[])) {
                     Ok(moved) => return Ok(moved),
-                    Err(_) if self.ahead.lost.is_some() => Where::Lost { had_leave: self.has_let_go },
+                    Err(_) if self.core.lost.is_some() => Where::Lost { had_leave: self.has_let_go },
                     Err(_) => Where::Between,
                 }
             }

@@ -7,7 +7,7 @@ use std::thread;
 
 use std::sync::atomic::Ordering;
 
-use drover_live::{Allowed, Disk, LINE_ASSUMED, Loads, Promise, Settings, Side};
+use drover_live::{Allowed, Disk, LINE_ASSUMED, Loads, Promise, Settings, Side, Where};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use drover_live::Facts;
 use drover_live::together::{Guest, Pipe, Progress, foreseen_on_the_way};
-use drover_qemu::live::{Event, Moved, Told};
+use drover_live::{Event, Facts, Moved, Told};
 use drover_types::Estimate;
 
 use super::{LINE_SPREAD, Pair};

@@ -3,11 +3,12 @@
 use std::io;
 use std::sync::atomic::AtomicBool;
 
-use drover_live::{Allowed, Moment, Promise, Route, together};
+use drover_live::together::{self, Beforehand};
+use drover_live::{Allowed, Event, Moment, Moved, Promise, Route, Where};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
-    Beforehand, DomainOptions, Ending, Ends, Event, LiveError, Moved, Share, Turn, Where, live, live_domain,
-    look_beforehand, look_domain_beforehand,
+    DomainOptions, Ending, Ends, LiveError, Share, Turn, live, live_domain, look_beforehand,
+    look_domain_beforehand,
 };
 use drover_types::Estimate;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use drover_live::together::{Foreseen, Turn};
-use drover_live::{Allowed, Moment};
-use drover_qemu::live::{Event, LiveError, Where};
+use drover_live::{Allowed, Event, Moment, Where};
+use drover_qemu::live::LiveError;
 use drover_view::{
     LiveOfSeveral, LiveOutcome, LiveSchedule, LiveSeveralReport, LiveSeveralWay, LiveTurn, live_several_html,
     live_several_json,
