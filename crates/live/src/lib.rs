@@ -66,7 +66,7 @@ pub use forecast::{Facts, Forecast, Promise, SoFar};
 pub use found::{Found, Stand, Unclear, found};
 pub use handover::{Handover, in_step};
 pub use load::{HostLoad, Loads};
-pub use outlook::{Foreseen, LINE_ASSUMED, Outlook, facts_before, facts_under_way};
+pub use outlook::{Foreseen, LINE_ASSUMED, Outlook, facts_before, facts_under_way, line_said};
 pub use place::Where;
 pub use preflight::{BlockJob, Disk, Machine, Obstacle, job_obstacles, obstacles, unshared};
 pub use recovery::{Half, Look, Recovery, Step};

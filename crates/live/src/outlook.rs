@@ -10,12 +10,20 @@ use crate::watch::Sample;
 pub const LINE_ASSUMED: Estimate = Estimate { likely: 1e9, spread: 0.5e9 };
 /// How far off a rate is that was measured by looking at some pages for a second.
 const DIRTY_SPREAD: f64 = 0.25;
+/// Of the rate that somebody says that a line has.
+const SAID_SPREAD: f64 = 0.1;
 /// Of a line that is measured by a second of sending.
 const LINE_SPREAD: f64 = 0.2;
 /// A move that is foreseen to take no longer may be over before its line is known.
 const SOON_S: f64 = 3.0;
 /// What is foreseen is told again if it is off by more.
 const NEWS_SHARE: f64 = 0.05;
+
+/// What a line carries that somebody says to carry so many bytes a second.
+#[must_use]
+pub fn line_said(likely: f64) -> Estimate {
+    Estimate { likely, spread: likely * SAID_SPREAD }
+}
 
 /// What is known of a guest before it moves: it writes so many bytes a second, where that was told.
 #[must_use]

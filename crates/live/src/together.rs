@@ -9,14 +9,20 @@
 //! one keeps its share, one has ended
 //! ```
 //!
+//! Guests between other hosts have a schedule of their own (`Pair`); all have equal parts of what may be sent (`Moves`).
+//!
 //! Those that go have equal shares of the budget; what one cannot use the others have. No share is given before it is
 //! free: a move that is to send less has it until it says that it does.
 
+mod moves;
+mod pair;
 mod schedule;
 mod shares;
 #[cfg(test)]
 mod tests;
 
+pub use moves::{Begin, Bounds, Mover, Moves, SHARE_MIN};
+pub use pair::Pair;
 pub use schedule::{Foreseen, Guest, Pace, Pipe, Progress, Schedule, Turn, foreseen_on_the_way, schedule};
 use shares::shares;
 

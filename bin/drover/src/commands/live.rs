@@ -10,18 +10,17 @@ mod show;
 
 use std::panic::resume_unwind;
 use std::path::Path;
-use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_live::{
     Allowed, Choice, Deed, Event, Found, HostLoad, Loads, Mending, Moment, Moved, Phase, Promise, Route,
-    Side, Told, Where,
+    Side, Told, Where, line_said,
 };
 use drover_qemu::QemuError;
 use drover_qemu::live::{
-    DisksBy, Ending, Guest, LiveError, LiveOptions, NbdAt, TlsBy, TlsOptions, Wanted, foresee,
-    left_by_earlier, live,
+    DisksBy, Ending, Guest, LiveError, LiveOptions, NbdAt, Place, Sides, TlsBy, TlsOptions, Wanted,
+    left_by_earlier,
 };
 use drover_types::Estimate;
 use drover_view::LiveAsked;
@@ -46,10 +45,7 @@ pub fn run(command: &LiveCommand) -> Result<Exit, Failure> {
 
 fn move_one(args: &LiveArgs) -> Result<Exit, Failure> {
     let mut record = Record::begin(args)?;
-    let ended = match args.daemon() {
-        Some(daemon) => domain::move_domain(args, daemon, &mut record),
-        None => move_guest(args, &mut record),
-    };
+    let ended = move_guest(args, &mut record);
     match record {
         Some(record) => record.write(ended),
         None => ended,
@@ -58,7 +54,7 @@ fn move_one(args: &LiveArgs) -> Result<Exit, Failure> {
 
 fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let Sides { mut source, mut target, over, options, route } = open(args, &Sites::default())?;
+    let Opened { mut place, over, route } = Opened::open(args, &Sites::default())?;
     let mut view = View::of_one(args);
     let mut tell = |event: Event| {
         if let Some(record) = record {
@@ -68,46 +64,60 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
     };
     route.into_iter().for_each(|route| tell(Event::Route(Box::new(route))));
     if args.dry_run {
-        let looked = foresee(&mut source, &mut target, &options, &mut tell).map(drop);
-        return looked_at(args, looked, record);
+        return looked_at(args, place.foresee(&mut tell), record);
     }
-    let flag: Arc<_> = stop.flag();
     // Ended in its midst, the guest could be left on neither side: further signals, and readers that have gone, ask for
     // the same clean stop.
     let _undo = Undo::begin();
-    let ended = live(&mut source, &mut target, &options, &flag, &mut tell);
-    if let (Some(record), Some(over)) = (record.as_mut(), &over) {
-        record.went_over(over.told());
+    let ended = place.go(&stop.flag(), &mut tell);
+    if let Some(over) = &over {
+        over.refused().into_iter().for_each(|why| tell(Event::Note(why)));
+        if let Some(record) = record.as_mut() {
+            record.went_over(over.told());
+        }
     }
+    let [source, target] = place.moments();
     match ended {
         Ok(moved) => {
             if let Some(record) = record {
-                record.moved(&moved, &source.moments(), &target.moments());
+                record.moved(&moved, &source, &target);
             }
             Ok(view.moved(&moved, over.as_ref()))
         }
-        Err(error) => Err(not_moved(args, &error, record, &source.moments())),
+        Err(error) => Err(not_moved(args, &error, record, &source)),
     }
 }
 
-/// Both monitors, and what is between them.
-struct Sides {
-    source: Guest,
-    target: Guest,
+/// Both sides of a move, and what is between them.
+struct Opened {
+    place: Place,
     over: Option<Over>,
-    options: LiveOptions,
     /// Which way memory and disks go, where that was chosen.
     route: Option<Route>,
 }
 
-fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
+impl Opened {
+    fn open(args: &LiveArgs, sites: &Sites) -> Result<Opened, Failure> {
+        match args.daemon() {
+            Some(daemon) => domain::open(args, daemon, sites),
+            None => open(args, sites),
+        }
+    }
+
+    fn of(sides: Sides, over: Option<Over>, route: Option<Route>) -> Opened {
+        Opened { place: Place::Qemu(Box::new(sides)), over, route }
+    }
+}
+
+/// Two monitors.
+fn open(args: &LiveArgs, sites: &Sites) -> Result<Opened, Failure> {
     let Some(site) = &args.via else {
         let mut options = options(args, None)?;
         let mut source = connect_watched(&args.source)?;
         let target = connect(&args.to, Side::Target);
         let target = target.map_err(|failure| with_source(failure, &mut source))?;
         options.wanted.loads = Loads { source: load_of(&source), target: load_of(&target) };
-        return Ok(Sides { source, target, over: None, options, route: None });
+        return Ok(Opened::of(Sides { source, target, options }, None, None));
     };
     let direct = Direct::wanted(args)?;
     // What is wrong with what was said is told before anybody is connected to.
@@ -147,7 +157,7 @@ fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
     options.wanted.carried = Some(over.carried());
     over.ask(&mut target)?;
     options.wanted.loads = Loads { source: load_of(&source), target: over.load() };
-    Ok(Sides { source, target, over: Some(over), options, route })
+    Ok(Opened::of(Sides { source, target, options }, Some(over), route))
 }
 
 /// How busy the host of a QEMU is, if it is this one.
@@ -219,15 +229,6 @@ fn connect_watched(socket: &Path) -> Result<Guest, Failure> {
     Ok(source)
 }
 
-/// What a look at a domain ends in that moves nothing.
-fn foreseen(
-    args: &LiveArgs,
-    looked: Result<(), Ending>,
-    record: &mut Option<Record>,
-) -> Result<Exit, Failure> {
-    looked_at(args, looked.map_err(LiveError::of_look), record)
-}
-
 /// What a look ends in that moves nothing.
 fn looked_at(
     args: &LiveArgs,
@@ -287,7 +288,7 @@ fn wanted(args: &LiveArgs) -> Wanted {
         promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
         allowed: allowed(args),
         channels: args.channels,
-        line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
+        line: rate.map(line_said),
         rate_max: args.rate_max.map(|rate| rate.bits_per_s() / 8),
         share: None,
         carried: None,
@@ -305,9 +306,6 @@ fn allowed(args: &LiveArgs) -> Allowed {
 const NO_DAEMON: &str = "--connect and --p2p are for libvirt domains, where --to is the address of a daemon: qemu+ssh://host/system";
 const NO_URI: &str = "--uri is missing: where the target waits for memory (tcp:HOST:PORT, unix:/PATH or rdma:HOST:PORT). For a libvirt domain \
                       --to is the address of a daemon: qemu+ssh://host/system";
-
-/// What a line carries of the rate that somebody says it has.
-const LINE_SPREAD: f64 = 0.1;
 
 fn nbd_at(text: &str) -> Result<NbdAt, Failure> {
     if let Some(path) = text.strip_prefix("unix:") {

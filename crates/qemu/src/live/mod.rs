@@ -11,6 +11,7 @@
 //!                      ├─ carried.rs  what lies between, where it is not the network alone
 //!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up ──┐
 //! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt ──────────────────────────┴─ core.rs  what both share
+//! place.rs is one of both, several.rs some of either.
 //! ```
 
 mod ask;
@@ -20,7 +21,9 @@ mod disks;
 mod domain;
 mod guest;
 mod mark;
+mod place;
 mod run;
+mod several;
 mod share;
 mod still;
 mod tls;
@@ -33,9 +36,11 @@ pub use domain::{
     DomainOptions, Ends, LookedDomain, Passage, foresee_domain, live_domain, look_domain_beforehand, passage,
 };
 pub use guest::Guest;
+pub use place::{Place, Sides};
 pub use run::{
     DisksBy, Ending, LiveError, LiveOptions, Looked, MemoryOptions, TlsBy, TlsOptions, Wanted, foresee,
     left_by_earlier, live, look_beforehand,
 };
+pub use several::{Ended, LOOKS_MAX, Tells, several};
 pub use share::Share;
 pub use turn::Turn;

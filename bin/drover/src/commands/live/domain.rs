@@ -1,17 +1,15 @@
 //! `drover live DOMAIN --to URI`: a libvirt domain moves from one daemon to another.
 
-use drover_live::{Event, Loads, Route};
+use drover_live::{Loads, Route};
 use drover_qemu::Virsh;
-use drover_qemu::live::{DomainOptions, Ends, LiveError, foresee_domain, live_domain, passage};
+use drover_qemu::live::{DomainOptions, Ends, LiveError, Place, passage};
 
+use super::Opened;
 use super::memory::RDMA;
 use super::over::{DOMAIN_FOLDER, Over, Sites};
-use super::record::Record;
 use super::route::Direct;
-use super::{View, foreseen, not_moved};
 use crate::cli::{DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
-use crate::signals::{Undo, stop_on_signals};
 
 /// Where a domain is looked for if nobody says.
 const HERE: &str = "qemu:///system";
@@ -20,48 +18,17 @@ const DEFAULT: &str = "LIBVIRT_DEFAULT_URI";
 /// What libvirt counts rates in.
 pub(super) const RATE_BYTES_MIN: u64 = 1 << 20;
 
-/// Runs it.
-pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -> Result<Exit, Failure> {
-    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let mut options = options(args)?;
-    let name = name(args)?;
+/// Two daemons, and what leads to a site.
+pub fn open(args: &LiveArgs, daemon: &str, sites: &Sites) -> Result<Opened, Failure> {
+    let (mut options, name) = (options(args)?, name(args)?.to_string());
     let ends = ends(args, daemon)?;
-    let (over, route) = over(args, &ends, name, &Sites::default(), &mut options)?;
-    let mut view = View::of_one(args);
-    let mut tell = |event: Event| {
-        if let Some(record) = record {
-            record.take(&event);
-        }
-        view.tell(&event);
-    };
-    route.into_iter().for_each(|route| tell(Event::Route(Box::new(route))));
-    if args.dry_run {
-        return foreseen(args, foresee_domain(&ends, name, &options, &mut tell), record);
-    }
-    // Ended in its midst, nobody would see to it that the promise is kept.
-    let _undo = Undo::begin();
-    let ended = live_domain(&ends, name, &options, &stop.flag(), &mut tell);
-    if let Some(over) = &over {
-        // libvirt knows only that a connection ended.
-        over.refused().into_iter().for_each(|why| tell(Event::Note(why)));
-        if let Some(record) = record.as_mut() {
-            record.went_over(over.told());
-        }
-    }
-    match ended {
-        Ok(moved) => {
-            if let Some(record) = record {
-                record.moved(&moved, &[], &[]);
-            }
-            Ok(view.moved(&moved, over.as_ref()))
-        }
-        Err(error) => Err(not_moved(args, &error, record, &[])),
-    }
+    let (over, route) = over(args, &ends, &name, sites, &mut options)?;
+    Ok(Opened { place: Place::Domain { ends, name, options: Box::new(options) }, over, route })
 }
 
 /// What leads to a site, where the domain still needs it, and which way was chosen where it may go past that. The source's daemon is
 /// asked whether it sees the sockets, and the site whether they may lead where they are to; nothing is changed at either daemon.
-pub(super) fn over(
+fn over(
     args: &LiveArgs,
     ends: &Ends,
     name: &str,
@@ -129,7 +96,7 @@ fn is_here(ends: &Ends) -> Result<bool, Failure> {
     ends.source.sees(file.path()).map_err(|error| Failure::new(Exit::Source, error.chain()))
 }
 
-pub(super) fn ends(args: &LiveArgs, daemon: &str) -> Result<Ends, Failure> {
+fn ends(args: &LiveArgs, daemon: &str) -> Result<Ends, Failure> {
     let ends = Ends { source: Virsh::new(source(args)), target: Virsh::new(daemon) };
     for (virsh, exit) in [(&ends.source, Exit::Source), (&ends.target, Exit::Target)] {
         virsh.reach().map_err(|error| {
@@ -148,7 +115,7 @@ pub(super) fn source(args: &LiveArgs) -> String {
     args.connect.clone().or_else(default).unwrap_or_else(|| HERE.to_string())
 }
 
-pub(super) fn name(args: &LiveArgs) -> Result<&str, Failure> {
+fn name(args: &LiveArgs) -> Result<&str, Failure> {
     let name = args.source.to_str().filter(|name| !name.is_empty() && !name.contains('/'));
     name.ok_or_else(|| {
         let what = format!(
@@ -159,7 +126,7 @@ pub(super) fn name(args: &LiveArgs) -> Result<&str, Failure> {
     })
 }
 
-pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
+fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
     let by_rdma = args.uri.as_ref().is_some_and(|uri| uri.starts_with(RDMA));
     let unfit = [
         (args.nbd.is_some() && args.via.is_none(), "--nbd"),

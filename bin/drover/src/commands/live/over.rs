@@ -387,8 +387,11 @@ impl Over {
         &self.link.site
     }
 
-    /// Why connections came to nothing at the site, since this was asked last.
+    /// Why connections of a domain came to nothing at the site, since this was asked last: libvirt knows only that they ended.
     pub fn refused(&self) -> Vec<String> {
+        if self.link.monitor.is_some() {
+            return Vec::new();
+        }
         let refused = self.link.doors.take_refused();
         refused.iter().map(|one| format!("{}: {}: {}", self.site(), one.target, one.why)).collect()
     }

@@ -4,19 +4,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use drover_live::together::{Foreseen, Turn};
+use drover_live::together::{Foreseen, Moves, Pair, Turn};
 use drover_live::{Allowed, Event, Moment, Where};
-use drover_qemu::live::LiveError;
+use drover_qemu::live::{Ended, LiveError, Tells};
 use drover_view::{
     LiveOfSeveral, LiveOutcome, LiveSchedule, LiveSeveralReport, LiveSeveralWay, LiveTurn, live_several_html,
     live_several_json,
 };
 use serde_json::json;
 
-use super::place::{Ended, Refusal};
+use super::place::Refusal;
 use super::wanted::Wanted;
-use super::{Pair, weighed, worst};
+use super::{weighed, worst};
 use crate::cli::LiveCommand;
+use crate::commands::live::over::Over;
 use crate::commands::live::record::{self, Record, now_ms, put};
 use crate::commands::live::show::{Lines, Shown};
 use crate::commands::live::{View, allowed, failed_document, place};
@@ -33,8 +34,7 @@ pub struct Teller {
     began: Instant,
     path: Option<PathBuf>,
     report: LiveSeveralReport,
-    /// Seconds from the first begin to the last end.
-    pub foreseen_s: f64,
+    failures: Vec<(usize, Failure)>,
 }
 
 struct Guest {
@@ -42,6 +42,8 @@ struct Guest {
     view: View,
     record: Record,
     allowed: Allowed,
+    /// What leads to its site.
+    over: Option<Over>,
     began_s: Option<f64>,
     failure: Option<Failure>,
 }
@@ -57,7 +59,15 @@ impl Teller {
             let view = View { who, json: command.args.json, said_ms: None, shown, asked };
             let record = Record::new(&wanted.args, PathBuf::new());
             let allowed = allowed(&wanted.args);
-            Guest { name: wanted.name.clone(), view, record, allowed, began_s: None, failure: None }
+            Guest {
+                name: wanted.name.clone(),
+                view,
+                record,
+                allowed,
+                over: None,
+                began_s: None,
+                failure: None,
+            }
         };
         let guests = guests.iter().enumerate().map(guest).collect();
         let report = LiveSeveralReport { began_ms: now_ms(), ..LiveSeveralReport::default() };
@@ -70,21 +80,19 @@ impl Teller {
             began: Instant::now(),
             path,
             report,
-            foreseen_s: 0.0,
+            failures: Vec::new(),
         }
     }
 
-    /// Something happened to a guest.
-    pub fn event(&mut self, number: usize, event: &Event) {
-        let guest = &mut self.guests[number];
-        guest.record.take(event);
-        guest.view.tell(event);
+    /// How guests will go, between each two hosts, and what else was looked at; counts instead of what was told before.
+    pub fn schedules(&mut self, moves: &Moves) {
+        self.report.schedules.clear();
+        moves.pairs().iter().for_each(|pair| self.schedule(pair));
     }
 
-    /// How guests will go, between each two hosts, and what else was looked at; counts instead of what was told before.
-    pub fn schedules(&mut self, pairs: &[Pair]) {
-        (self.foreseen_s, self.report.schedules) = (0.0, Vec::new());
-        pairs.iter().for_each(|pair| self.schedule(pair));
+    /// This leads to a guest's site, until its move has ended.
+    pub fn goes_over(&mut self, number: usize, over: Option<Over>) {
+        self.guests[number].over = over;
     }
 
     fn schedule(&mut self, pair: &Pair) {
@@ -108,17 +116,7 @@ impl Teller {
                 ));
             }
         }
-        let foreseen_s = pair.schedule.chosen.as_ref().map_or(0.0, |chosen| chosen.total.likely);
-        self.foreseen_s = self.foreseen_s.max(foreseen_s);
         self.report.schedules.push(schedule);
-    }
-
-    /// How long guests between two hosts take in all is foreseen anew.
-    pub fn foreseen_anew(&self, between: &str, total_s: f64) {
-        match self.json {
-            true => line(json!({"event": "foreseen", "between": between, "total_s": total_s})),
-            false => self.say(&format!("{between}: {total_s:.1} s in all, as it looks now")),
-        }
     }
 
     fn say(&self, text: &str) {
@@ -128,44 +126,8 @@ impl Teller {
         }
     }
 
-    /// A guest's move begins.
-    pub fn begins(&mut self, number: usize) {
-        let began_s = self.began.elapsed().as_secs_f64();
-        let guest = &mut self.guests[number];
-        guest.began_s = Some(began_s);
-        if let Some(lines) = &self.lines {
-            lines.begins(number);
-        }
-        let guest = &self.guests[number];
-        match self.json {
-            true => guest.view.print(json!({"event": "begins", "at_s": began_s})),
-            false => guest.view.say("its move begins"),
-        }
-    }
-
-    /// A guest's move ended; the failure if it did not move.
-    pub fn moved(&mut self, number: usize, ended: Ended) -> Option<Failure> {
-        ended.refused().into_iter().for_each(|why| self.event(number, &Event::Note(why)));
-        let Ended { result, moments: [source, target], place } = ended;
-        if let Some(over) = place.over() {
-            self.guests[number].record.went_over(over.told());
-        }
-        match result {
-            Ok(moved) => {
-                let guest = &mut self.guests[number];
-                guest.record.moved(&moved, &source, &target);
-                let exit = guest.view.moved(&moved, place.over());
-                self.broken += usize::from(exit == Exit::PromiseBroken);
-                let words = format!("runs at the target, after {:.1} s", moved.total.as_secs_f64());
-                self.state(number, &words);
-                None
-            }
-            Err(error) => Some(self.failed(number, &error, &source)),
-        }
-    }
-
     /// A guest did not move, or not as it should.
-    pub fn failed(&mut self, number: usize, error: &LiveError, source: &[Moment]) -> Failure {
+    fn failed(&mut self, number: usize, error: &LiveError, source: &[Moment]) {
         let guest = &mut self.guests[number];
         guest.record.failed(error, source);
         if self.json {
@@ -175,28 +137,14 @@ impl Teller {
         guest.failure = Some(failure.clone());
         guest.view.say(&failure);
         self.state(number, &error.to_string());
-        failure
+        self.failures.push((number, failure));
     }
 
-    /// The thread of a guest's move ended without a word.
-    pub fn died(&mut self, number: usize) -> Failure {
-        let text = "internal error, which ended its move: look at both sides before you start anything";
-        // Where it is counts more than that it is a defect.
-        let failure = Failure::new(Exit::Target, text);
-        let guest = &mut self.guests[number];
-        if self.json {
-            guest.view.print(json!({"event": "failed", "message": text, "guest_at": "unknown"}));
-        }
-        guest.view.say(&failure);
-        guest.failure = Some(failure.clone());
-        self.state(number, text);
-        failure
-    }
-
-    /// Says of a guest why it did not move.
-    pub fn tell_refusal(&self, number: usize, Refusal { failure, .. }: &Refusal) {
-        self.guests[number].view.say(failure);
+    /// Says of a guest why it is not begun.
+    pub fn held_back(&mut self, number: usize, failure: Failure) {
+        self.guests[number].view.say(&failure);
         self.state(number, &failure.message);
+        self.failures.push((number, failure));
     }
 
     /// A guest cannot move, so none that has not begun is moved.
@@ -219,19 +167,19 @@ impl Teller {
     }
 
     /// All have ended: what they come to, and what the command ends in.
-    pub fn sums(&mut self, failures: Vec<(usize, Failure)>) -> Result<Exit, Failure> {
+    pub fn sums(&mut self, foreseen_s: f64) -> Result<Exit, Failure> {
+        let failures = std::mem::take(&mut self.failures);
         let (guests, failed) = (self.guests.len(), failures.len());
         let seconds = self.began.elapsed().as_secs_f64();
         self.hide();
         match self.json {
             true => line(json!({
                 "event": "ended", "guests": guests, "moved": guests - failed, "total_s": seconds,
-                "total_s_foreseen": self.foreseen_s, "promises_broken": self.broken,
+                "total_s_foreseen": foreseen_s, "promises_broken": self.broken,
             })),
             false => line(format!(
-                "{} of {guests} guests run at their targets after {seconds:.1} s (foreseen {:.1})",
-                guests - failed,
-                self.foreseen_s
+                "{} of {guests} guests run at their targets after {seconds:.1} s (foreseen {foreseen_s:.1})",
+                guests - failed
             )),
         }
         if failures.is_empty() {
@@ -252,7 +200,7 @@ impl Teller {
     }
 
     /// Writes the report, with what the command ends in; a failure that comes on top of one is told beside it.
-    pub fn ended(mut self, ended: Result<Exit, Failure>) -> Result<Exit, Failure> {
+    pub fn write(mut self, ended: Result<Exit, Failure>) -> Result<Exit, Failure> {
         self.hide();
         let Some(path) = self.path.take() else { return ended };
         let report = self.into_report(&ended);
@@ -286,6 +234,73 @@ impl Teller {
         let is_told = moves.iter().any(|one| matches!(one.report.outcome, LiveOutcome::Failed { .. }));
         let message = ended.as_ref().err().filter(|_| !is_told).map(|failure| failure.message.clone());
         LiveSeveralReport { ended_ms: now_ms(), message, moves, ..self.report }
+    }
+}
+
+impl Tells for Teller {
+    fn event(&mut self, number: usize, event: &Event) {
+        let guest = &mut self.guests[number];
+        guest.record.take(event);
+        guest.view.tell(event);
+    }
+
+    fn begins(&mut self, number: usize) {
+        let began_s = self.began.elapsed().as_secs_f64();
+        let guest = &mut self.guests[number];
+        guest.began_s = Some(began_s);
+        if let Some(lines) = &self.lines {
+            lines.begins(number);
+        }
+        let guest = &self.guests[number];
+        match self.json {
+            true => guest.view.print(json!({"event": "begins", "at_s": began_s})),
+            false => guest.view.say("its move begins"),
+        }
+    }
+
+    fn ended(&mut self, number: usize, Ended { result, moments: [source, target] }: Ended) {
+        let over = self.guests[number].over.take();
+        if let Some(over) = &over {
+            over.refused().into_iter().for_each(|why| self.event(number, &Event::Note(why)));
+            self.guests[number].record.went_over(over.told());
+        }
+        match result {
+            Ok(moved) => {
+                let guest = &mut self.guests[number];
+                guest.record.moved(&moved, &source, &target);
+                let exit = guest.view.moved(&moved, over.as_ref());
+                self.broken += usize::from(exit == Exit::PromiseBroken);
+                let words = format!("runs at the target, after {:.1} s", moved.total.as_secs_f64());
+                self.state(number, &words);
+            }
+            Err(error) => self.failed(number, &error, &source),
+        }
+    }
+
+    fn never_begins(&mut self, number: usize, error: &LiveError) {
+        self.failed(number, error, &[]);
+    }
+
+    fn died(&mut self, number: usize) {
+        let text = "internal error, which ended its move: look at both sides before you start anything";
+        // Where it is counts more than that it is a defect.
+        let failure = Failure::new(Exit::Target, text);
+        let guest = &mut self.guests[number];
+        if self.json {
+            guest.view.print(json!({"event": "failed", "message": text, "guest_at": "unknown"}));
+        }
+        guest.view.say(&failure);
+        guest.failure = Some(failure.clone());
+        guest.over = None;
+        self.state(number, text);
+        self.failures.push((number, failure));
+    }
+
+    fn foreseen_anew(&mut self, between: &str, total_s: f64) {
+        match self.json {
+            true => line(json!({"event": "foreseen", "between": between, "total_s": total_s})),
+            false => self.say(&format!("{between}: {total_s:.1} s in all, as it looks now")),
+        }
     }
 }
 

@@ -1,12 +1,39 @@
-//! How long all take between two hosts: what moves tell on their way, and what that makes of the rest.
+//! Guests between the same two hosts: how they go, how long all take, and what moves tell on their way of the rest.
 
 use std::time::Duration;
 
-use drover_live::together::{Guest, Pipe, Progress, foreseen_on_the_way};
-use drover_live::{Event, Facts, Moved, Told};
 use drover_types::Estimate;
 
-use super::{LINE_SPREAD, Pair};
+use super::moves::Mover;
+use super::{Guest, Pipe, Progress, Schedule, Together, foreseen_on_the_way, schedule};
+use crate::event::{Event, Moved};
+use crate::forecast::Facts;
+use crate::outlook::line_said;
+use crate::told::Told;
+
+/// Guests between the same two hosts.
+pub struct Pair {
+    /// Both hosts, in words.
+    pub between: String,
+    /// Numbers of the guests among all.
+    pub numbers: Vec<usize>,
+    /// The guests.
+    pub guests: Vec<Guest>,
+    /// What lies between.
+    pub pipe: Pipe,
+    /// What the line carries was said.
+    pub line_is_known: bool,
+    /// How they go.
+    pub schedule: Schedule,
+    pub(super) together: Together,
+    so_far: Vec<Progress>,
+    /// Bytes a second that all together send, as one that moves or has moved told.
+    measured: Option<f64>,
+    /// Share of the memory of all that holds something, as the same one told (0 to 1).
+    share_in_use: f64,
+    /// Seconds from the first begin to the last end.
+    pub(super) foreseen_s: f64,
+}
 
 /// What is foreseen of all is told again if it is off by more: a share of it, and seconds.
 const NEWS_SHARE: f64 = 0.05;
@@ -15,8 +42,44 @@ const NEWS_S: f64 = 0.5;
 const MEASURE_S_MIN: f64 = 1.0;
 
 impl Pair {
+    pub(super) fn new(between: String, movers: Vec<Mover>, pipe: Pipe, line_is_known: bool) -> Pair {
+        let (numbers, guests): (Vec<usize>, Vec<Guest>) =
+            movers.into_iter().map(|one| (one.number, one.guest)).unzip();
+        let schedule = schedule(&guests, &pipe);
+        let together = schedule.together(&guests);
+        Pair {
+            between,
+            so_far: vec![Progress::Waits; guests.len()],
+            foreseen_s: schedule.chosen.as_ref().map_or(0.0, |chosen| chosen.total.likely),
+            measured: None,
+            share_in_use: 1.0,
+            numbers,
+            guests,
+            pipe,
+            line_is_known,
+            schedule,
+            together,
+        }
+    }
+
+    /// So many go at once.
+    pub(super) fn at_once(&self) -> usize {
+        self.schedule.chosen.as_ref().map_or(1, |chosen| chosen.width).min(self.guests.len())
+    }
+
+    /// What of the line a guest has, at least, where that is known.
+    pub(super) fn line_of(&self, one: usize) -> Option<Estimate> {
+        let turns = &self.schedule.chosen.as_ref().filter(|_| self.line_is_known)?.turns;
+        Some(line_said(turns.iter().find(|turn| turn.guest == one)?.rate_least))
+    }
+
+    /// Which of these a guest is.
+    pub(super) fn place(&self, number: usize) -> Option<usize> {
+        self.numbers.iter().position(|other| *other == number)
+    }
+
     /// Takes in what a move tells; whether what is foreseen of all may be another now.
-    pub fn hears(&mut self, one: usize, event: &Event) -> bool {
+    pub(super) fn hears(&mut self, one: usize, event: &Event) -> bool {
         match event {
             // Before it begins to send QEMU tells nothing of memory, which is not that none is left.
             Event::Memory(told) if told.total_bytes > 0 => {
@@ -33,7 +96,7 @@ impl Pair {
 
     /// The same at its end. One that was over before it told the line tells how fast it went, but not what an earlier run
     /// began: of that only the end was seen.
-    pub fn ends(&mut self, one: usize, moved: Option<&Moved>) -> bool {
+    pub(super) fn ends(&mut self, one: usize, moved: Option<&Moved>) {
         self.so_far[one] = Progress::Over;
         if let (None, Some(moved)) = (self.measured, moved)
             && !self.guests[one].is_under_way
@@ -49,7 +112,11 @@ impl Pair {
                 self.learns(gone as f64 / seconds, gone, gone.saturating_add(blank));
             }
         }
-        true
+    }
+
+    /// Both hosts, and how many seconds all take between them, if that is news.
+    pub(super) fn news(&mut self, is_measured: bool, elapsed: Duration) -> Option<(&str, f64)> {
+        (is_measured && self.foresee_anew(elapsed)).then_some((&self.between, self.foreseen_s))
     }
 
     /// Takes in that a move sends so many bytes a second, and what of its memory holds something; whether that tells anything.
@@ -84,12 +151,12 @@ impl Pair {
 
     /// Foresees how long all take, so long after the first began; whether that is worth being told. Once they were stopped
     /// nothing is: those that wait will never begin.
-    pub fn foresee_anew(&mut self, elapsed: Duration) -> bool {
+    fn foresee_anew(&mut self, elapsed: Duration) -> bool {
         if self.together.is_stopped() || self.together.is_over() {
             return false;
         }
         let measured = self.measured.filter(|_| !self.line_is_known);
-        let line = measured.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD });
+        let line = measured.map(line_said);
         let pipe = Pipe { line: line.unwrap_or(self.pipe.line), ..self.pipe };
         let (guests, so_far) = self.in_use();
         let left = foreseen_on_the_way(&guests, &so_far, &pipe, self.at_once());
@@ -104,13 +171,13 @@ impl Pair {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
-    use drover_live::together::{self, schedule};
-    use drover_live::{Allowed, Choice, LINE_ASSUMED, Promise, Sample, SoFar, Way, choose};
-
     use super::*;
-    use crate::commands::live::several::SHARE_MIN;
+    use crate::choose::{Allowed, Choice, Way, choose};
+    use crate::forecast::{Promise, SoFar};
+    use crate::outlook::LINE_ASSUMED;
+    use crate::together::{Pace, SHARE_MIN};
+    use crate::watch::Sample;
 
     fn pair_of(guests: usize) -> Pair {
         let bytes = 1000 << 20;
@@ -123,7 +190,7 @@ mod tests {
             overhead: Estimate::default(),
             so_far: SoFar::default(),
         };
-        let guest = |number: usize| together::Guest {
+        let guest = |number: usize| Guest {
             name: format!("vm{number}"),
             facts,
             promise: Promise { downtime_max: Duration::from_secs(1), deadline: Duration::from_secs(3600) },
@@ -132,9 +199,8 @@ mod tests {
             disk_bytes: 0,
             rate_max: None,
             is_under_way: false,
-            pace: together::Pace::default(),
+            pace: Pace::default(),
         };
-        let guests: Vec<together::Guest> = (0..guests).map(guest).collect();
         let pipe = Pipe {
             line: LINE_ASSUMED,
             rate_max: None,
@@ -142,22 +208,10 @@ mod tests {
             share_min: SHARE_MIN,
             at_once_max: Some(1),
         };
-        let schedule = schedule(&guests, &pipe);
-        let mut together = schedule.together(&guests);
-        together.steps();
-        Pair {
-            between: String::new(),
-            numbers: (0..guests.len()).collect(),
-            so_far: vec![Progress::Waits; guests.len()],
-            foreseen_s: schedule.chosen.as_ref().unwrap().total.likely,
-            measured: None,
-            share_in_use: 1.0,
-            line_is_known: false,
-            guests,
-            pipe,
-            schedule,
-            together,
-        }
+        let mover = |number| Mover { number, between: Default::default(), guest: guest(number) };
+        let mut pair = Pair::new(String::new(), (0..guests).map(mover).collect(), pipe, false);
+        pair.together.steps();
+        pair
     }
 
     #[test]
@@ -211,7 +265,7 @@ mod tests {
         pair.guests[0].facts.memory_bytes = 0;
         for (one, total_ms) in [(0, 10_000), (1, 1)] {
             let moved = moved(&pair, Duration::from_millis(total_ms));
-            assert!(pair.ends(one, Some(&moved)));
+            pair.ends(one, Some(&moved));
             assert_eq!((pair.measured, pair.share_in_use), (None, 1.0));
         }
         pair.foresee_anew(Duration::from_secs(1));
@@ -223,7 +277,7 @@ mod tests {
         let mut pair = pair_of(2);
         let moved = moved(&pair, Duration::from_secs(10));
         pair.together.stop();
-        assert!(pair.ends(0, Some(&moved)));
+        pair.ends(0, Some(&moved));
         assert!(!pair.foresee_anew(Duration::from_secs(10)));
     }
 
@@ -243,7 +297,7 @@ mod tests {
     fn one_that_is_over_before_it_tells_the_line_tells_how_fast_the_others_go() {
         let mut pair = pair_of(2);
         let moved = moved(&pair, Duration::from_secs(10));
-        assert!(pair.ends(0, Some(&moved)));
+        pair.ends(0, Some(&moved));
         assert!(pair.foresee_anew(Duration::from_secs(10)));
         assert!((19.5..20.5).contains(&pair.foreseen_s), "{}", pair.foreseen_s);
     }
