@@ -9,6 +9,7 @@
 //! how memory is wished to go ──────────────────────────> conflicts, credentials ──> what is in the way
 //! the line, and what both sides know of RDMA ──────────> chunk ──> how large its chunks are, and why
 //! samples while it moves ──────────────────────────────> Outlook > what is foreseen, and whether the promise still is one
+//! samples while it moves ──────────────────────────────> Passage > follow, hand over, start at the target, see after it
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
 //! the same, where a link holds what QEMU has sent ───────> Ease ──> the end of it slower than the line
 //! what two ways were measured to carry ────────────────> route ─> directly, or over the link
@@ -39,6 +40,7 @@ mod found;
 mod handover;
 mod load;
 mod outlook;
+mod passage;
 mod place;
 mod preflight;
 mod recovery;
@@ -67,6 +69,7 @@ pub use found::{Found, Stand, Unclear, found};
 pub use handover::{Handover, in_step};
 pub use load::{HostLoad, Loads};
 pub use outlook::{Foreseen, LINE_ASSUMED, Outlook, facts_before, facts_under_way, line_said};
+pub use passage::{Act, Passage, Settled};
 pub use place::Where;
 pub use preflight::{BlockJob, Disk, Machine, Obstacle, job_obstacles, obstacles, unshared};
 pub use recovery::{Half, Look, Recovery, Step};

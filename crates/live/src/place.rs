@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::domain::DomainUnclear;
+use crate::domain::{DomainFound, DomainUnclear};
 use crate::found::Unclear;
 
 /// Where the guest is after a failure.
@@ -57,6 +57,28 @@ impl DomainUnclear {
             DomainUnclear::OtherMove | DomainUnclear::OtherJob | DomainUnclear::TakenBack => Where::Source,
             DomainUnclear::Lost(_) => Where::Lost { had_leave: true },
             DomainUnclear::BothStand => Where::Unknown,
+        }
+    }
+}
+
+impl DomainFound {
+    /// What is said of a move that has ended, where a domain is found so and nobody told why; and where that is.
+    #[must_use]
+    pub fn settled(&self) -> (&'static str, Where) {
+        match self {
+            DomainFound::AtSource => ("the move ended, and the guest is still at the source", Where::Source),
+            DomainFound::AtTarget => ("the guest runs at the target", Where::Target),
+            DomainFound::Nowhere => {
+                ("neither daemon runs the domain any more: it ended on its way", Where::Unknown)
+            }
+            DomainFound::Moving => ("the move does not come to its end", Where::Unknown),
+            DomainFound::Ahead => {
+                ("the guest is in post-copy, and the move does not come to its end", Where::Between)
+            }
+            DomainFound::Broken => {
+                ("the guest is in post-copy, and the line to the rest of its memory is gone", Where::Between)
+            }
+            DomainFound::Unclear(why) => ("the move ended halfway", why.guest_at()),
         }
     }
 }

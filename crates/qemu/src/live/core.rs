@@ -466,7 +466,11 @@ impl<'a> Core<'a> {
 
     /// A failure of the move itself.
     pub fn failed(&self, why: &str) -> QemuError {
-        failed(self.by, why)
+        let what = match self.by {
+            By::Qemu => "the move of the guest's memory",
+            By::Libvirt => "the move of the domain",
+        };
+        QemuError::new(QemuErrorKind::Failed, what).because(why.to_string())
     }
 
     /// In post-copy this side's QEMU has ended.
@@ -480,14 +484,6 @@ impl<'a> Core<'a> {
         let words = self.rate_max().and_then(|rate| excess_words(channels, rate));
         words.into_iter().for_each(|words| self.note(words));
     }
-}
-
-pub(super) fn failed(by: By, why: &str) -> QemuError {
-    let what = match by {
-        By::Qemu => "the move of the guest's memory",
-        By::Libvirt => "the move of the domain",
-    };
-    QemuError::new(QemuErrorKind::Failed, what).because(why.to_string())
 }
 
 pub(super) fn millis(time: Duration) -> u64 {

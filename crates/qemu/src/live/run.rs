@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use drover_live::{
     Ability, By, Choice, Compression, Deed, Event, Facts, Follow, Found, Half, Handover, LOSES_WRITES, Look,
-    Machine, Moved, Obstacle, Side, Told, loses_writes, obstacles, slow_down,
+    Machine, Moved, Obstacle, Passage, Side, Told, loses_writes, obstacles, slow_down,
 };
 use serde_json::Value;
 
@@ -49,35 +49,16 @@ struct Move<'a> {
     before: [Before; 2],
     mirrors: Mirrors,
     passage: Passage,
-    /// The target was given leave to run the guest.
-    has_let_go: bool,
     /// All of the guest came to the target, and does not run there.
     has_halted: bool,
     /// The target was asked whether the guest is there.
     has_asked: bool,
     /// When the target was connected to last, to have the link made anew.
     looked_for_link: Option<Instant>,
-    /// Its disks were handed over and the source was told to go on, which it may take a while to do.
-    has_handed_over: bool,
     /// From here to where the target offers its disks and back, where nothing carries the move.
     round_trip: Option<Duration>,
     /// The target offers its disks, and its guest cannot be started while it does.
     is_offered: bool,
-}
-
-/// How far the guest is on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Passage {
-    /// Nothing of its memory was sent. What the source says of a move is of an earlier one, perhaps of that by which the guest came to it.
-    Unsent,
-    /// The source was told to send it.
-    Sent,
-    /// It was sent ahead of its memory, and stands still until the target has leave to run it.
-    SentAhead,
-    /// The same, and post-copy is on: the source has ended it.
-    WaitsAhead,
-    /// It runs at the target, and the rest of its memory follows.
-    Ahead,
 }
 
 /// What is done about its disks.
@@ -115,7 +96,7 @@ pub fn live(
     one.wait_for_link();
     if let Some(ended) = one.again() {
         // What was set before the first run nobody knows, but credentials of drover's own are removed.
-        if ended.is_ok() || one.has_sent() {
+        if ended.is_ok() || one.passage.has_sent() {
             one.put_back(&ended);
         }
         return ended;
@@ -178,34 +159,13 @@ impl<'a> Move<'a> {
             machine: Machine::default(),
             before: [Before::default(), Before::default()],
             mirrors: Mirrors::None,
-            passage: Passage::Unsent,
-            has_let_go: false,
+            passage: Passage::default(),
             has_halted: false,
             has_asked: false,
             looked_for_link: None,
-            has_handed_over: false,
             round_trip: None,
             is_offered: false,
         }
-    }
-
-    fn has_sent(&self) -> bool {
-        self.passage > Passage::Unsent
-    }
-
-    /// It goes ahead in post-copy, and the target has had no leave to run it yet.
-    fn goes_ahead(&self) -> bool {
-        matches!(self.passage, Passage::SentAhead | Passage::WaitsAhead)
-    }
-
-    /// The source was seen in post-copy, or beyond: it has ended the guest.
-    fn is_ahead(&self) -> bool {
-        self.passage >= Passage::WaitsAhead
-    }
-
-    /// Post-copy is on.
-    fn goes_on_ahead(&mut self) {
-        self.passage = if self.goes_ahead() { Passage::WaitsAhead } else { Passage::Ahead };
     }
 
     fn go(&mut self, plan: Dated<Plan>) -> Result<Moved, Ending> {
@@ -234,12 +194,12 @@ impl<'a> Move<'a> {
         self.see_whether_it_runs()?;
         self.source.mark_paused(!self.core.was_running)?;
         let began = Instant::now();
-        self.passage = Passage::Sent;
+        self.passage = Passage::sent();
         let to = self.goes_to(&uri).to_string();
         if let Err(error) = self.source.send_to(&to) {
             // What QEMU refuses it does not begin; without an answer nobody knows.
             if error.is_refusal() {
-                self.passage = Passage::Unsent;
+                self.passage = Passage::default();
             }
             return Err(self.with_rdma(Side::Source, error).into());
         }
@@ -380,7 +340,7 @@ impl<'a> Adapter<'a> for Move<'a> {
             self.source.order("stop")?;
         }
         self.source.order("migrate-start-postcopy")?;
-        self.passage = Passage::SentAhead;
+        self.passage.send_ahead();
         Ok(())
     }
 

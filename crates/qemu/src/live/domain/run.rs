@@ -16,7 +16,7 @@ use super::silence::{SILENCE_TIME_MAX, Silence};
 use super::words::{begun_with, words_at_work};
 use super::{DomainOptions, Ends};
 use crate::error::QemuError;
-use crate::live::core::{Adapter, Core, Looked, Plan, WATCH_S, channels_wanted, failed, millis};
+use crate::live::core::{Adapter, Core, Looked, Plan, WATCH_S, channels_wanted, millis};
 use crate::live::still::Still;
 use crate::live::turn::Dated;
 use crate::live::{Ending, LiveError};
@@ -327,40 +327,27 @@ impl<'a> Move<'a> {
             let ended = self.see_after(began);
             return self.settle(ended.err().or(cause), began);
         }
-        let cause = |text: &str| cause.unwrap_or_else(|| Ending::Failed(failed(By::Libvirt, text)));
-        let at = |cause, guest_at| Err(LiveError { cause, guest_at });
-        match found {
-            Ok(DomainFound::AtTarget) => self.arrived(began),
-            Ok(DomainFound::AtSource) => {
-                let cause = cause("the move ended, and the guest is still at the source");
-                self.tidy_source();
-                self.remove_volumes();
-                at(cause, Where::Source)
-            }
-            Ok(DomainFound::Nowhere) => {
-                at(cause("neither daemon runs the domain any more: it ended on its way"), Where::Unknown)
-            }
-            Ok(DomainFound::Moving) => at(cause("the move does not come to its end"), Where::Unknown),
+        let (words, guest_at) = match &found {
+            Ok(DomainFound::AtTarget) => return self.arrived(began),
+            Ok(found) => found.settled(),
+            Err(_) => ("a daemon cannot be asked any more", Where::Unknown),
+        };
+        match &found {
             Ok(DomainFound::Ahead) => {
                 self.note("the rest of its memory follows, and nobody sees after it any more: say `drover live` again");
-                at(cause("the guest is in post-copy, and the move does not come to its end"), Where::Between)
             }
-            Ok(DomainFound::Broken) => at(
-                cause("the guest is in post-copy, and the line to the rest of its memory is gone"),
-                Where::Between,
-            ),
-            Ok(DomainFound::Unclear(why)) => {
-                self.note(why.obstacle().to_string());
-                if why.guest_at() == Where::Source {
-                    self.tidy_source();
-                }
-                at(cause("the move ended halfway"), why.guest_at())
-            }
-            Err(error) => {
-                self.note(error.chain());
-                at(cause("a daemon cannot be asked any more"), Where::Unknown)
-            }
+            Ok(DomainFound::Unclear(why)) => self.note(why.obstacle().to_string()),
+            Err(error) => self.note(error.chain()),
+            Ok(_) => {}
         }
+        if guest_at == Where::Source {
+            self.tidy_source();
+        }
+        if matches!(found, Ok(DomainFound::AtSource)) {
+            self.remove_volumes();
+        }
+        let cause = cause.unwrap_or_else(|| Ending::Failed(self.core.failed(words)));
+        Err(LiveError { cause, guest_at })
     }
 
     /// Who has it when nothing more comes by itself, or what only comes if it is seen after.

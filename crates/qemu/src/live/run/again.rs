@@ -4,10 +4,10 @@
 
 use std::time::Instant;
 
-use drover_live::{Allowed, Deed, Follow, Found, Machine, Moved, Throttle, Where, found};
+use drover_live::{Allowed, Deed, Follow, Found, Machine, Moved, Passage, Throttle, Where, found};
 
 use super::arrive::is_to_be_started;
-use super::{DisksBy, Ending, LiveError, Mirrors, Move, Passage};
+use super::{DisksBy, Ending, LiveError, Mirrors, Move};
 use crate::error::QemuError;
 use crate::live::guest::Guest;
 use crate::live::mark::{are_ends, unclear};
@@ -46,7 +46,7 @@ impl Move<'_> {
             // Nothing was touched: QEMU goes on as it did.
             return Some(Err(LiveError { cause, guest_at: Where::Source }));
         }
-        self.passage = Passage::Sent;
+        self.passage = Passage::sent();
         let ended = self.take_over(&found);
         Some(ended.or_else(|cause| self.settle(cause)))
     }
@@ -80,16 +80,15 @@ impl Move<'_> {
                 }
                 // It was told to go ahead, and waits to be let go.
                 if self.core.was_running && self.source.is_marked_stopped()? {
-                    self.passage = Passage::SentAhead;
+                    self.passage.send_ahead();
                 }
-                let deeds = if self.goes_ahead() { Vec::new() } else { self.deeds_left()? };
+                let deeds = if self.passage.goes_ahead() { Vec::new() } else { self.deeds_left()? };
                 self.follow(began, Follow::of_earlier(self.core.promise(), &deeds))
             }
             Found::Ahead | Found::Broken => {
                 // The first run may have been killed before it started the guest there.
                 let waits = is_to_be_started(&self.target.status().unwrap_or_default());
-                self.passage = if waits { Passage::WaitsAhead } else { Passage::Ahead };
-                self.has_let_go = true;
+                self.passage = Passage::ahead(waits);
                 self.follow(began, Follow::of_earlier(self.core.promise(), &[]))
             }
             Found::Arrived | Found::Moved => {

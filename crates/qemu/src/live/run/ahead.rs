@@ -14,7 +14,7 @@ use crate::live::core::Adapter;
 impl Move<'_> {
     /// Looks at both sides of post-copy, and does what is to be done about its line.
     pub(super) fn see_after(&mut self, told: &Told) -> Result<(), Ending> {
-        self.goes_on_ahead();
+        self.passage.is_in_postcopy();
         self.core.say_that_it_is_too_late();
         let target = self.target_half();
         let look = Look {
@@ -52,7 +52,7 @@ impl Move<'_> {
 
     /// The source's monitor failed: what that means for a guest that has gone ahead.
     pub(super) fn source_failed(&mut self, error: QemuError) -> Ending {
-        let is_gone = self.is_ahead() && error.is_of_connection() && self.has_source_ended();
+        let is_gone = self.passage.is_ahead() && error.is_of_connection() && self.has_source_ended();
         match is_gone && self.target_half() != Half::Done {
             true => self.core.loses(Side::Source),
             false => error.into(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use drover_live::{Moved, Side, Told};
 
-use super::{Ending, Move, Passage, SAMPLE_PAUSE, SETTLE_TIME_MAX};
+use super::{Ending, Move, SAMPLE_PAUSE, SETTLE_TIME_MAX};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::guest::POLL;
 use crate::live::still::Still;
@@ -73,9 +73,9 @@ impl Move<'_> {
     /// Over a link each answer takes a round trip, for which the guest stands still. There the source says that all is sent when it has
     /// the target's word that all has come (`return-path`), so the guest has leave to run before it is looked at.
     pub(super) fn let_go_unseen(&mut self) {
-        let is_ours = self.has_sent() && self.core.was_running && !self.has_let_go && !self.is_ahead();
-        if is_ours && self.core.carried().is_some() {
-            self.has_let_go = true;
+        let may_go = self.passage.may_go_unseen() && self.core.was_running;
+        if may_go && self.core.carried().is_some() {
+            self.passage.give_leave();
             // What becomes of it the look tells.
             let _ = self.give_leave();
         }
@@ -100,8 +100,7 @@ impl Move<'_> {
             return self.runs(&status);
         }
         if self.core.was_running {
-            // Before the order: that its answer is lost does not mean that it was not carried out.
-            self.has_let_go = true;
+            self.passage.give_leave();
             self.give_leave()?;
             return self.wait_until_it_runs();
         }
@@ -114,12 +113,12 @@ impl Move<'_> {
     /// The source is in post-copy, so it has stopped the guest for good: the target starts it once all has come that it
     /// takes to run.
     pub(super) fn let_go(&mut self) -> Result<(), Ending> {
-        self.goes_on_ahead();
+        self.passage.is_in_postcopy();
         if self.is_link_waited_for() {
             return Ok(());
         }
         match self.is_there() {
-            Ok(true) => self.passage = Passage::Ahead,
+            Ok(true) => self.passage.runs_ahead(),
             Ok(false) => {}
             Err(error) if error.is_of_connection() && self.is_target_gone() => {
                 return Err(self.core.loses(Side::Target));

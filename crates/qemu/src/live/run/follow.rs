@@ -1,8 +1,8 @@
-//! Memory on its way: looks at the source, and what comes of them. What is done when `drover_live::Follow` decides.
+//! Memory on its way: looks at the source, and what comes of them. What is done when `drover_live::Passage` and `Follow` decide.
 
 use std::time::{Duration, Instant};
 
-use drover_live::{Event, Follow, Moved, Phase, RATE_UNLIMITED, Sample, Side, Told, job_obstacles};
+use drover_live::{Act, Event, Follow, Moved, Phase, RATE_UNLIMITED, Sample, Side, job_obstacles};
 use serde_json::json;
 
 use super::{Ending, Mirrors, Move, RUNNING, SAMPLE_PAUSE};
@@ -37,7 +37,7 @@ impl Move<'_> {
             }
             self.halt_if_still_for_long(phase)?;
             self.keep_to_orders(phase)?;
-            if self.can_be_called_back(&told) {
+            if self.passage.can_be_called_back(&told) {
                 self.halt_if_job_began()?;
             }
             self.keep_share(phase)?;
@@ -45,26 +45,23 @@ impl Move<'_> {
                 has_told_sent = true;
                 self.core.tell(Event::Sent);
             }
-            match phase {
-                Phase::Done => {
-                    self.let_go_unseen();
-                    return self.arrived(began, told, self.patience());
-                }
-                Phase::Failed => return Err(self.failed(&told)),
-                Phase::Switchover if told.status == "pre-switchover" && !self.has_handed_over => {
-                    self.hand_over()?;
-                }
-                Phase::PostCopy if self.goes_ahead() => self.let_go()?,
-                Phase::PostCopy | Phase::Broken => self.see_after(&told)?,
-                Phase::Setup | Phase::Precopy => {
+            match self.passage.act(&told) {
+                Act::Follow => {
                     self.core.halt_if_stopped()?;
                     self.get_in_step(&told.sample, follow.rate());
-                    let goes_ahead = self.goes_ahead();
-                    let late = Duration::ZERO;
+                    let (goes_ahead, late) = (self.passage.goes_ahead(), Duration::ZERO);
                     let looked = Looked { told: &told, is_up, is_told: true, goes_ahead, late };
                     self.carry_out(&mut follow, &looked)?;
                 }
-                Phase::Switchover => {}
+                Act::Wait => {}
+                Act::HandOver => self.hand_over()?,
+                Act::LetGo => self.let_go()?,
+                Act::SeeAfter => self.see_after(&told)?,
+                Act::Arrive => {
+                    self.let_go_unseen();
+                    return self.arrived(began, told, self.patience());
+                }
+                Act::Fail => return Err(self.failed(&told)),
             }
             is_close = follow.is_close(&told.sample);
             self.pause(phase, is_close)?;
@@ -77,7 +74,7 @@ impl Move<'_> {
             self.hand_over_disks()?;
             let state = json!({"state": "pre-switchover"});
             self.source.qmp.execute("migrate-continue", state)?;
-            self.has_handed_over = true;
+            self.passage.hand_over();
         }
         Ok(())
     }
@@ -94,7 +91,7 @@ impl Move<'_> {
         match sample.phase {
             Phase::Done => true,
             Phase::Switchover
-                if !self.goes_ahead()
+                if !self.passage.goes_ahead()
                     && self.mirrors == Mirrors::None
                     && self.core.wanted.share.is_none() =>
             {
@@ -170,8 +167,9 @@ impl Move<'_> {
     /// A guest that stands still and does not arrive is better off where it was. In post-copy there is no way back.
     fn halt_if_still_for_long(&mut self, phase: Phase) -> Result<(), Ending> {
         // Sent ahead it was stopped before, and stands until QEMU begins with that.
-        let goes =
-            self.goes_ahead() && self.core.was_running && matches!(phase, Phase::Setup | Phase::Precopy);
+        let goes = self.passage.goes_ahead()
+            && self.core.was_running
+            && matches!(phase, Phase::Setup | Phase::Precopy);
         self.core.halt_if_still_for_long(goes || phase == Phase::Switchover, phase)
     }
 
@@ -179,7 +177,7 @@ impl Move<'_> {
     /// itself.
     fn keep_to_orders(&mut self, phase: Phase) -> Result<(), Ending> {
         let may_be_told = matches!(phase, Phase::Setup | Phase::Precopy | Phase::Switchover | Phase::Done)
-            && !self.goes_ahead();
+            && !self.passage.goes_ahead();
         let done = match may_be_told {
             true => {
                 self.source.has_turned().and_then(|has| if has { self.see_whether_it_runs() } else { Ok(()) })
@@ -187,15 +185,6 @@ impl Move<'_> {
             false => Ok(()),
         };
         done.map_err(|error| self.source_failed(error))
-    }
-
-    /// Whether the guest goes on at the source as if nothing had been, if the move is given up now.
-    fn can_be_called_back(&self, told: &Told) -> bool {
-        match told.sample.phase {
-            Phase::Setup | Phase::Precopy => !self.goes_ahead(),
-            Phase::Switchover => told.status == "pre-switchover" && !self.has_handed_over,
-            Phase::PostCopy | Phase::Broken | Phase::Done | Phase::Failed => false,
-        }
     }
 
     /// A job on the guest's disks would end the move at its very end ("Bad address"), or be lost with the source.
@@ -225,7 +214,7 @@ impl Move<'_> {
                 true => "somebody started the guest at the source: it is started at the target, too",
                 false => "somebody stopped the guest at the source: it is not started at the target (`cont` at its monitor)",
             });
-            if self.has_sent() {
+            if self.passage.has_sent() {
                 self.source.mark_paused(!runs)?;
             }
         }
@@ -235,7 +224,7 @@ impl Move<'_> {
     /// Until the next look. While the guest stands still each millisecond counts, so whatever QEMU says ends the wait.
     fn pause(&mut self, phase: Phase, is_close: bool) -> Result<(), Ending> {
         // One that goes ahead stands still until it is started.
-        let is_still = phase == Phase::Switchover || self.goes_ahead();
+        let is_still = phase == Phase::Switchover || self.passage.goes_ahead();
         let time_max = match is_still {
             true => POLL,
             false if is_close => CLOSE_PAUSE,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drover_live::{Follow, Half, Moved, Phase, Told, Where};
+use drover_live::{Follow, Half, Moved, Phase, Settled, Told, Where};
 
 use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Mirrors, Move, SETTLE_TIME_MAX};
 use crate::error::{QemuError, QemuErrorKind};
@@ -13,7 +13,7 @@ impl Move<'_> {
     /// Brings what was begun to an end. It may be too late to stop it: then the guest has moved.
     pub(super) fn settle(&mut self, cause: Ending) -> Result<Moved, LiveError> {
         self.core.still = Still::default();
-        if !self.has_sent() {
+        if !self.passage.has_sent() {
             if matches!(cause, Ending::Stopped) && self.mirrors != Mirrors::None {
                 self.note(CANCELS);
             }
@@ -23,44 +23,38 @@ impl Move<'_> {
         let began = Instant::now();
         if self.core.lost.is_some() {
             self.clean_up();
-            return Err(LiveError { cause, guest_at: Where::Lost { had_leave: self.has_let_go } });
+            return Err(LiveError { cause, guest_at: Where::Lost { had_leave: self.passage.has_leave() } });
         }
-        // A guest that went ahead is not called back: QEMU before 10.0 would try, and lose it. Where nothing is under way
-        // there is nothing to cancel.
-        if !self.has_let_go && !self.is_ahead() {
+        // Where nothing is under way there is nothing to cancel.
+        if self.passage.may_be_cancelled() {
             if matches!(cause, Ending::Stopped) {
                 self.note(CANCELS);
             }
             let _ = self.source.order("migrate_cancel");
         }
-        let guest_at = match self.wait_for_end(began) {
-            Some(told) if told.sample.phase == Phase::Done => return self.has_moved(cause, began, told),
-            Some(told) if told.sample.phase == Phase::Failed && self.is_ahead() && self.has_let_go => {
-                match self.do_both_run() {
-                    true => Where::Both,
-                    false => match self.last_word() {
-                        // Only its word was lost.
-                        Half::Done => return self.has_moved(cause, began, told),
-                        // Part of what was sent is nowhere any more.
-                        Half::Paused | Half::Gone => Where::Lost { had_leave: true },
-                        Half::Active | Half::Recovering | Half::Silent => Where::Unknown,
-                    },
-                }
-            }
-            Some(told) if told.sample.phase == Phase::Failed || told.status == "none" => {
-                self.back_at_source()
-            }
-            // It went ahead before it could be cancelled, and nobody runs it yet.
-            Some(told) if told.sample.phase == Phase::PostCopy && self.goes_ahead() && !self.has_let_go => {
+        let told = self.wait_for_end(began);
+        let guest_at = match (self.passage.settled(told.as_ref()), told) {
+            (Settled::AllSent, Some(told)) => return self.has_moved(cause, began, told),
+            (Settled::GivenUp { .. }, _) if self.do_both_run() => Where::Both,
+            (Settled::GivenUp { is_ahead: true }, Some(told)) => match self.last_word() {
+                // Only its word was lost.
+                Half::Done => return self.has_moved(cause, began, told),
+                // Part of what was sent is nowhere any more.
+                Half::Paused | Half::Gone => Where::Lost { had_leave: true },
+                Half::Active | Half::Recovering | Half::Silent => Where::Unknown,
+            },
+            (Settled::GivenUp { .. }, _) => Where::Unknown,
+            (Settled::Back, _) if self.source_runs_again() => Where::Source,
+            (Settled::Back, _) => Where::Unknown,
+            (Settled::FollowOn, _) => {
                 match self.follow(began, Follow::of_earlier(self.core.promise(), &[])) {
                     Ok(moved) => return Ok(moved),
-                    Err(_) if self.core.lost.is_some() => Where::Lost { had_leave: self.has_let_go },
+                    Err(_) if self.core.lost.is_some() => Where::Lost { had_leave: self.passage.has_leave() },
                     Err(_) => Where::Between,
                 }
             }
-            Some(told) if matches!(told.sample.phase, Phase::PostCopy | Phase::Broken) => Where::Between,
-            Some(_) => Where::Unknown,
-            None => self.without_source(),
+            (Settled::At(guest_at), _) => guest_at,
+            (Settled::Silent | Settled::AllSent, _) => self.without_source(),
         };
         self.clean_up();
         if guest_at == Where::Source {
@@ -124,24 +118,13 @@ impl Move<'_> {
         Err(LiveError { cause, guest_at })
     }
 
-    /// The source has the guest again. QEMU lets it run by itself unless it stood for a reason of its own.
-    fn back_at_source(&mut self) -> Where {
-        if self.has_let_go {
-            return if self.do_both_run() { Where::Both } else { Where::Unknown };
-        }
-        match self.source_runs_again() {
-            true => Where::Source,
-            false => Where::Unknown,
-        }
-    }
-
     /// Whether each side says that it runs the guest.
     fn do_both_run(&mut self) -> bool {
         let runs = |status: Result<String, QemuError>| status.is_ok_and(|status| status == "running");
         runs(self.source.status()) && !self.is_link_away() && runs(self.target.status())
     }
 
-    /// Sees to it that the guest runs at the source if it did before: nobody else may run it, as the target has had no
+    /// Sees to it that the guest runs at the source if it did before. QEMU lets it run by itself unless it stood for a reason of its own. Nobody else may run it, as the target has had no
     /// leave.
     fn source_runs_again(&mut self) -> bool {
         if !self.core.was_running {
@@ -168,12 +151,12 @@ impl Move<'_> {
 
     /// The source's monitor is gone, and perhaps its QEMU.
     fn without_source(&mut self) -> Where {
-        if self.is_ahead() {
+        if self.passage.is_ahead() {
             // With all of its memory it runs without the source.
             let has_all = self.target.stand().is_ok_and(|stand| stand.migration == "completed");
             return if has_all { Where::Target } else { Where::Between };
         }
-        match (self.has_let_go, self.target.status()) {
+        match (self.passage.has_leave(), self.target.status()) {
             (true, Ok(status)) if status == "running" => Where::Target,
             _ => Where::Unknown,
         }

@@ -413,7 +413,7 @@ fn sent_ahead(source: &Fake, target: &Fake) -> Result<Moved, LiveError> {
     let mut to = target.guest(&folder, Side::Target);
     let (options, stop, mut tell) = (options(), AtomicBool::new(false), |_| {});
     let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
-    one.passage = Passage::Sent;
+    one.passage = Passage::sent();
     let ended = one.start_postcopy().and_then(|()| one.follow(Instant::now(), watched(&options)));
     ended.or_else(|cause| one.settle(cause))
 }
@@ -534,7 +534,7 @@ fn disks_are_handed_over_once_however_long_the_source_takes_to_go_on() {
     let mut to = target.guest(&folder, Side::Target);
     let (options, stop, mut tell) = (options(), AtomicBool::new(false), |_| {});
     let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
-    one.passage = Passage::Sent;
+    one.passage = Passage::sent();
     one.pairs = vec![Pair::new(0, "hd0".to_string(), Disk::default(), Disk::default())];
     one.follow(Instant::now(), watched(&options)).unwrap();
     ender.join().unwrap();
