@@ -79,6 +79,16 @@ pub enum Deed {
     GiveUp,
 }
 
+impl fmt::Display for Deed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Deed::Throttle => "the guest is slowed down",
+            Deed::PostCopy => "the guest switches to post-copy, its memory follows",
+            Deed::GiveUp => "given up",
+        })
+    }
+}
+
 /// Why something is done, with what was known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Why {

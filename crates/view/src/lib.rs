@@ -26,6 +26,7 @@ mod inventory;
 mod live;
 mod live_display;
 mod live_several;
+mod live_words;
 mod meter;
 mod mode;
 mod now;
@@ -57,14 +58,14 @@ pub use html::{assess_html, forecast_html, live_report_html, live_several_html, 
 pub use in_place::{InLines, InPlace};
 pub use inventory::{inventory_json, inventory_text};
 pub use live::{
-    LiveAsked, LiveDeed, LiveDisk, LiveForecast, LiveLook, LiveNote, LiveOutcome, LivePart, LiveReal,
-    LiveReport, LiveSample, LiveWay, live_report_json,
+    LiveAsked, LiveDeed, LiveDisk, LiveLook, LiveNote, LiveOutcome, LiveReal, LiveReport, live_report_json,
 };
-pub use live_display::{LiveDiskNow, LiveDisplay, LiveForeseen, LiveMemoryNow, LiveNow};
+pub use live_display::{LiveDisplay, LiveForeseen, LiveMemoryNow, LiveNow};
 pub use live_several::{
     LiveGuestNow, LiveOfSeveral, LiveSchedule, LiveSeveralDisplay, LiveSeveralReport, LiveSeveralWay,
     LiveSums, LiveTurn, live_several_json,
 };
+pub use live_words::live_words;
 pub use mode::{DisplayMode, can_move, set_plain_display};
 pub use problems::problems_text;
 pub use report::{ReportJson, report_text};

@@ -1,7 +1,10 @@
 //! The report of a live move: what was promised, foreseen and real, for people and machines. Pure.
 
-use serde::Serialize;
+use drover_live::{Choice, Deed, Event, Forecast, Looked, Part, Sample, Told, Why};
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
+
+use crate::live_words::live_words;
 
 /// Of the JSON document; it grows when a field's meaning changes or one goes.
 const VERSION: u32 = 1;
@@ -37,11 +40,13 @@ pub struct LiveReport {
     /// When memory began to go, in seconds since the begin.
     pub memory_began_s: Option<f64>,
     /// What the source's QEMU told of memory on its way, in order.
-    pub samples: Vec<LiveSample>,
+    #[serde(serialize_with = "samples")]
+    pub samples: Vec<Told>,
     /// What became of it.
     pub outcome: LiveOutcome,
     /// What the time was made of in which the guest stood still; empty if it did not, or nothing of it is known.
-    pub downtime_parts: Vec<LivePart>,
+    #[serde(serialize_with = "parts")]
+    pub downtime_parts: Vec<Part>,
     /// What went over the link.
     pub link: Option<Value>,
     /// Samples of which one is kept.
@@ -75,83 +80,25 @@ pub struct LiveAsked {
 }
 
 /// What was foreseen at a moment, and from what.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LiveLook {
     /// Seconds since the begin.
     pub at_s: f64,
-    /// Connections; nothing if no way keeps the promise.
-    pub channels: Option<u8>,
-    /// What is begun at once, because nothing milder is enough.
-    pub at_once: Option<String>,
-    /// What stands ready if it goes otherwise, in its order.
-    pub ready: Vec<String>,
-    /// The guest's memory.
-    pub memory_bytes: u64,
-    /// Bytes a second of pages that are written to, and how far off that may be.
-    pub dirty_bytes_per_s: f64,
-    /// How far off the rate of writing may be.
-    pub dirty_bytes_per_s_spread: f64,
-    /// Bytes a second that the line carries.
-    pub line_bytes_per_s: f64,
-    /// How far off that may be.
-    pub line_bytes_per_s_spread: f64,
-    /// Whether it was measured or said, or is a guess.
+    /// What was chosen, and each way that was looked at.
+    pub choice: Choice,
+    /// Whether the line was measured or said, or is a guess.
     pub line_is_known: bool,
-    /// What was foreseen of the way that was chosen, or of the mildest one.
-    pub foreseen: LiveForecast,
-    /// Each way that was looked at.
-    pub ways: Vec<LiveWay>,
-}
-
-/// What a move will take.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct LiveForecast {
-    /// Seconds, from the begin of memory's way.
-    pub total_s: f64,
-    /// How far off they may be.
-    pub total_s_spread: f64,
-    /// For which the guest stands still.
-    pub downtime_ms: f64,
-    /// How far off that may be.
-    pub downtime_ms_spread: f64,
-    /// Passes over memory.
-    pub passes: u32,
-    /// Bytes that are sent.
-    pub sent_bytes: u64,
-    /// Whether it ends.
-    pub converges: bool,
-}
-
-/// A way that was looked at.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct LiveWay {
-    /// In words.
-    pub way: String,
-    /// Whether it keeps the promise.
-    pub keeps_the_promise: bool,
-    /// What it would take.
-    pub foreseen: LiveForecast,
 }
 
 /// Something that was done, and what was known then.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LiveDeed {
     /// Seconds since the begin.
     pub at_s: f64,
-    /// In words.
-    pub what: String,
+    /// What was done.
+    pub what: Deed,
     /// Why, with its numbers.
-    pub why: String,
-    /// Bytes a second that were sent.
-    pub sent_bytes_per_s: f64,
-    /// Bytes a second that were written to.
-    pub dirty_bytes_per_s: f64,
-    /// Bytes that were left.
-    pub left_bytes: u64,
-    /// Seconds that it would still have taken; nothing where no end was in sight.
-    pub needs_s: Option<f64>,
-    /// Seconds until the deadline.
-    pub has_s: f64,
+    pub why: Why,
 }
 
 /// Something that was said.
@@ -174,25 +121,6 @@ pub struct LiveDisk {
     pub all_bytes: u64,
     /// When all was copied once, in seconds since the begin.
     pub ready_s: Option<f64>,
-}
-
-/// What the source's QEMU told of memory on its way.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct LiveSample {
-    /// Milliseconds since memory began to go.
-    pub at_ms: u64,
-    /// QEMU's word for where it is.
-    pub status: String,
-    /// Passes begun.
-    pub pass: u64,
-    /// Bytes sent so far.
-    pub sent_bytes: u64,
-    /// Bytes left in this pass.
-    pub left_bytes: u64,
-    /// Bytes of pages written to in the last second, by QEMU's count.
-    pub dirty_bytes_per_s: u64,
-    /// How much the guest is slowed down.
-    pub throttle_percent: u8,
 }
 
 /// What became of a move.
@@ -232,26 +160,43 @@ pub struct LiveReal {
     pub passes: u64,
 }
 
-/// A part of the time in which the guest stood still.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct LivePart {
-    /// What was done in it.
-    pub name: String,
-    /// How long it took; nothing where nobody told.
-    pub ms: Option<f64>,
-    /// By what it is known, or why it is not.
-    pub how: String,
-}
-
 impl LiveReport {
+    /// Takes in what happened, so long after the begin.
+    pub fn take(&mut self, at_s: f64, event: &Event) {
+        match event {
+            Event::Note(_) | Event::Route(_) | Event::Busy { .. } | Event::Share(_) | Event::Mending(_) => {
+                self.add_note(at_s, live_words(event).unwrap_or_default());
+            }
+            Event::Chosen(choice) => {
+                // What is looked at once memory is on its way is what its rate told.
+                let line_is_known = self.asked.line_bits_per_s.is_some() || !self.samples.is_empty();
+                self.forecasts.push(LiveLook { at_s, choice: (**choice).clone(), line_is_known });
+            }
+            Event::Disk { name, state } => {
+                self.add_disk(at_s, name, state.done_bytes, state.all_bytes, state.is_ready);
+            }
+            Event::Memory(told) => {
+                let sample_s = told.sample.at_ms as f64 / 1000.0;
+                self.memory_began_s.get_or_insert((at_s - sample_s).max(0.0));
+                self.add_sample(told.clone());
+            }
+            Event::Sent => {}
+            Event::Did(what, why) => self.actions.push(LiveDeed { at_s, what: *what, why: *why }),
+            Event::Link { site, is_up } => {
+                let word = if *is_up { "is back" } else { "is away" };
+                self.add_note(at_s, format!("the link to {site} {word}"));
+            }
+        }
+    }
+
     /// Takes in a sample. Of very many some are left out; the first and the latest never are.
-    pub fn add_sample(&mut self, sample: LiveSample) {
-        let last_ms = self.samples.last().map_or(0, |last| last.at_ms);
+    pub fn add_sample(&mut self, told: Told) {
+        let last_ms = self.samples.last().map_or(0, |last| last.sample.at_ms);
         // A move that is brought to its end after it failed begins to count anew.
-        if sample.at_ms.saturating_add(self.offset_ms) < last_ms {
+        if told.sample.at_ms.saturating_add(self.offset_ms) < last_ms {
             self.offset_ms = last_ms;
         }
-        let at_ms = sample.at_ms.saturating_add(self.offset_ms);
+        let at_ms = told.sample.at_ms.saturating_add(self.offset_ms);
         if self.samples.len() >= SAMPLES_MAX {
             let mut number = 0;
             self.samples.retain(|_| {
@@ -265,7 +210,7 @@ impl LiveReport {
             self.samples.pop();
         }
         self.skipped = (self.skipped + 1) % self.stride.max(1);
-        self.samples.push(LiveSample { at_ms, ..sample });
+        self.samples.push(Told { sample: Sample { at_ms, ..told.sample }, ..told });
     }
 
     /// Takes in something that was said.
@@ -317,6 +262,60 @@ impl LiveReal {
     }
 }
 
+impl Serialize for LiveLook {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Choice { course, forecast, looked_at, facts } = &self.choice;
+        let course = course.as_ref();
+        let ready = course.map(|course| course.deeds.iter().map(Deed::to_string).collect::<Vec<_>>());
+        let way = |looked: &Looked| json!({"way": looked.way, "keeps_the_promise": looked.keeps, "foreseen": foreseen(&looked.forecast)});
+        let document = json!({
+            "at_s": self.at_s, "channels": course.map(|course| course.channels),
+            "at_once": course.and_then(|course| course.at_once).map(|deed| deed.to_string()),
+            "ready": ready.unwrap_or_default(), "memory_bytes": facts.memory_bytes,
+            "dirty_bytes_per_s": facts.dirty.likely, "dirty_bytes_per_s_spread": facts.dirty.spread,
+            "line_bytes_per_s": facts.rate.likely, "line_bytes_per_s_spread": facts.rate.spread,
+            "line_is_known": self.line_is_known, "foreseen": foreseen(forecast),
+            "ways": looked_at.iter().map(way).collect::<Vec<_>>(),
+        });
+        document.serialize(to)
+    }
+}
+
+fn foreseen(forecast: &Forecast) -> Value {
+    let Forecast { total, downtime, passes, sent_bytes, converges } = forecast;
+    json!({
+        "total_s": total.likely, "total_s_spread": total.spread, "downtime_ms": downtime.likely * 1000.0,
+        "downtime_ms_spread": downtime.spread * 1000.0, "passes": passes, "sent_bytes": sent_bytes, "converges": converges,
+    })
+}
+
+impl Serialize for LiveDeed {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let LiveDeed { at_s, what, why } = self;
+        let document = json!({
+            "at_s": at_s, "what": what.to_string(), "why": why.to_string(), "sent_bytes_per_s": why.rate,
+            "dirty_bytes_per_s": why.dirty, "left_bytes": why.left_bytes, "needs_s": why.needs_s, "has_s": why.has_s,
+        });
+        document.serialize(to)
+    }
+}
+
+fn samples<S: Serializer>(all: &[Told], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(all.iter().map(|Told { sample, status, .. }| {
+        json!({
+            "at_ms": sample.at_ms, "status": status, "pass": sample.passes, "sent_bytes": sample.sent_bytes,
+            "left_bytes": sample.left_bytes, "dirty_bytes_per_s": sample.dirty_bytes_per_s,
+            "throttle_percent": sample.throttle_percent,
+        })
+    }))
+}
+
+fn parts<S: Serializer>(all: &[Part], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(all.iter().map(|Part { name, time, how }| {
+        json!({"name": name, "ms": time.map(|time| time.as_secs_f64() * 1000.0), "how": how})
+    }))
+}
+
 /// The report as a document with a version.
 pub fn live_report_json(report: &LiveReport) -> Value {
     let mut value = json!({ "kind": "drover-live-report", "version": VERSION });
@@ -330,51 +329,51 @@ pub fn live_report_json(report: &LiveReport) -> Value {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::time::Duration;
+
+    use drover_live::{Cause, Course, Facts, LINE_ASSUMED, facts_before};
+    use drover_types::Estimate;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
-    fn forecast(total_s: f64) -> LiveForecast {
-        LiveForecast {
-            total_s,
-            total_s_spread: total_s / 5.0,
-            downtime_ms: 41.0,
-            downtime_ms_spread: 20.0,
+    fn forecast(total_s: f64) -> Forecast {
+        Forecast {
+            total: Estimate { likely: total_s, spread: total_s / 5.0 },
+            downtime: Estimate { likely: 0.041, spread: 0.02 },
             passes: 3,
             sent_bytes: 1 << 30,
             converges: true,
         }
     }
 
-    pub(crate) fn sample(at_ms: u64, pass: u64, sent_mib: u64, left_mib: u64) -> LiveSample {
-        LiveSample {
+    pub(crate) fn sample(at_ms: u64, pass: u64, sent_mib: u64, left_mib: u64) -> Told {
+        let sample = Sample {
             at_ms,
-            status: "active".into(),
-            pass,
+            passes: pass,
             sent_bytes: sent_mib * MIB,
             left_bytes: left_mib * MIB,
             dirty_bytes_per_s: 20 * MIB,
-            throttle_percent: 0,
-        }
+            ..Sample::default()
+        };
+        Told { sample, status: "active".into(), ..Told::default() }
     }
 
     /// A guest that moved in two seconds, with hostile names.
     pub(crate) fn moved() -> LiveReport {
-        let look = LiveLook {
-            at_s: 1.2,
-            channels: Some(4),
-            ready: vec!["the guest is slowed down".into(), "given up".into()],
-            memory_bytes: 1 << 30,
-            dirty_bytes_per_s: 20e6,
-            line_bytes_per_s: 1e9,
-            foreseen: forecast(1.5),
-            ways: vec![LiveWay {
-                way: "4 connections".into(),
-                keeps_the_promise: true,
-                foreseen: forecast(1.5),
-            }],
-            ..LiveLook::default()
+        let facts = facts_before(1 << 30, Some(0.0), Estimate::default());
+        let dirty = Estimate { likely: 20e6, spread: 0.0 };
+        let deeds = vec![Deed::Throttle, Deed::GiveUp];
+        let choice = Choice {
+            course: Some(Course { channels: 4, zstd: false, at_once: None, deeds }),
+            forecast: forecast(1.5),
+            looked_at: vec![Looked { way: "4 connections".into(), forecast: forecast(1.5), keeps: true }],
+            facts: Facts { dirty, rate: LINE_ASSUMED, ..facts },
         };
+        let look = LiveLook { at_s: 1.2, choice, line_is_known: false };
+        let why =
+            Why { cause: Cause::Standstill, rate: 0.0, dirty: 0.0, left_bytes: 0, needs_s: None, has_s: 0.0 };
         let mut report = LiveReport {
             began_ms: crate::sample::START,
             ended_ms: crate::sample::START + 3_500,
@@ -388,12 +387,7 @@ pub(crate) mod tests {
                 ..LiveAsked::default()
             },
             forecasts: vec![look],
-            actions: vec![LiveDeed {
-                at_s: 2.4,
-                what: "the guest is slowed down".into(),
-                why: "passes leave as much as they bring".into(),
-                ..LiveDeed::default()
-            }],
+            actions: vec![LiveDeed { at_s: 2.4, what: Deed::Throttle, why }],
             memory_began_s: Some(1.4),
             outcome: LiveOutcome::Moved(LiveReal {
                 total_s: 2.0,
@@ -403,8 +397,8 @@ pub(crate) mod tests {
                 passes: 3,
             }),
             downtime_parts: vec![
-                LivePart { name: "last pass".into(), ms: Some(50.25), how: "by events".into() },
-                LivePart { name: "first heartbeat".into(), ms: None, how: "nobody looks".into() },
+                Part { name: "last pass", time: Some(Duration::from_micros(50_240)), how: "by events" },
+                Part { name: "first heartbeat", time: None, how: "nobody looks" },
             ],
             ..LiveReport::default()
         };
@@ -483,16 +477,17 @@ pub(crate) mod tests {
         let mut report = LiveReport::default();
         for number in 0..100_000u64 {
             report.add_sample(sample(number * 100, 1, number, 0));
-            assert_eq!(report.samples.last().unwrap().at_ms, number * 100);
+            assert_eq!(report.samples.last().unwrap().sample.at_ms, number * 100);
         }
         assert!(
             (SAMPLES_MAX / 2 - 1..=SAMPLES_MAX).contains(&report.samples.len()),
             "{}",
             report.samples.len()
         );
-        assert_eq!(report.samples[0].at_ms, 0);
-        assert!(report.samples.windows(2).all(|pair| pair[0].at_ms < pair[1].at_ms));
-        let steps: Vec<u64> = report.samples.windows(2).map(|pair| pair[1].at_ms - pair[0].at_ms).collect();
+        let times: Vec<u64> = report.samples.iter().map(|told| told.sample.at_ms).collect();
+        assert_eq!(times[0], 0);
+        assert!(times.windows(2).all(|pair| pair[0] < pair[1]));
+        let steps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let longest = steps.iter().max().unwrap();
         assert!(steps[..steps.len() - 1].iter().all(|step| step * 2 >= *longest), "{longest}");
     }
@@ -503,7 +498,7 @@ pub(crate) mod tests {
         for at_ms in [0, 900, 20, 120] {
             report.add_sample(sample(at_ms, 1, 1, 1));
         }
-        let times: Vec<u64> = report.samples.iter().map(|sample| sample.at_ms).collect();
+        let times: Vec<u64> = report.samples.iter().map(|told| told.sample.at_ms).collect();
         assert_eq!(times, [0, 900, 920, 1020]);
     }
 }

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use drover_live::MirrorState;
 use drover_types::{Bytes, Rate};
 
 use crate::frame::bar;
@@ -9,25 +10,12 @@ use crate::text::{estimate, percent};
 /// A live move, as of its latest news.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LiveNow {
-    /// Disks that are copied.
-    pub disks: Vec<LiveDiskNow>,
+    /// Disks that are copied, by name.
+    pub disks: Vec<(String, MirrorState)>,
     /// Memory, once it is on its way.
     pub memory: Option<LiveMemoryNow>,
     /// What is foreseen, once that is known.
     pub foreseen: Option<LiveForeseen>,
-}
-
-/// A disk on its way.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct LiveDiskNow {
-    /// What it is plugged into.
-    pub name: String,
-    /// Bytes copied.
-    pub done_bytes: u64,
-    /// Bytes to copy.
-    pub all_bytes: u64,
-    /// All was copied once; writes follow as they come.
-    pub is_ready: bool,
 }
 
 /// Memory on its way.
@@ -89,8 +77,8 @@ fn bar_and_share(done: u64, all: u64, blocks: bool) -> String {
     format!("{}  {:>3} %", bar(share, BAR, blocks), percent(share))
 }
 
-fn disk_line(disk: &LiveDiskNow, blocks: bool) -> String {
-    let LiveDiskNow { name, done_bytes, all_bytes, is_ready } = disk;
+fn disk_line((name, state): &(String, MirrorState), blocks: bool) -> String {
+    let MirrorState { done_bytes, all_bytes, is_ready } = state;
     let state = if *is_ready { "follows each write" } else { "is copied" };
     format!(
         "disk      {}  {name} of {}, {state}",
@@ -161,7 +149,7 @@ mod tests {
         };
         let foreseen = LiveForeseen { total_s: 14.25, downtime_ms: 41.4, promised_ms: 300, converges: true };
         let disk =
-            LiveDiskNow { name: "hd0".into(), done_bytes: 4 * MIB, all_bytes: 8 * MIB, is_ready: false };
+            ("hd0".to_string(), MirrorState { done_bytes: 4 * MIB, all_bytes: 8 * MIB, is_ready: false });
         LiveNow { disks: vec![disk], memory: Some(memory), foreseen: Some(foreseen) }
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drover_live::MirrorState;
 use drover_types::{Bytes, Rate};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -69,7 +70,7 @@ fn words(guest: &LiveGuestNow, blocks: bool) -> String {
         }
         return line;
     }
-    let sum = |of: fn(&crate::live_display::LiveDiskNow) -> u64| now.disks.iter().map(of).sum::<u64>();
+    let sum = |of: fn(&MirrorState) -> u64| now.disks.iter().map(|(_, state)| of(state)).sum::<u64>();
     let (done, all) = (sum(|disk| disk.done_bytes), sum(|disk| disk.all_bytes));
     match now.disks.is_empty() {
         true => clean(&guest.state).into_owned(),
@@ -220,7 +221,7 @@ pub fn live_several_json(report: &LiveSeveralReport) -> Value {
 pub(crate) mod tests {
     use super::*;
     use crate::live::tests::{moved, refused};
-    use crate::live_display::{LiveDiskNow, LiveMemoryNow};
+    use crate::live_display::LiveMemoryNow;
 
     const MIB: u64 = 1 << 20;
 
@@ -274,7 +275,7 @@ pub(crate) mod tests {
             ..LiveMemoryNow::default()
         };
         let disk =
-            LiveDiskNow { name: "hd0".into(), done_bytes: 4 * MIB, all_bytes: 8 * MIB, is_ready: false };
+            ("hd0".to_string(), MirrorState { done_bytes: 4 * MIB, all_bytes: 8 * MIB, is_ready: false });
         let guest =
             |name: &str, state: &str, now| LiveGuestNow { name: name.into(), state: state.into(), now };
         let guests = [

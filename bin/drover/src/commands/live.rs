@@ -14,16 +14,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_live::{
-    Allowed, Choice, Deed, Event, Found, HostLoad, Loads, Mending, Moment, Moved, Phase, Promise, Route,
-    Side, Told, Where, line_said,
+    Allowed, Choice, Event, Found, HostLoad, Loads, Mending, Moment, Moved, Phase, Promise, Route, Side,
+    Told, Where, line_said,
 };
 use drover_qemu::QemuError;
 use drover_qemu::live::{
     DisksBy, Ending, Guest, LiveError, LiveOptions, NbdAt, Place, Sides, TlsBy, TlsOptions, Wanted,
     left_by_earlier,
 };
-use drover_types::Estimate;
-use drover_view::LiveAsked;
+use drover_view::{LiveAsked, live_words};
 use serde_json::{Value, json};
 
 use crate::cli::{AllowArg, DisksArg, LiveArgs, LiveCommand};
@@ -428,9 +427,9 @@ impl View {
             shown.take(event);
         }
         match event {
-            Event::Note(text) => self.say(text),
-            Event::Route(route) => self.say(route_words(route)),
-            Event::Busy { loads, longer } => self.say(busy_words(loads, longer)),
+            Event::Note(_) | Event::Route(_) | Event::Busy { .. } | Event::Share(_) | Event::Mending(_) => {
+                live_words(event).into_iter().for_each(|words| self.say(words));
+            }
             Event::Chosen(choice) => choice.looked_at.iter().for_each(|looked| self.say(looked)),
             Event::Disk { name, state } => {
                 let share = state.done_bytes as f64 * 100.0 / (state.all_bytes.max(1)) as f64;
@@ -454,9 +453,7 @@ impl View {
             }
             // The sample before tells it.
             Event::Sent => {}
-            Event::Did(deed, why) => self.say(format!("{}: {why}", deed_word(*deed))),
-            Event::Share(rate) => self.say(share_words(*rate)),
-            Event::Mending(mending) => self.say(mending_words(mending)),
+            Event::Did(deed, why) => self.say(format!("{deed}: {why}")),
             Event::Link { site, is_up: true } => self.say(format!("the link to {site} is back: it goes on")),
             Event::Link { site, is_up: false } => {
                 self.say(format!("the link to {site} is away: what goes over it waits until it is back"));
@@ -515,7 +512,7 @@ impl View {
                 "downtime_ms_foreseen": moved.foreseen.downtime.likely * 1000.0,
                 "sent_bytes": moved.last.sample.sent_bytes,
                 "passes": moved.last.sample.passes,
-                "actions": moved.deeds.iter().map(|(deed, _)| deed_word(*deed)).collect::<Vec<_>>(),
+                "actions": moved.deeds.iter().map(|(deed, _)| deed.to_string()).collect::<Vec<_>>(),
                 "promise_kept": real.is_kept(&self.asked),
                 "promise_broken": broken,
                 "downtime_ms_promised": self.asked.downtime_ms,
@@ -569,14 +566,6 @@ fn slowed(percent: u8) -> String {
     if percent == 0 { String::new() } else { format!(", slowed down by {percent} %") }
 }
 
-fn deed_word(deed: Deed) -> &'static str {
-    match deed {
-        Deed::Throttle => "the guest is slowed down",
-        Deed::PostCopy => "the guest switches to post-copy, its memory follows",
-        Deed::GiveUp => "given up",
-    }
-}
-
 fn document(event: &Event) -> Value {
     match event {
         Event::Note(text) => json!({"event": "note", "text": text}),
@@ -596,17 +585,10 @@ fn document(event: &Event) -> Value {
             "dirty_bytes_per_s": sample.dirty_bytes_per_s, "throttle_percent": sample.throttle_percent,
         }),
         Event::Sent => json!({"event": "sent"}),
-        Event::Did(deed, why) => json!({"event": "action", "what": deed_word(*deed), "why": why.to_string()}),
+        Event::Did(deed, why) => json!({"event": "action", "what": deed.to_string(), "why": why.to_string()}),
         Event::Share(rate) => json!({"event": "share", "rate_bytes_per_s": rate}),
         Event::Mending(mending) => mending_document(mending),
         Event::Link { site, is_up } => json!({"event": "link", "site": site, "is_up": is_up}),
-    }
-}
-
-fn route_words(route: &Route) -> String {
-    match route.is_direct {
-        true => format!("what is sent goes directly: {route}"),
-        false => format!("what is sent goes over the link: {route}"),
     }
 }
 
@@ -622,34 +604,9 @@ fn route_document(route: &Route) -> Value {
     })
 }
 
-fn busy_words(loads: &Loads, longer: &Estimate) -> String {
-    match longer.likely > 0.0 {
-        true => format!("{loads}: a downtime is {:.0} ms longer for it", longer.likely * 1000.0),
-        false => format!("{loads}: that is not in what is foreseen"),
-    }
-}
-
 fn load_document(load: Option<HostLoad>) -> Value {
     let document = |HostLoad { processors, load_average, waiting }| json!({"processors": processors, "load_average": load_average, "waiting_share": waiting});
     load.map_or(Value::Null, document)
-}
-
-fn share_words(rate: u64) -> String {
-    format!("its share is {:.1} MB/s from now on", rate as f64 / 1e6)
-}
-
-fn mending_words(mending: &Mending) -> String {
-    match mending {
-        Mending::Broke { why } => {
-            format!("the line broke in post-copy ({why}): the guest waits for its memory where it needs it")
-        }
-        Mending::Told(side) => format!("the {side} had not noticed that the line broke, and was told"),
-        Mending::Tries { number } => format!("the line is made anew, try {number}"),
-        Mending::Failed { number, why, next } => {
-            format!("try {number} came to nothing: {why}; the next comes after {} s", next.as_secs())
-        }
-        Mending::Back { tries } => format!("the line is back after {tries} tries: it goes on"),
-    }
 }
 
 fn mending_document(mending: &Mending) -> Value {

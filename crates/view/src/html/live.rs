@@ -3,6 +3,7 @@
 
 use std::fmt::{self, Write};
 
+use drover_live::{Deed, Forecast, Sample, Told};
 use drover_types::{Bytes, Rate};
 
 use super::charts::{
@@ -12,7 +13,7 @@ use super::charts::{
 use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head, write_row};
 use crate::axis::TimeAxis;
 use crate::clock::{local, zone_name};
-use crate::live::{LiveForecast, LiveLook, LiveOutcome, LiveReal, LiveReport, LiveSample};
+use crate::live::{LiveLook, LiveOutcome, LiveReal, LiveReport};
 use crate::text::{UNKNOWN, count, duration};
 
 /// Where nobody told.
@@ -112,12 +113,20 @@ fn facts(report: &LiveReport) -> [(&'static str, String); 8] {
     let bits = |rate: Option<u64>, otherwise: &str| {
         rate.map_or(otherwise.into(), |rate| Rate(rate as f64 / 8.0).to_string())
     };
-    let chosen = report.forecasts.iter().rev().find_map(|look| look.channels);
+    let chosen = report
+        .forecasts
+        .iter()
+        .rev()
+        .find_map(|look| look.choice.course.as_ref())
+        .map(|course| course.channels);
     let link = report.link.as_ref().and_then(|link| link["up_bytes"].as_u64());
     [
         (
             "Memory",
-            report.forecasts.last().map_or(UNKNOWN.into(), |look| Bytes(look.memory_bytes).to_string()),
+            report
+                .forecasts
+                .last()
+                .map_or(UNKNOWN.into(), |look| Bytes(look.choice.facts.memory_bytes).to_string()),
         ),
         ("Disks", asked.disks.clone()),
         (
@@ -133,7 +142,7 @@ fn facts(report: &LiveReport) -> [(&'static str, String); 8] {
 }
 
 fn most_slowed(report: &LiveReport) -> u8 {
-    report.samples.iter().map(|sample| sample.throttle_percent).max().unwrap_or(0)
+    report.samples.iter().map(|told| told.sample.throttle_percent).max().unwrap_or(0)
 }
 
 /// What was promised, foreseen at first and at last, and real.
@@ -148,10 +157,10 @@ fn write_comparison(page: &mut String, report: &LiveReport) -> fmt::Result {
         LiveOutcome::Moved(real) => Some(real),
         LiveOutcome::Looked | LiveOutcome::Failed { .. } => None,
     };
-    let foreseen = |look: Option<&LiveLook>, words: fn(&LiveForecast) -> String| {
-        look.map_or(UNKNOWN.into(), |look| words(&look.foreseen))
+    let foreseen = |look: Option<&LiveLook>, words: fn(&Forecast) -> String| {
+        look.map_or(UNKNOWN.into(), |look| words(&look.choice.forecast))
     };
-    let mut row = |name: &str, promised: String, words: fn(&LiveForecast) -> String, real: String| {
+    let mut row = |name: &str, promised: String, words: fn(&Forecast) -> String, real: String| {
         let cells = [
             ("name", name.into()),
             ("number", promised),
@@ -175,8 +184,8 @@ fn write_comparison(page: &mut String, report: &LiveReport) -> fmt::Result {
     let down = real.map_or(UNKNOWN.into(), |real| time(real.downtime_ms_by_qemu));
     row("downtime, by QEMU's count", String::new(), |_| String::new(), down)?;
     // Of a move that failed QEMU tells zeros at last.
-    let most = |of: fn(&LiveSample) -> u64| report.samples.iter().map(of).max();
-    let passes = real.map(|real| real.passes).or(most(|sample| sample.pass));
+    let most = |of: fn(&Sample) -> u64| report.samples.iter().map(|told| of(&told.sample)).max();
+    let passes = real.map(|real| real.passes).or(most(|sample| sample.passes));
     let bytes = real.map(|real| real.sent_bytes).or(most(|sample| sample.sent_bytes));
     let or_unknown = |text: Option<String>| text.unwrap_or_else(|| UNKNOWN.into());
     row(
@@ -190,15 +199,15 @@ fn write_comparison(page: &mut String, report: &LiveReport) -> fmt::Result {
     end_table(page)
 }
 
-fn total_words(look: &LiveForecast) -> String {
+fn total_words(look: &Forecast) -> String {
     if !look.converges {
         return "no end".into();
     }
-    format!("{:.2} s ± {:.2}", look.total_s, look.total_s_spread)
+    format!("{:.2} s ± {:.2}", look.total.likely, look.total.spread)
 }
 
-fn downtime_words(look: &LiveForecast) -> String {
-    format!("{:.0} ms ± {:.0}", look.downtime_ms, look.downtime_ms_spread)
+fn downtime_words(look: &Forecast) -> String {
+    format!("{:.0} ms ± {:.0}", look.downtime.likely * 1000.0, look.downtime.spread * 1000.0)
 }
 
 fn write_parts(page: &mut String, report: &LiveReport) -> fmt::Result {
@@ -207,8 +216,8 @@ fn write_parts(page: &mut String, report: &LiveReport) -> fmt::Result {
     }
     begin_table(page, "Parts of the downtime", &["Part", "#Time", "How it is known"])?;
     for part in &report.downtime_parts {
-        let time = part.ms.map_or(UNTOLD.into(), |ms| format!("{ms:.1} ms"));
-        write_row(page, &[("name", part.name.clone()), ("number", time), ("text", part.how.clone())])?;
+        let time = part.time.map_or(UNTOLD.into(), |time| format!("{:.1} ms", time.as_secs_f64() * 1000.0));
+        write_row(page, &[("name", part.name.into()), ("number", time), ("text", part.how.into())])?;
     }
     end_table(page)
 }
@@ -220,11 +229,11 @@ type Point = (u64, f64);
 const SPAN_MIN_MS: u64 = 50;
 
 /// Bytes a second that were sent, between samples; so few that they can be drawn.
-fn sent_rates(samples: &[LiveSample]) -> Vec<Point> {
+fn sent_rates(samples: &[Told]) -> Vec<Point> {
     let step = samples.len().div_ceil(POINTS_MAX).max(1);
-    let mut from: Option<&LiveSample> = None;
+    let mut from: Option<&Sample> = None;
     let mut rates = Vec::new();
-    for sample in samples.iter().step_by(step).chain(samples.last()) {
+    for Told { sample, .. } in samples.iter().step_by(step).chain(samples.last()) {
         let begin = *from.get_or_insert(sample);
         let span_ms = sample.at_ms.saturating_sub(begin.at_ms);
         if span_ms >= SPAN_MIN_MS {
@@ -236,10 +245,10 @@ fn sent_rates(samples: &[LiveSample]) -> Vec<Point> {
     rates
 }
 
-fn points(samples: &[LiveSample], of: impl Fn(&LiveSample) -> u64) -> Vec<Point> {
+fn points(samples: &[Told], of: impl Fn(&Sample) -> u64) -> Vec<Point> {
     let step = samples.len().div_ceil(POINTS_MAX).max(1);
     let kept = samples.iter().step_by(step);
-    kept.map(|sample| (sample.at_ms, of(sample) as f64)).collect()
+    kept.map(|Told { sample, .. }| (sample.at_ms, of(sample) as f64)).collect()
 }
 
 fn write_rates(page: &mut String, report: &LiveReport) -> fmt::Result {
@@ -288,7 +297,7 @@ fn write_plot(
     if lines.iter().all(|(_, points)| points.len() < 2) {
         return Ok(false);
     }
-    let end_ms = report.samples.last().map_or(1, |last| moment(last.at_ms)).max(1);
+    let end_ms = report.samples.last().map_or(1, |last| moment(last.sample.at_ms)).max(1);
     let axis = TimeAxis::new(&[(0, end_ms)], NAMES, PLOT);
     begin_chart(page, heading, words, RATES_HEIGHT)?;
     write_seconds(page, &axis)?;
@@ -343,11 +352,12 @@ const PASS_MARKS_MAX: usize = 60;
 
 /// Where passes begin, and where something was done.
 fn write_marks(page: &mut String, report: &LiveReport, axis: &TimeAxis) -> fmt::Result {
-    let begins: Vec<&LiveSample> =
-        report.samples.windows(2).filter(|pair| pair[1].pass > pair[0].pass).map(|pair| &pair[1]).collect();
+    let pairs = report.samples.windows(2).map(|pair| (&pair[0].sample, &pair[1].sample));
+    let begins: Vec<&Sample> =
+        pairs.filter(|(one, next)| next.passes > one.passes).map(|(_, next)| next).collect();
     let shown = if begins.len() > PASS_MARKS_MAX { &[] } else { begins.as_slice() };
     for sample in shown {
-        let words = format!("pass {} begins", sample.pass);
+        let words = format!("pass {} begins", sample.passes);
         write_mark(page, "gap", axis.at(moment(sample.at_ms)), &words)?;
     }
     let began_s = report.memory_began_s.unwrap_or(0.0);
@@ -369,7 +379,7 @@ fn write_mark(page: &mut String, class: &str, x: f64, words: &str) -> fmt::Resul
 /// What was decided, when and from what, in the order in which it was.
 fn write_decisions(page: &mut String, report: &LiveReport) -> fmt::Result {
     let looks = report.forecasts.iter().map(|look| (look.at_s, chosen_words(look), input_words(look)));
-    let deeds = report.actions.iter().map(|deed| (deed.at_s, deed.what.clone(), deed.why.clone()));
+    let deeds = report.actions.iter().map(|deed| (deed.at_s, deed.what.to_string(), deed.why.to_string()));
     let mut all: Vec<(f64, String, String)> = looks.chain(deeds).collect();
     all.sort_by(|one, other| one.0.total_cmp(&other.0));
     if all.is_empty() {
@@ -383,26 +393,30 @@ fn write_decisions(page: &mut String, report: &LiveReport) -> fmt::Result {
 }
 
 fn chosen_words(look: &LiveLook) -> String {
-    let Some(channels) = look.channels else { return "no way that is allowed keeps the promise".into() };
-    let mut words = count(channels.into(), "connection");
-    if let Some(deed) = &look.at_once {
+    let Some(course) = &look.choice.course else {
+        return "no way that is allowed keeps the promise".into();
+    };
+    let mut words = count(course.channels.into(), "connection");
+    if let Some(deed) = &course.at_once {
         words.push_str(&format!("; at once: {deed}"));
     }
-    match look.ready.as_slice() {
+    let ready: Vec<String> = course.deeds.iter().map(Deed::to_string).collect();
+    match ready.as_slice() {
         [] => words,
         ready => format!("{words}; ready if it goes otherwise: {}", ready.join(", ")),
     }
 }
 
 fn input_words(look: &LiveLook) -> String {
+    let facts = &look.choice.facts;
     let known = if look.line_is_known { "" } else { " (nothing was known of it)" };
     format!(
         "{} of memory, dirty rate {} ± {}, {} ± {} on the line{known}",
-        Bytes(look.memory_bytes),
-        Rate(look.dirty_bytes_per_s),
-        Rate(look.dirty_bytes_per_s_spread),
-        Rate(look.line_bytes_per_s),
-        Rate(look.line_bytes_per_s_spread),
+        Bytes(facts.memory_bytes),
+        Rate(facts.dirty.likely),
+        Rate(facts.dirty.spread),
+        Rate(facts.rate.likely),
+        Rate(facts.rate.spread),
     )
 }
 
@@ -413,15 +427,15 @@ fn write_ways(page: &mut String, report: &LiveReport) -> fmt::Result {
     let columns = ["#After", "Way", "Keeps the promise", "#Time", "#Downtime", "#Passes", "#Sent"];
     begin_table(page, "Ways that were looked at", &columns)?;
     for look in &report.forecasts {
-        for way in &look.ways {
+        for way in &look.choice.looked_at {
             let cells = [
                 ("number", format!("{:.1} s", look.at_s)),
                 ("text", way.way.clone()),
-                if way.keeps_the_promise { ("good", "yes".into()) } else { ("bad", "no".into()) },
-                ("number", total_words(&way.foreseen)),
-                ("number", downtime_words(&way.foreseen)),
-                ("number", way.foreseen.passes.to_string()),
-                ("number", Bytes(way.foreseen.sent_bytes).to_string()),
+                if way.keeps { ("good", "yes".into()) } else { ("bad", "no".into()) },
+                ("number", total_words(&way.forecast)),
+                ("number", downtime_words(&way.forecast)),
+                ("number", way.forecast.passes.to_string()),
+                ("number", Bytes(way.forecast.sent_bytes).to_string()),
             ];
             write_row(page, &cells)?;
         }
@@ -502,7 +516,7 @@ mod tests {
         assert!(text.contains("-cpu qemu64") && !page.contains("<svg"), "{text}");
         let mut late = refused();
         late.add_sample(sample(500, 7, 300, 20));
-        late.add_sample(LiveSample { status: "failed".into(), ..sample(600, 0, 0, 0) });
+        late.add_sample(Told { status: "failed".into(), ..sample(600, 0, 0, 0) });
         let text = texts(&live_report_html(&late));
         assert!(text.contains("passes----7") && text.contains("300 MiB"), "{text}");
         let mut lost = refused();
@@ -535,12 +549,11 @@ mod tests {
     fn numbers_that_no_chart_can_show_and_very_many_of_them_do_not_break_the_page() {
         let mut report = moved();
         report.actions[0].at_s = f64::NAN;
-        report.forecasts[0].line_bytes_per_s = f64::INFINITY;
+        report.forecasts[0].choice.facts.rate.likely = f64::INFINITY;
         for number in 0..50_000u64 {
-            report.add_sample(LiveSample {
-                left_bytes: u64::MAX,
-                ..sample(number * number, number, number, 0)
-            });
+            let mut told = sample(number * number, number, number, 0);
+            told.sample.left_bytes = u64::MAX;
+            report.add_sample(told);
         }
         let page = live_report_html(&report);
         texts(&page);

@@ -6,16 +6,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-use drover_live::{Choice, Deed, Event, Forecast, Moment, Moved, Phase, Where, Why, parts, stood_at_source};
+use drover_live::{Event, Moment, Moved, Phase, Where, parts, stood_at_source};
 use drover_qemu::live::LiveError;
-use drover_types::Estimate;
-use drover_view::{
-    LiveAsked, LiveDeed, LiveForecast, LiveLook, LiveOutcome, LivePart, LiveReal, LiveReport, LiveSample,
-    LiveWay, live_report_html, live_report_json,
-};
+use drover_view::{LiveAsked, LiveOutcome, LiveReal, LiveReport, live_report_html, live_report_json};
 use serde_json::Value;
 
-use super::{deed_word, millis, place};
+use super::{millis, place};
 use crate::cli::{AllowArg, DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
 
@@ -23,7 +19,6 @@ use crate::exit::{Exit, Failure};
 pub struct Record {
     path: PathBuf,
     began: Instant,
-    line_is_known: bool,
     report: LiveReport,
 }
 
@@ -43,7 +38,7 @@ impl Record {
         report.target = args.to.display().to_string();
         report.site.clone_from(&args.via);
         report.asked = asked(args);
-        Record { path, began: Instant::now(), line_is_known: args.line.is_some(), report }
+        Record { path, began: Instant::now(), report }
     }
 
     /// The report, with what the move ended in.
@@ -57,55 +52,13 @@ impl Record {
 
     /// Takes in what happened.
     pub fn take(&mut self, event: &Event) {
-        let at_s = self.began.elapsed().as_secs_f64();
-        match event {
-            Event::Note(text) => self.report.add_note(at_s, text.as_str()),
-            Event::Route(route) => self.report.add_note(at_s, super::route_words(route)),
-            Event::Busy { loads, longer } => self.report.add_note(at_s, super::busy_words(loads, longer)),
-            Event::Chosen(choice) => {
-                // What is looked at once memory is on its way is what its rate told.
-                let line_is_known = self.line_is_known || !self.report.samples.is_empty();
-                self.report.forecasts.push(look(at_s, choice, line_is_known));
-            }
-            Event::Disk { name, state } => {
-                self.report.add_disk(at_s, name, state.done_bytes, state.all_bytes, state.is_ready);
-            }
-            Event::Memory(told) => {
-                let sample = &told.sample;
-                let sample_s = sample.at_ms as f64 / 1000.0;
-                self.report.memory_began_s.get_or_insert((at_s - sample_s).max(0.0));
-                self.report.add_sample(LiveSample {
-                    at_ms: sample.at_ms,
-                    status: told.status.clone(),
-                    pass: sample.passes,
-                    sent_bytes: sample.sent_bytes,
-                    left_bytes: sample.left_bytes,
-                    dirty_bytes_per_s: sample.dirty_bytes_per_s,
-                    throttle_percent: sample.throttle_percent,
-                });
-            }
-            Event::Sent => {}
-            Event::Did(what, why) => self.report.actions.push(deed(at_s, *what, why)),
-            Event::Share(rate) => self.report.add_note(at_s, super::share_words(*rate)),
-            Event::Mending(mending) => self.report.add_note(at_s, super::mending_words(mending)),
-            Event::Link { site, is_up } => {
-                let word = if *is_up { "is back" } else { "is away" };
-                self.report.add_note(at_s, format!("the link to {site} {word}"));
-            }
-        }
+        self.report.take(self.began.elapsed().as_secs_f64(), event);
     }
 
     /// The guest runs at the target.
     pub fn moved(&mut self, moved: &Moved, source: &[Moment], target: &[Moment]) {
         self.report.outcome = LiveOutcome::Moved(real(moved));
-        let parts = parts(source, target).into_iter();
-        self.report.downtime_parts = parts
-            .map(|part| LivePart {
-                name: part.name.into(),
-                ms: part.time.map(|time| time.as_secs_f64() * 1000.0),
-                how: part.how.into(),
-            })
-            .collect();
+        self.report.downtime_parts = parts(source, target);
     }
 
     /// What went over the link, however it ended.
@@ -115,7 +68,7 @@ impl Record {
 
     /// It did not move, or not as it should.
     pub fn failed(&mut self, error: &LiveError, source: &[Moment]) {
-        let began = self.report.samples.iter().any(|sample| Phase::of(&sample.status) != Phase::Setup);
+        let began = self.report.samples.iter().any(|told| Phase::of(&told.status) != Phase::Setup);
         let stood = stood_at_source(source).filter(|_| began);
         self.report.outcome = LiveOutcome::Failed {
             message: error.to_string(),
@@ -217,61 +170,6 @@ pub fn asked(args: &LiveArgs) -> LiveAsked {
         channels: args.channels,
         line_bits_per_s: args.line.map(|rate| rate.bits_per_s()),
         rate_max_bits_per_s: args.rate_max.map(|rate| rate.bits_per_s()),
-    }
-}
-
-fn look(at_s: f64, choice: &Choice, line_is_known: bool) -> LiveLook {
-    let course = choice.course.as_ref();
-    let Estimate { likely: dirty, spread: dirty_spread } = choice.facts.dirty;
-    let Estimate { likely: line, spread: line_spread } = choice.facts.rate;
-    LiveLook {
-        at_s,
-        channels: course.map(|course| course.channels),
-        at_once: course.and_then(|course| course.at_once).map(|deed| deed_word(deed).into()),
-        ready: course
-            .map(|course| course.deeds.iter().map(|deed| deed_word(*deed).into()).collect())
-            .unwrap_or_default(),
-        memory_bytes: choice.facts.memory_bytes,
-        dirty_bytes_per_s: dirty,
-        dirty_bytes_per_s_spread: dirty_spread,
-        line_bytes_per_s: line,
-        line_bytes_per_s_spread: line_spread,
-        line_is_known,
-        foreseen: forecast(&choice.forecast),
-        ways: choice
-            .looked_at
-            .iter()
-            .map(|looked| LiveWay {
-                way: looked.way.clone(),
-                keeps_the_promise: looked.keeps,
-                foreseen: forecast(&looked.forecast),
-            })
-            .collect(),
-    }
-}
-
-fn forecast(forecast: &Forecast) -> LiveForecast {
-    LiveForecast {
-        total_s: forecast.total.likely,
-        total_s_spread: forecast.total.spread,
-        downtime_ms: forecast.downtime.likely * 1000.0,
-        downtime_ms_spread: forecast.downtime.spread * 1000.0,
-        passes: forecast.passes,
-        sent_bytes: forecast.sent_bytes,
-        converges: forecast.converges,
-    }
-}
-
-fn deed(at_s: f64, what: Deed, why: &Why) -> LiveDeed {
-    LiveDeed {
-        at_s,
-        what: deed_word(what).into(),
-        why: why.to_string(),
-        sent_bytes_per_s: why.rate,
-        dirty_bytes_per_s: why.dirty,
-        left_bytes: why.left_bytes,
-        needs_s: why.needs_s,
-        has_s: why.has_s,
     }
 }
 

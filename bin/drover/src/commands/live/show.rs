@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use drover_live::{Event, Phase, Promise, Told, Watch};
 use drover_view::{
-    DisplayMode, LiveDiskNow, LiveDisplay, LiveForeseen, LiveGuestNow, LiveMemoryNow, LiveNow,
-    LiveSeveralDisplay,
+    DisplayMode, LiveDisplay, LiveForeseen, LiveGuestNow, LiveMemoryNow, LiveNow, LiveSeveralDisplay,
 };
 
 use super::millis;
@@ -106,18 +105,10 @@ impl Shown {
                     converges: choice.forecast.converges,
                 });
             }
-            Event::Disk { name, state } => {
-                let disk = LiveDiskNow {
-                    name: name.clone(),
-                    done_bytes: state.done_bytes,
-                    all_bytes: state.all_bytes,
-                    is_ready: state.is_ready,
-                };
-                match self.now.disks.iter_mut().find(|other| other.name == disk.name) {
-                    Some(other) => *other = disk,
-                    None => self.now.disks.push(disk),
-                }
-            }
+            Event::Disk { name, state } => match self.now.disks.iter_mut().find(|(other, _)| other == name) {
+                Some((_, other)) => *other = *state,
+                None => self.now.disks.push((name.clone(), *state)),
+            },
             Event::Memory(told) => self.now.memory = Some(self.memory(told)),
             Event::Link { is_up, .. } => self.link_is_away = !is_up,
             Event::Note(_)
