@@ -1,4 +1,4 @@
-use super::*;
+use super::{claim::CLAIM_GOES_SECONDS, *};
 use crate::model::{Pinned, Progress, SourceId, VmId, WorkerWord};
 
 mod locks;
