@@ -30,7 +30,10 @@ pub use agent::AgentCommand;
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use forecast::{AssessArgs, ForecastArgs, FormArgs, PlanWavesArgs, SimulateArgs, WhatIfArgs};
 pub use help::{program, told};
-pub use kubectl::{ClusterArgs, KubectlCommand, KubectlLogsArgs, KubectlStatusArgs, KubectlVmsArgs, words};
+pub use kubectl::{
+    ClusterArgs, KubectlCommand, KubectlLogsArgs, KubectlProceedArgs, KubectlStatusArgs, KubectlVmsArgs,
+    words,
+};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DirectAt, DisksArg, LiveArgs, LiveCommand};
 pub use memory::{CompressArg, MemoryArgs, ThrottleArg};

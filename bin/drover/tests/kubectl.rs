@@ -216,6 +216,28 @@ fn what_is_asked_of_vms_goes_to_their_migrations() {
 }
 
 #[test]
+fn a_word_for_a_wave_goes_to_its_plan() {
+    let mut web = plan();
+    (web["metadata"]["uid"], web["metadata"]["resourceVersion"]) = (json!("p1"), json!("42"));
+    web["metadata"]["annotations"] = json!({"drover.dev/proceed": "early"});
+    web["spec"]["plan"] = json!({"waves": [{"name": "pilot"}, {"name": "rest", "after": ["pilot"]}]});
+    web["status"]["waves"] =
+        json!([{"name": "pilot", "vms": 2, "arrived": 1, "failed": 1, "passed": false, "holds": true}]);
+    let server = Server::with(vec![web.clone()], vec![]);
+    assert_eq!(server.says(&["proceed", "web"]), "whatever of wave pilot failed, these go on: rest\n");
+    let word = json!({"metadata": {"uid": "p1", "resourceVersion": "42", "annotations": {"drover.dev/proceed": "early pilot"}}});
+    assert_eq!(server.changes(), [(format!("{OWN}/plans/web"), word)]);
+    server.refuses(&["proceed", "web", "rest"], 3, "no wave of Plan web is after 'rest'");
+    server.refuses(&["proceed", "other"], 3, "there is no Plan other");
+    assert!(server.changes().is_empty());
+    // The operator has heeded it.
+    web["status"]["proceed"] = json!(["pilot"]);
+    let server = Server::with(vec![web], vec![]);
+    server.says(&["proceed", "web", "pilot"]);
+    assert!(server.changes().is_empty());
+}
+
+#[test]
 fn a_watch_ends_when_all_have_come_to_rest() {
     let server = Server::with(vec![plan()], vec![migration(1, "web01", "Done", "Arrived")]);
     assert!(server.says(&["status", "--watch"]).contains("web01  Done 40 %  Arrived"));

@@ -215,8 +215,9 @@ fn assert_log(log: &Path, count: usize) {
     assert_eq!(names.len(), count);
 }
 
-/// A Plan with waves, of which one cannot go on, one is after it and one has its window in a time to come; and one in a freeze. Then the first
-/// is given up. No worker moves what is not to begin: those that are played would have it arrive at once.
+/// A Plan with waves, of which one cannot go on, one is after it, one has its window in a time to come, one missed it and stops the one after
+/// it; and one in a freeze. Then the first is given up, and the last one let go. No worker moves what is not to begin: those that are played
+/// would have it arrive at once.
 fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Duration) {
     let of = |name: &str, more: Value| {
         let mut plan = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Plan", "metadata": {"name": name},
@@ -238,7 +239,10 @@ fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Dura
         assert_eq!(kube.create(&plans, &plan, true).unwrap()["spec"]["plan"], plan["spec"]["plan"]);
     }
     let provider = pinned(&kube.get(&format!("{OWN}/providers/vcenter")).unwrap().unwrap());
-    let waves = json!([{"name": "pilot"}, {"name": "web", "after": ["pilot"]}, {"name": "night", "window": "2099-01-01"}]);
+    let waves = json!([
+        {"name": "pilot"}, {"name": "web", "after": ["pilot"]}, {"name": "night", "window": "2099-01-01"},
+        {"name": "gone", "until": "2020-01-01T00:00:00Z", "if_failed": "stop"}, {"name": "late", "after": ["gone"]},
+    ]);
     let waved = laid(kube, &of("waved", json!({"waves": waves})), &provider);
     let freezes = json!({"waves": [{"name": "all"}], "freezes": "2020-01-01 - 2098-12-31 Europe/Berlin"});
     let frozen = laid(kube, &of("frozen", freezes), &provider);
@@ -246,7 +250,14 @@ fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Dura
         let spec = spec(number, &waved, &provider);
         format!("{OWN}/migrations/{}", migration_name(SOURCE, &spec.vm.instance_uuid))
     };
-    let all = [("pilot", &waved), ("web", &waved), ("night", &waved), ("all", &frozen)];
+    let all = [
+        ("pilot", &waved),
+        ("web", &waved),
+        ("night", &waved),
+        ("all", &frozen),
+        ("gone", &waved),
+        ("late", &waved),
+    ];
     for (number, (wave, plan)) in (90_000..).zip(all) {
         // Nothing begins of one that needs what this operator has not.
         let conversion = if wave == "pilot" { Conversion::Needed } else { Conversion::No };
@@ -261,8 +272,9 @@ fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Dura
         let text = |key: &str| it[key].as_str().unwrap_or_default().to_string();
         (text("reason"), text("message"))
     };
-    let reasons = || [0, 1, 2, 3].map(|number| arrived(90_000 + number).0);
-    let waiting = ["ConverterMissing", "WaitsForWave", "WaitsForWindow", "WaitsForWindow"];
+    let reasons = || [0, 1, 2, 3, 4, 5].map(|number| arrived(90_000 + number).0);
+    let waiting =
+        ["ConverterMissing", "WaitsForWave", "WaitsForWindow", "WaitsForWindow", "WindowOver", "WaveStopped"];
     wait("each says what it waits for", log, patience, || reasons() == waiting);
     assert!(arrived(90_001).1.contains("wave pilot"), "{:?}", arrived(90_001));
     assert!(arrived(90_002).1.contains("Thu 2099-01-01 00:00 UTC"), "{:?}", arrived(90_002));
@@ -270,13 +282,31 @@ fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Dura
     kube.change(&path(90_000), Change::Merge, &json!({"spec": {"cancel": true}})).unwrap();
     wait("the next wave goes", log, patience, || arrived(90_001).0 == "Arrived");
     assert_eq!(reasons()[2..], waiting[2..], "and no other");
+    let status = || kube.get(&format!("{OWN}/plans/waved")).unwrap().unwrap()["status"].clone();
+    let held = |status: &Value| {
+        let all = status["conditions"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|it| it["type"] == "WavesHeld").unwrap_or_default()
+    };
     wait("the Plan tells of its waves", log, patience, || {
-        let plan = kube.get(&format!("{OWN}/plans/waved")).unwrap().unwrap();
-        let waves = &plan["status"]["waves"];
+        let status = status();
+        let waves = &status["waves"];
         waves[1]["arrived"] == 1
             && waves[1]["passed"] == true
             && waves[2]["waits"].to_string().contains("2099-01-01")
+            && waves[3]["holds"] == true
+            && held(&status)["message"].to_string().contains("`kubectl drover proceed waved gone`")
     });
+    let word = json!({"metadata": {"annotations": {"drover.dev/proceed": "gone"}}});
+    kube.change(&format!("{OWN}/plans/waved"), Change::Merge, &word).unwrap();
+    wait("the wave after the one that failed goes", log, patience, || arrived(90_005).0 == "Arrived");
+    wait("and the Plan tells so", log, patience, || held(&status())["status"] == "False");
+    assert_eq!((&status()["proceed"], &status()["proceeded"]), (&json!(["gone"]), &json!("gone")));
+    let events = kube.all("/api/v1/namespaces/vms/events").unwrap();
+    for reason in ["WaveStopped", "Proceed", "WavesGoOn"] {
+        let told =
+            events.iter().filter(|it| it["involvedObject"]["kind"] == "Plan" && it["reason"] == reason);
+        assert_eq!(told.count(), 1, "{reason}");
+    }
 }
 
 #[test]

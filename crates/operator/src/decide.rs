@@ -480,6 +480,7 @@ impl Run<'_> {
             self.count_anew();
             self.status.phase = Phase::Pending;
         }
+        self.leave_stop();
         if !has_begun && self.facts.plan == PlanStanding::LeftOut {
             return Act::RemoveMigration;
         }

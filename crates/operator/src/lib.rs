@@ -44,6 +44,8 @@ pub const ABANDON: &str = "drover.dev/abandon";
 pub const RETRY: &str = "drover.dev/retry";
 /// Annotation: whatever it says anew, a Migration that moves warm moves over now.
 pub const CUTOVER: &str = "drover.dev/cutover";
+/// Annotation of a Plan: names of waves, after which others go on whatever of them failed.
+pub const PROCEED: &str = "drover.dev/proceed";
 /// Label of all that is made for a Migration: its name.
 pub const MIGRATION: &str = "drover.dev/migration";
 /// Annotation of the same: the Migration's UID.

@@ -4,6 +4,7 @@ use drover_forecast::Measured;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::decide::reason;
 use crate::time::Moment;
 
 /// An object by its name, and what tells it from another of that name.
@@ -298,6 +299,9 @@ pub struct WaveStatus {
     pub failed: u64,
     /// Whether it was over once and let the waves after it go on.
     pub passed: bool,
+    /// Whether waves after it do not begin since VMs of it failed.
+    #[serde(default)]
+    pub holds: bool,
     /// Why what is left of it does not begin; absent if it may.
     #[serde(default)]
     pub waits: Option<String>,
@@ -392,6 +396,12 @@ impl Status {
     /// Whether it waits for its next try with its guest down: nobody else gets its slot meanwhile.
     pub fn keeps_slot(&self) -> bool {
         self.phase == Phase::Retrying && self.guest_off
+    }
+
+    /// Whether it was ended, for now, since a wave before its own failed.
+    pub fn is_stopped(&self) -> bool {
+        let is_it = |condition: &Condition| condition.reason == reason::WAVE_STOPPED;
+        self.phase == Phase::Failed && self.condition("Arrived").is_some_and(is_it)
     }
 
     /// The word of the worker of this epoch.

@@ -10,11 +10,17 @@ use drover_types::{Opening, Wave};
 use crate::model::{Phase, Status, WaveStatus};
 use crate::time::Moment;
 
+mod held;
+
+pub use held::{HELD, Held, Word, asked_waves, set_held};
+
 /// There is one Plan in each [`Order`].
 const PLAN: Tenant = Tenant(0);
+/// VMs of a wave that failed, of which the Plan names so many.
+const NAMED_MAX: usize = 10;
 
 /// How the Migrations of a wave stand. One that was given up is none of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Those that have not ended, and VMs whose Migrations are not made yet.
     pub left: u64,
@@ -22,16 +28,26 @@ pub struct Count {
     pub arrived: u64,
     /// Those that failed and are not tried again by themselves.
     pub failed: u64,
+    /// Those that do not begin since a wave before their own failed. They have their turn again when that stops them no more.
+    pub stopped: u64,
+    /// The first VMs that failed, by their names at the source.
+    pub failed_vms: Vec<String>,
 }
 
 impl Count {
     /// Counts one more.
-    pub fn add(&mut self, status: &Status) {
+    pub fn add(&mut self, vm: &str, status: &Status) {
         let has_arrived = status.condition("Arrived").is_some_and(|it| it.status == "True");
         match status.phase {
             _ if has_arrived => self.arrived += 1,
             Phase::Cancelled => {}
-            Phase::Failed => self.failed += 1,
+            Phase::Failed if status.is_stopped() => self.stopped += 1,
+            Phase::Failed => {
+                self.failed += 1;
+                if self.failed_vms.len() < NAMED_MAX {
+                    self.failed_vms.push(vm.to_string());
+                }
+            }
             Phase::Pending
             | Phase::Queued
             | Phase::Running
@@ -40,10 +56,24 @@ impl Count {
             | Phase::Done => self.left += 1,
         }
     }
+
+    /// Those that may yet arrive without being tried again.
+    fn unfinished(&self) -> u64 {
+        self.left + self.stopped
+    }
 }
 
 /// How the waves of a Plan stand, by their names.
 pub type Counts = BTreeMap<String, Count>;
+
+/// What is kept of waves in the status of their Plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Those that were over once and hold back no other any more.
+    pub passed: BTreeSet<String>,
+    /// Those after which others go on, whatever of them failed or will, since somebody said so.
+    pub proceed: BTreeSet<String>,
+}
 
 /// What the wave of a Migration says to its beginning. Without numbers that change with each VM: it is in the status of thousands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +92,10 @@ pub enum WaveStanding {
     },
     /// A wave that has to be over before is not.
     After(String),
-    /// A wave that had to be over before is, and VMs of it failed.
+    /// A wave that had to be over before is, and VMs of it failed: a word is waited for.
     Failed(String),
+    /// VMs of a wave before failed, after which none begins.
+    Stopped(String),
     /// The last of its windows is over.
     Over,
     /// What waves there are is not known now.
@@ -79,7 +111,12 @@ impl fmt::Display for WaveStanding {
             WaveStanding::Failed(wave) => write!(
                 f,
                 "VMs of wave {wave} failed, which was to be over before its own: mend the cause and have them tried again \
-                 (drover.dev/retry), cancel their Migrations, or write `if_failed: go_on` for that wave in the Plan"
+                 (`kubectl drover retry VM`), cancel their Migrations, or let the waves after it go on (`kubectl drover proceed PLAN {wave}`)"
+            ),
+            WaveStanding::Stopped(wave) => write!(
+                f,
+                "VMs of wave {wave} failed, after which none begins (`if_failed: stop`): its turn comes again when they are tried again \
+                 (`kubectl drover retry VM`) or cancelled, or by `kubectl drover proceed PLAN {wave}`"
             ),
             WaveStanding::Over => {
                 f.write_str("the window of its wave is over: give the wave a later one in the Plan")
@@ -94,6 +131,7 @@ impl fmt::Display for WaveStanding {
 pub struct Order {
     waves: Vec<Wave>,
     counts: Counts,
+    kept: Kept,
     scheduler: Scheduler,
     /// Of each wave a job that asks.
     jobs: BTreeMap<String, JobId>,
@@ -101,42 +139,52 @@ pub struct Order {
 }
 
 impl Order {
-    /// Of waves that stand so. Those in `passed` hold back no other any more.
-    pub fn new(waves: &[Wave], counts: Counts, passed: &BTreeSet<String>, now_ms: u64) -> Order {
+    /// Of waves that stand so.
+    pub fn new(waves: &[Wave], counts: Counts, kept: Kept, now_ms: u64) -> Order {
         let mut scheduler = Scheduler::new(Budgets::default());
         scheduler.set_waves(PLAN, waves);
-        let mut jobs = BTreeMap::new();
-        for (wave, count) in &counts {
-            // How many they are decides nothing. A warm one is held back by its wave when it asks, and not before.
-            let job = Job { wave: Some(wave.clone()), is_warm: true, ..Job::default() };
-            let stand = [
-                (count.left, None),
-                (count.arrived, Some(Ended::Arrived)),
-                (count.failed, Some(Ended::Failed)),
-            ];
-            let there: Vec<Option<Ended>> =
-                stand.into_iter().filter(|(many, _)| *many > 0).map(|(_, ended)| ended).collect();
-            let ids = scheduler.add(PLAN, vec![job; there.len()], now_ms);
-            for (id, ended) in ids.iter().zip(there) {
-                if let Some(ended) = ended {
-                    scheduler.finished(*id, ended, now_ms);
-                }
+        // How many they are decides nothing.
+        let stand = counts.iter().flat_map(|(wave, count)| {
+            let ends = [None, Some(Ended::Arrived), Some(Ended::Failed)].map(|ended| (wave.as_str(), ended));
+            let many = [count.unfinished(), count.arrived, count.failed];
+            ends.into_iter().zip(many).filter(|(_, many)| *many > 0).map(|(end, _)| end)
+        });
+        let stand: Vec<(&str, Option<Ended>)> = stand.collect();
+        // A warm one is held back by its wave when it asks, and not before.
+        let job = |wave: &str| Job { wave: Some(wave.to_string()), is_warm: true, ..Job::default() };
+        let ids = scheduler.add(PLAN, stand.iter().map(|(wave, _)| job(wave)).collect(), now_ms);
+        let jobs = stand.iter().zip(&ids).map(|((wave, _), id)| (wave.to_string(), *id)).collect();
+        for ((_, ended), id) in stand.iter().zip(&ids) {
+            if let Some(ended) = ended {
+                scheduler.finished(*id, *ended, now_ms);
             }
-            jobs.extend(ids.first().map(|id| (wave.clone(), *id)));
         }
-        passed.iter().for_each(|wave| scheduler.let_pass(PLAN, wave));
+        kept.passed.iter().for_each(|wave| scheduler.let_pass(PLAN, wave));
+        for wave in &kept.proceed {
+            scheduler.proceed(PLAN, wave, now_ms);
+        }
+        let passed = scheduler.passed(PLAN).map(str::to_string).collect();
         let due = scheduler.waves_due(PLAN, now_ms);
-        Order { waves: waves.to_vec(), counts, scheduler, jobs, due }
+        Order { waves: waves.to_vec(), counts, kept: Kept { passed, ..kept }, scheduler, jobs, due }
     }
 
-    /// Whether it is of waves that stand so.
-    pub fn is_of(&self, counts: &Counts) -> bool {
-        self.counts == *counts
+    /// Whether it is of waves that stand so, and of the same words.
+    pub fn is_of(&self, counts: &Counts, proceed: &BTreeSet<String>) -> bool {
+        self.counts == *counts && self.kept.proceed == *proceed
     }
 
     /// Waves that hold back no other any more.
-    pub fn passed(&self) -> BTreeSet<String> {
-        self.scheduler.passed(PLAN).map(str::to_string).collect()
+    pub fn passed(&self) -> &BTreeSet<String> {
+        &self.kept.passed
+    }
+
+    /// Waves that stand otherwise than before: what is in them is decided on.
+    pub fn changed(&self, before: Option<&Order>, now_ms: u64) -> BTreeSet<String> {
+        let is_other = |wave: &&Wave| {
+            let of = |order: &Order| order.standing(&wave.name, now_ms);
+            before.is_none_or(|before| of(before) != of(self))
+        };
+        self.waves.iter().filter(is_other).map(|wave| wave.name.clone()).collect()
     }
 
     /// By when a wave has to be over, in milliseconds since 1970, where it or one after it has a window that closes.
@@ -160,9 +208,8 @@ impl Order {
             }
             Ok(Some(Wait::Wave { wave, .. })) => WaveStanding::After(wave),
             Ok(Some(Wait::WaveFailed { wave, .. })) => WaveStanding::Failed(wave),
-            // Nothing ends here as a run does: whoever has them tried again lets those after them go on.
             Err(Ended::WaveFailed) => {
-                WaveStanding::Failed(self.scheduler.stopped_by(*id).unwrap_or_default().to_string())
+                WaveStanding::Stopped(self.scheduler.stopped_by(*id).unwrap_or_default().to_string())
             }
             Err(Ended::TooLate) => WaveStanding::Over,
             // A wave knows no other word.
@@ -172,20 +219,21 @@ impl Order {
 
     /// How each wave stands that has Migrations, for the status of the Plan.
     pub fn told(&self, now_ms: u64) -> Vec<WaveStatus> {
-        let passed = self.passed();
+        let held = self.held(now_ms);
         let of = |wave: &Wave| {
             let count = self.counts.get(&wave.name)?;
             let waits = match self.standing(&wave.name, now_ms) {
-                _ if count.left == 0 => None,
+                _ if count.unfinished() == 0 => None,
                 WaveStanding::Open { .. } => None,
                 standing => Some(standing.to_string()),
             };
             Some(WaveStatus {
                 name: wave.name.clone(),
-                vms: count.left + count.arrived + count.failed,
+                vms: count.unfinished() + count.arrived + count.failed,
                 arrived: count.arrived,
-                failed: count.failed,
-                passed: passed.contains(&wave.name),
+                failed: count.failed + count.stopped,
+                passed: self.kept.passed.contains(&wave.name),
+                holds: held.iter().any(|it| it.wave == wave.name),
                 waits,
             })
         };
@@ -203,6 +251,7 @@ mod tests {
     use drover_types::{IfFailed, WaveWindow, Windows};
 
     use super::*;
+    use crate::decide::reason;
 
     const DAY: u64 = 86_400_000;
     const HOUR: u64 = 3_600_000;
@@ -219,13 +268,14 @@ mod tests {
 
     fn counts(of: &[(&str, u64, u64, u64)]) -> Counts {
         let one = |(name, left, arrived, failed): &(&str, u64, u64, u64)| {
-            ((*name).to_string(), Count { left: *left, arrived: *arrived, failed: *failed })
+            let count = Count { left: *left, arrived: *arrived, failed: *failed, ..Count::default() };
+            ((*name).to_string(), count)
         };
         of.iter().map(one).collect()
     }
 
     fn order(waves: &[Wave], of: &[(&str, u64, u64, u64)]) -> Order {
-        Order::new(waves, counts(of), &BTreeSet::new(), 0)
+        Order::new(waves, counts(of), Kept::default(), 0)
     }
 
     #[test]
@@ -252,7 +302,7 @@ mod tests {
         for (rule, standing) in [
             (IfFailed::GoOn, WaveStanding::Open { closes: None }),
             (IfFailed::Wait, WaveStanding::Failed("a".into())),
-            (IfFailed::Stop, WaveStanding::Failed("a".into())),
+            (IfFailed::Stop, WaveStanding::Stopped("a".into())),
         ] {
             let waves = [Wave { if_failed: rule, ..wave("a", &[], &[], &[]) }, wave("b", &["a"], &[], &[])];
             assert_eq!(
@@ -268,11 +318,12 @@ mod tests {
         let waves =
             [Wave { if_failed: IfFailed::GoOn, ..wave("a", &[], &[], &[]) }, wave("b", &["a"], &[], &[])];
         let over = order(&waves, &[("a", 0, 1, 1), ("b", 3, 0, 0)]);
-        assert_eq!(over.passed(), BTreeSet::from(["a".to_string()]));
+        assert_eq!(*over.passed(), BTreeSet::from(["a".to_string()]));
         // The one that failed is tried again.
         let again = counts(&[("a", 1, 1, 0), ("b", 3, 0, 0)]);
-        assert!(!over.is_of(&again) && over.is_of(&counts(&[("a", 0, 1, 1), ("b", 3, 0, 0)])));
-        let again = Order::new(&waves, again, &over.passed(), 0);
+        let none = BTreeSet::new();
+        assert!(!over.is_of(&again, &none) && over.is_of(&counts(&[("a", 0, 1, 1), ("b", 3, 0, 0)]), &none));
+        let again = Order::new(&waves, again, over.kept.clone(), 0);
         assert_eq!(again.standing("b", 0), WaveStanding::Open { closes: None });
         assert_eq!(
             order(&waves, &[("a", 1, 1, 0), ("b", 3, 0, 0)]).standing("b", 0),
@@ -289,7 +340,7 @@ mod tests {
             wave("once", &["night"], &["2026-12-18"], &[]),
         ];
         let order =
-            Order::new(&waves, counts(&[("night", 1, 0, 0), ("once", 1, 0, 0)]), &BTreeSet::new(), friday);
+            Order::new(&waves, counts(&[("night", 1, 0, 0), ("once", 1, 0, 0)]), Kept::default(), friday);
         let words =
             |opens: u64, text: &str| WaveStanding::Window { opens: moment(opens), words: text.into() };
         assert_eq!(
@@ -329,8 +380,12 @@ mod tests {
             if phase == Phase::Done {
                 status.set("Arrived", true, "Arrived", "", Moment(1));
             }
-            count.add(&status);
+            count.add("web01", &status);
         }
-        assert_eq!(count, Count { left: 2, arrived: 1, failed: 1 });
+        let mut stopped = Status { phase: Phase::Failed, ..Status::default() };
+        stopped.set("Arrived", false, reason::WAVE_STOPPED, "", Moment(1));
+        count.add("web02", &stopped);
+        let failed_vms = vec!["web01".to_string()];
+        assert_eq!(count, Count { left: 2, arrived: 1, failed: 1, stopped: 1, failed_vms });
     }
 }

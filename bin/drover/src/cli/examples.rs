@@ -244,6 +244,13 @@ Examples:
 
 Next: kubectl drover status --watch";
 
+pub const KUBECTL_PROCEED: &str = "\
+Examples:
+  kubectl drover proceed fleet
+  kubectl drover proceed fleet pilot
+
+Next: kubectl drover status --plan fleet";
+
 pub const KUBECTL_RETRY: &str = "\
 Examples:
   kubectl drover retry web01

@@ -50,6 +50,9 @@ pub enum KubectlCommand {
     /// Try VMs again that failed or wait, and clean-ups
     #[command(after_help = examples::KUBECTL_RETRY)]
     Retry(KubectlVmsArgs),
+    /// Let the waves after one go on of which VMs failed
+    #[command(after_help = examples::KUBECTL_PROCEED)]
+    Proceed(KubectlProceedArgs),
 }
 
 #[derive(Debug, Args)]
@@ -97,6 +100,18 @@ pub struct KubectlVmsArgs {
     /// The VMs of this Plan; with names only those of it
     #[arg(long = "plan", value_name = "NAME", group = "which")]
     pub of: Option<String>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct KubectlProceedArgs {
+    /// Plan
+    #[arg(value_name = "PLAN")]
+    pub plan: String,
+    /// The wave of which VMs failed: those after it go on [default: the one that holds others up now]
+    #[arg(value_name = "WAVE")]
+    pub wave: Option<String>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }

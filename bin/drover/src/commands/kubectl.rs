@@ -1,6 +1,7 @@
 //! `drover kubectl`, which is also `kubectl drover`: what the operator's Plans and Migrations say, and what is asked of them.
 
 mod apply;
+mod proceed;
 mod rows;
 mod watch;
 
@@ -27,6 +28,7 @@ pub fn run(command: &KubectlCommand) -> Result<Exit, Failure> {
         KubectlCommand::Cutover(args) => cutover(args),
         KubectlCommand::Cancel(args) => cancel(args),
         KubectlCommand::Retry(args) => retry(args),
+        KubectlCommand::Proceed(args) => proceed::run(args),
     }
 }
 

@@ -100,7 +100,7 @@ impl Operator {
             retry: migration.retry.clone(),
             plan: self.plan_standing(&migration.spec),
             provider: self.provider_standing(&migration.spec.provider),
-            wave: self.wave_standing(&migration.spec, migration.status.begun),
+            wave: self.wave_standing(&migration.spec, &migration.status),
             jobs: self.jobs.of(name),
             claim: ClaimSeen::NotAsked,
             room: ClaimRoom::Enough,

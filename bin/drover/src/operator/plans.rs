@@ -1,8 +1,9 @@
 //! Plans and Providers: laid over each other again when either changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
+use drover_operator::PROCEED;
 use drover_operator::begun::Begun;
 use drover_operator::layout::{Existing, Laid, lay_out};
 use drover_operator::model::{
@@ -10,13 +11,13 @@ use drover_operator::model::{
 };
 use drover_operator::objects::{self, Note};
 use drover_operator::time::Moment;
-use drover_operator::waves::{Count, Order};
+use drover_operator::waves::{Count, Kept, Order, set_held};
 use drover_types::Wave;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::resolve::{Question, Refused, Resolved, resolve};
-use super::waves::{late, waves_of};
+use super::waves::{late, ms, waves_of};
 use super::{Kind, Message, Meta, Operator, now, path_of};
 
 const PAUSE_MIN: i64 = 15;
@@ -52,6 +53,10 @@ pub struct PlanStatus {
     forecast: Option<Foreseen>,
     /// How its waves stand.
     waves: Vec<WaveStatus>,
+    /// Waves after which others go on, whatever of them failed, since somebody said so.
+    pub proceed: Vec<String>,
+    /// What [`PROCEED`] said when it was heeded.
+    pub proceeded: Option<String>,
     refused: Vec<Left>,
     conditions: Vec<Condition>,
 }
@@ -62,9 +67,13 @@ impl PlanStatus {
         !self.refused.is_empty()
     }
 
-    /// Waves that hold back no other any more.
-    pub fn passed(&self) -> BTreeSet<String> {
-        self.waves.iter().filter(|wave| wave.passed).map(|wave| wave.name.clone()).collect()
+    /// Waves that hold back no other any more, and those that others were let go on after.
+    pub fn kept(&self) -> Kept {
+        let passed = self.waves.iter().filter(|wave| wave.passed);
+        Kept {
+            passed: passed.map(|wave| wave.name.clone()).collect(),
+            proceed: self.proceed.iter().cloned().collect(),
+        }
     }
 }
 
@@ -75,6 +84,8 @@ pub struct Plan {
     pub status: PlanStatus,
     provider: String,
     keys: Value,
+    /// What [`PROCEED`] says.
+    pub said: Option<String>,
     /// Its waves.
     pub waves: Vec<Wave>,
     /// How they stand, once that was looked at.
@@ -105,6 +116,7 @@ impl Plan {
             cancel: spec["cancel"] == true,
             provider: spec["provider"].as_str().unwrap_or_default().to_string(),
             keys: spec["plan"].clone(),
+            said: object["metadata"]["annotations"][PROCEED].as_str().map(str::to_string),
             next: same.and_then(|it| it.next),
             cancel_next: same.and_then(|it| it.cancel_next),
             // What an operator before this one was refused may be taken now.
@@ -469,20 +481,26 @@ impl Operator {
         Ok(())
     }
 
-    /// Changes a plan's status, where it is another then.
-    fn write(&mut self, name: &str, change: impl FnOnce(&mut PlanStatus)) -> Result<(), KubeError> {
-        let Some(plan) = self.plans.get_mut(name) else { return Ok(()) };
+    /// Changes a plan's status, where it is another then. What the server answered, if it was.
+    pub(super) fn write(
+        &mut self,
+        name: &str,
+        change: impl FnOnce(&mut PlanStatus),
+    ) -> Result<Value, KubeError> {
+        let Some(plan) = self.plans.get_mut(name) else { return Ok(Value::Null) };
         let mut status = plan.status.clone();
         change(&mut status);
         if status == plan.status {
-            return Ok(());
+            return Ok(Value::Null);
         }
         // Only this operator writes it; it is about the generation that it names.
         let body = json!({"metadata": {"uid": plan.meta.uid}, "status": status});
         let path = format!("{}/status", path_of(Kind::Plan, &self.namespace, name));
-        self.cluster.change(&path, Change::Merge, &body)?;
+        let answer = self.cluster.change(&path, Change::Merge, &body)?;
+        // What the watch tells of before it is older.
+        plan.meta.version = Meta::of(&answer).version;
         plan.status = status;
-        Ok(())
+        Ok(answer)
     }
 
     fn say_fine(&mut self, name: &str) -> Result<(), KubeError> {
@@ -569,15 +587,24 @@ impl Operator {
         let Some(Sum { migrations, done, failed, running }) = sum else { return Ok(()) };
         let Some(plan) = self.plans.get(name) else { return Ok(()) };
         let forecast = self.forecasts.of_plan(&plan.meta.uid, plan.status.forecast.as_ref());
-        let waves = match &plan.order {
-            Some(order) => order.told(u64::try_from(now().0).unwrap_or_default() * 1000),
-            None => plan.status.waves.clone(),
+        let (at, generation) = (now(), plan.meta.generation);
+        let (waves, held) = match &plan.order {
+            Some(order) => (Some(order.told(ms(at))), Some(order.held(ms(at)))),
+            // It has none by now.
+            None if plan.waves.is_empty() && plan.status.resolved_generation == generation => {
+                (None, Some(Vec::new()))
+            }
+            None => (None, None),
         };
+        let mut note = None;
         self.write(name, |status| {
-            status.waves = waves;
+            status.waves = waves.unwrap_or(std::mem::take(&mut status.waves));
+            note = held.and_then(|held| set_held(&mut status.conditions, name, &held, generation, at));
             (status.migrations, status.done, status.failed) = (migrations, done, failed);
             (status.running, status.forecast) = (running, forecast);
-        })
+        })?;
+        self.tell("Plan", name, note.as_slice());
+        Ok(())
     }
 }
 
@@ -619,6 +646,28 @@ mod tests {
         assert!(first.is_stale && !Plan::of(&plan(json!([])), None).is_stale);
         first.is_stale = false;
         assert!(!Plan::of(&refused, Some(first)).is_stale, "once");
+    }
+
+    #[test]
+    fn a_word_is_kept_by_the_next_operator_and_over_edits() {
+        let plan = |generation: i64| {
+            json!({"metadata": {"name": "p", "uid": "u", "generation": generation, "annotations": {"drover.dev/proceed": "pilot"}},
+                "status": {"resolvedGeneration": 1, "proceed": ["pilot"], "proceeded": "pilot",
+                    "waves": [{"name": "pilot", "vms": 1, "arrived": 0, "failed": 1, "passed": true, "holds": false}]}})
+        };
+        let first = Plan::of(&plan(1), None);
+        assert_eq!(first.said, first.status.proceeded, "it is not taken twice");
+        let kept = first.status.kept();
+        assert!(kept.passed.contains("pilot") && kept.proceed.contains("pilot"), "{kept:?}");
+        assert!(Plan::of(&plan(2), Some(first)).status.kept().proceed.contains("pilot"));
+        // One of an operator before had no such words.
+        let status: PlanStatus = serde_json::from_value(
+            json!({"waves": [{"name": "a", "vms": 1, "arrived": 0, "failed": 0, "passed": false}]}),
+        )
+        .unwrap();
+        assert_eq!(status.kept(), Kept::default());
+        let written = json!(PlanStatus { proceed: vec!["pilot".into()], ..PlanStatus::default() });
+        assert_eq!((&written["proceed"], &written["proceeded"]), (&json!(["pilot"]), &Value::Null));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Waves of Plans: what they say, and how they stand.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use drover_operator::model::{MigrationSpec, Place, ProviderSpec, plan_text};
+use drover_kubevirt::{KubeError, KubeErrorKind};
+use drover_operator::PROCEED;
+use drover_operator::model::{MigrationSpec, Place, ProviderSpec, Status, plan_text};
 use drover_operator::time::Moment;
-use drover_operator::waves::{Count, Counts, Order, WaveStanding};
+use drover_operator::waves::{Count, Counts, Kept, Order, WaveStanding, asked_waves};
 use drover_types::Wave;
 use serde_json::{Value, json};
 
@@ -27,21 +29,23 @@ pub fn waves_of(keys: &Value) -> Vec<Wave> {
     read.map(|plan| plan.waves()).unwrap_or_default()
 }
 
-fn ms(at: Moment) -> u64 {
+/// Milliseconds since 1970.
+pub fn ms(at: Moment) -> u64 {
     u64::try_from(at.0.saturating_mul(1000)).unwrap_or_default()
 }
 
 impl Operator {
     /// Whether its wave lets a Migration begin, or one that has begun go on.
-    pub(super) fn wave_standing(&self, spec: &MigrationSpec, has_begun: bool) -> WaveStanding {
+    pub(super) fn wave_standing(&self, spec: &MigrationSpec, status: &Status) -> WaveStanding {
         let open = WaveStanding::Open { closes: None };
         let Some(wave) = &spec.wave else { return open };
         let plan = self.plans.get(&spec.plan_ref.name).filter(|plan| plan.meta.uid == spec.plan_ref.uid);
         match plan {
-            // What has begun goes on without its Plan, and nothing else does.
+            // What has begun goes on without its Plan, and nothing else does, nor what had ended.
+            None if status.is_stopped() => WaveStanding::Unknown,
             None => open,
             // Its own plan holds its window, which its worker heeds.
-            Some(plan) if has_begun && !plan.waves.iter().any(|it| it.name == *wave) => open,
+            Some(plan) if status.begun && !plan.waves.iter().any(|it| it.name == *wave) => open,
             Some(plan) => {
                 plan.order.as_ref().map_or(WaveStanding::Unknown, |order| order.standing(wave, ms(now())))
             }
@@ -57,47 +61,68 @@ impl Operator {
         spec
     }
 
-    /// How many Migrations of each wave of a Plan are left, arrived and failed.
-    fn counts_of(&self, plan: &str) -> Counts {
-        let Some(plan) = self.plans.get(plan) else { return Counts::new() };
-        let mut counts: Counts = plan.late.clone();
-        for it in self.migrations.values().filter(|it| it.spec.plan_ref.uid == plan.meta.uid) {
-            if let Some(wave) = &it.spec.wave {
-                counts.entry(wave.clone()).or_default().add(&it.status);
+    /// How many Migrations of each wave are left, arrived and failed, by the UIDs of the Plans that have waves.
+    fn counts_by_plan(&self) -> BTreeMap<String, Counts> {
+        let waved = self.plans.values().filter(|plan| !plan.waves.is_empty());
+        let mut all: BTreeMap<String, Counts> =
+            waved.map(|plan| (plan.meta.uid.clone(), plan.late.clone())).collect();
+        for it in self.migrations.values() {
+            let Some(wave) = &it.spec.wave else { continue };
+            if let Some(counts) = all.get_mut(&it.spec.plan_ref.uid) {
+                counts.entry(wave.clone()).or_default().add(&it.spec.vm.name, &it.status);
             }
         }
-        counts
+        all
+    }
+
+    /// Takes what a Plan's annotation says anew. It is written to the status before anything goes by it, and read there by whoever comes next.
+    fn heed_proceed(&mut self, name: &str) -> Result<(), KubeError> {
+        let Some(plan) = self.plans.get(name) else { return Ok(()) };
+        // Which waves it has is known then.
+        if plan.status.resolved_generation != plan.meta.generation || plan.cancel || plan.meta.is_going {
+            return Ok(());
+        }
+        let status = &plan.status;
+        let said = plan.said.clone();
+        let word = asked_waves(said.as_deref(), status.proceeded.as_deref(), &plan.waves, &status.proceed);
+        let Some(word) = word else { return Ok(()) };
+        let notes = word.notes(&plan.waves);
+        let answer = self.write(name, |status| {
+            status.proceed.extend(word.waves);
+            status.proceeded = said;
+        })?;
+        if answer["status"]["proceeded"].is_null() {
+            let what = format!(
+                "the cluster does not keep what {PROCEED} says (apply deploy/crds.yaml of this version of drover)"
+            );
+            return Err(KubeError { kind: KubeErrorKind::Refused, what });
+        }
+        self.tell("Plan", name, &notes);
+        Ok(())
     }
 
     /// Looks how the waves of all Plans stand that have some. What another standing lets go is decided on.
     pub(super) fn tend_waves(&mut self, at: Moment) {
-        let names: Vec<String> = self
-            .plans
-            .values()
-            .filter(|plan| !plan.waves.is_empty())
-            .map(|plan| plan.meta.name.clone())
-            .collect();
+        let mut all = self.counts_by_plan();
+        let names: Vec<String> = self.plans.keys().cloned().collect();
         for name in names {
-            let counts = self.counts_of(&name);
+            if let Err(error) = self.heed_proceed(&name) {
+                crate::out::say(format_args!("Plan {name}: {error}; it is tried again"));
+            }
             let Some(plan) = self.plans.get_mut(&name) else { continue };
+            let Some(counts) = all.remove(&plan.meta.uid) else { continue };
             // Which VMs the server had refused to an operator before this one is known when it is laid over its source again.
             if plan.order.is_none() && plan.is_stale && plan.status.has_refused() {
                 continue;
             }
-            if plan.order.as_ref().is_some_and(|order| order.is_of(&counts)) {
+            let Kept { passed, proceed } = plan.status.kept();
+            if plan.order.as_ref().is_some_and(|order| order.is_of(&counts, &proceed)) {
                 continue;
             }
-            let passed = match &plan.order {
-                Some(order) => order.passed(),
-                None => plan.status.passed(),
-            };
-            let order = Order::new(&plan.waves, counts, &passed, ms(at));
-            let before = plan.order.replace(order.clone());
-            let is_other = |wave: &String| {
-                before.as_ref().is_none_or(|it| it.standing(wave, ms(at)) != order.standing(wave, ms(at)))
-            };
-            let fresh: BTreeSet<String> =
-                plan.waves.iter().map(|wave| wave.name.clone()).filter(is_other).collect();
+            let passed = plan.order.as_ref().map_or(passed, |order| order.passed().clone());
+            let order = Order::new(&plan.waves, counts, Kept { passed, proceed }, ms(at));
+            let fresh = order.changed(plan.order.as_ref(), ms(at));
+            plan.order = Some(order);
             self.due_where(|it| {
                 it.spec.plan_ref.name == name
                     && it.spec.wave.as_ref().is_some_and(|wave| fresh.contains(wave))

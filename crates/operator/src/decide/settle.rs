@@ -32,8 +32,10 @@ pub mod reason {
     pub const LOCK_LOST: &str = "VmLockLost";
     /// The window of its wave closed before it began.
     pub const WINDOW_CLOSED: &str = "WindowClosed";
-    /// VMs of a wave before its own failed.
+    /// VMs of a wave before its own failed, and it waits for a word.
     pub const WAVE_FAILED: &str = "WaveFailed";
+    /// VMs of a wave before its own failed, after which none begins.
+    pub const WAVE_STOPPED: &str = "WaveStopped";
     /// While it works: the VM is copied again and again until somebody asks for its cutover.
     pub const WAITS_FOR_CUTOVER: &str = "WaitsForCutover";
 }

@@ -6,8 +6,9 @@ use crate::waves::WaveStanding;
 
 pub(super) const WAITS_FOR_WINDOW: &str = "WaitsForWindow";
 const WAITS_FOR_WAVE: &str = "WaitsForWave";
-/// Reasons of thousands that have their turn by itself: no event tells of each.
-pub(super) const TURNS: [&str; 3] = ["WaitsForSlot", WAITS_FOR_WINDOW, WAITS_FOR_WAVE];
+/// Reasons that thousands have at once: no event tells of each. Of waves that failed one of the Plan does.
+pub(super) const TURNS: [&str; 5] =
+    ["WaitsForSlot", WAITS_FOR_WINDOW, WAITS_FOR_WAVE, reason::WAVE_FAILED, reason::WAVE_STOPPED];
 
 impl Run<'_> {
     /// In words, until when its worker copies it, if its window has to open before it moves over.
@@ -38,6 +39,10 @@ impl Run<'_> {
                 self.fail("WindowOver", &standing.to_string());
                 return Some(Act::Nothing);
             }
+            WaveStanding::Stopped(_) => {
+                self.fail(reason::WAVE_STOPPED, &standing.to_string());
+                return Some(Act::Nothing);
+            }
             WaveStanding::Window { .. } if is_warm => return None,
             _ if is_warm && has_begun => return None,
             WaveStanding::Window { opens, .. } => (WAITS_FOR_WINDOW, Some(*opens)),
@@ -49,5 +54,14 @@ impl Run<'_> {
         };
         wake.into_iter().for_each(|wake| self.wake(wake));
         Some(self.rest(Phase::Queued, reason, &standing.to_string()))
+    }
+
+    /// What a wave before its own had stopped has its turn again, once it is not stopped any more.
+    pub(super) fn leave_stop(&mut self) {
+        let is_kept = matches!(self.facts.wave, WaveStanding::Stopped(_) | WaveStanding::Unknown);
+        if self.status.is_stopped() && !is_kept && !self.has_lost_state() {
+            self.status.phase = Phase::Pending;
+            self.status.next_try = None;
+        }
     }
 }

@@ -1,8 +1,10 @@
 //! What Plans and Migrations say, as far as it is shown; and which of them are meant.
 
+use drover_operator::decide::reason::{WAVE_FAILED, WAVE_STOPPED};
 use drover_operator::lock::MOVED_ELSEWHERE;
 use drover_operator::model::{Foreseen, WaveStatus};
 use drover_operator::time::Moment;
+use drover_operator::waves::HELD;
 use drover_view::{Align, Table, local_time};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -27,6 +29,8 @@ pub struct PlanRow {
     pub refused: Vec<Refused>,
     /// How its waves stand.
     pub waves: Vec<WaveStatus>,
+    /// Why waves do not begin since VMs of others failed, and what to do.
+    pub held: Option<String>,
     pub cancel: bool,
     /// Whether it is laid over its source as it is now, or needs not be.
     #[serde(skip)]
@@ -102,6 +106,7 @@ impl PlanRow {
         let status = &object["status"];
         let number = |key: &str| status[key].as_u64().unwrap_or_default();
         let resolved = condition(object, "Resolved");
+        let held = condition(object, HELD).filter(|it| it["status"] == "True");
         let refused = status["refused"].as_array().into_iter().flatten();
         let cancel = object["spec"]["cancel"] == true;
         PlanRow {
@@ -115,6 +120,7 @@ impl PlanRow {
             forecast: forecast(status),
             refused: refused.map(|it| Refused { vm: text(&it["vm"]), reason: text(&it["reason"]) }).collect(),
             waves: Vec::deserialize(&status["waves"]).unwrap_or_default(),
+            held: held.map(|it| text(&it["message"])),
             cancel,
             is_settled: cancel || status["resolvedGeneration"] == object["metadata"]["generation"],
         }
@@ -206,6 +212,7 @@ impl Row {
         let is_ordinary = matches!(self.reason.as_str(), "" | "Moving" | "Starting" | "Arrived")
                 // Of waves the Plan tells.
                 || matches!(self.reason.as_str(), "WaitsForSlot" | "WaitsForWindow" | "WaitsForWave")
+                || [WAVE_FAILED, WAVE_STOPPED].contains(&self.reason.as_str())
                 || self.phase == "Cancelled";
         !is_ordinary && !self.message.is_empty()
     }
@@ -285,11 +292,12 @@ pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row]) -> String {
     let of_plans = plans.iter().flat_map(|plan| {
         let own = (!plan.is_settled && !plan.message.is_empty())
             .then(|| format!("Plan {}: {}", plan.name, plan.message));
+        let held = plan.held.iter().map(|why| format!("Plan {}: {why}", plan.name));
         let refused = plan.refused.iter();
         let refused = refused.map(|it| format!("{} is refused by Plan {}: {}", it.vm, plan.name, it.reason));
         let waits = plan.waves.iter().filter_map(|wave| Some((&wave.name, wave.waits.as_ref()?)));
         let waits = waits.map(|(wave, why)| format!("wave {wave} of Plan {} waits: {why}", plan.name));
-        own.into_iter().chain(refused).chain(waits).collect::<Vec<_>>()
+        own.into_iter().chain(held).chain(refused).chain(waits).collect::<Vec<_>>()
     });
     let of_rows = rows.iter().filter(|row| row.is_said()).map(|row| {
         let off = if row.guest_off { " (its guest is off)" } else { "" };
@@ -383,13 +391,15 @@ mod tests {
             migration(1, "web01", "Running", told("Moving")),
             migration(3, "db01", "Failed", told("TooManyOutages")),
             migration(5, "app01", "Queued", told("WaitsForWindow")),
+            migration(7, "app02", "Failed", told("WaveStopped")),
         ];
         let plan = PlanRow::of(&json!({
             "metadata": {"name": "web", "generation": 2}, "spec": {"provider": "vc"},
             "status": {"migrations": 2, "done": 0, "failed": 1, "resolvedGeneration": 1, "refused": [{"vm": "x", "reason": "taken"}],
                 "waves": [{"name": "pilot", "vms": 1, "arrived": 1, "failed": 0, "passed": true},
                     {"name": "rest", "vms": 1, "arrived": 0, "failed": 0, "passed": false, "waits": "its window opens soon"}],
-                "conditions": [{"type": "Resolved", "status": "False", "reason": "PlanHasErrors", "message": "no such VM"}]},
+                "conditions": [{"type": "Resolved", "status": "False", "reason": "PlanHasErrors", "message": "no such VM"},
+                    {"type": "WavesHeld", "status": "True", "reason": "WaveStopped", "message": "1 VM of wave pilot failed"}]},
         }));
         let text = shown("vms", &[plan], &rows.iter().collect::<Vec<_>>());
         for part in [
@@ -397,13 +407,16 @@ mod tests {
             "web     2     0       1  PlanHasErrors",
             "web01  p1    Running  7  Moving",
             "Plan web: no such VM",
+            "Plan web: 1 VM of wave pilot failed",
             "x is refused by Plan web: taken",
             "db01: TooManyOutages in words",
             "wave rest of Plan web waits: its window opens soon",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        for part in ["Moving in words", "foreseen", "wave pilot", "WaitsForWindow in words"] {
+        for part in
+            ["Moving in words", "foreseen", "wave pilot", "WaitsForWindow in words", "WaveStopped in words"]
+        {
             assert!(!text.contains(part), "{part} in\n{text}");
         }
         assert!(shown("vms", &[], &[]).contains("no Plans"));

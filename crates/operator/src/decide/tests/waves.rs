@@ -83,6 +83,7 @@ fn a_guest_that_is_down_waits_for_nothing_and_one_that_is_on_again_does() {
         (World::closed(), "WaitsForWindow"),
         (WaveStanding::After("pilot".into()), "WaitsForWave"),
         (WaveStanding::Failed("pilot".into()), "WaveFailed"),
+        (WaveStanding::Stopped("pilot".into()), "WaveStopped"),
         (WaveStanding::Over, "WindowOver"),
         (WaveStanding::Unknown, "PlanNotResolved"),
     ] {
@@ -156,4 +157,77 @@ fn what_arrived_is_cleaned_up_at_any_time() {
     world.says(13, "NotCleanedUp");
     world.later(PAUSE_SECONDS_MAX);
     assert_eq!(world.made, [(1, Work::Move), (2, Work::Move)]);
+}
+
+fn stopped() -> WaveStanding {
+    WaveStanding::Stopped("canary".into())
+}
+
+#[test]
+fn a_vm_after_a_wave_that_stops_the_plan_ends_untouched_and_has_its_turn_again() {
+    for warm in [false, true] {
+        let mut world = World::in_wave(stopped());
+        world = if warm { world.warm() } else { world };
+        world.settle();
+        assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Failed, "WaveStopped"));
+        assert!(world.message().contains("VMs of wave canary failed, after which none begins"));
+        assert!(
+            world.made.is_empty() && world.claim.is_none() && world.notes.is_empty(),
+            "{:?}",
+            world.notes
+        );
+        // Not alone, nor while it is not known how the waves stand.
+        world.facts.retry = Some("1".into());
+        world.settle();
+        world.facts.wave = WaveStanding::Unknown;
+        world.later(NIGHT);
+        assert_eq!((world.status.phase, world.made.len()), (Phase::Failed, 0));
+        // What failed is tried again, and then the wave is let go.
+        world.facts.wave = WaveStanding::After("canary".into());
+        world.settle();
+        assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Queued, "WaitsForWave"));
+        world.facts.wave = stopped();
+        world.settle();
+        assert_eq!(world.status.phase, Phase::Failed);
+        world.facts.wave = WaveStanding::Open { closes: None };
+        world.settle();
+        assert_eq!(world.made, [(1, Work::Move)]);
+    }
+}
+
+#[test]
+fn what_has_a_worker_goes_on_to_its_end_and_what_was_tried_again_does_not() {
+    for warm in [false, true] {
+        let mut world = World::in_wave(WaveStanding::Open { closes: None });
+        world = if warm { world.warm() } else { world };
+        world.settle();
+        world.works();
+        world.facts.wave = stopped();
+        world.settle();
+        assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Running, "Moving"));
+        world.fails(7, "Target");
+        assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Failed, "WaveStopped"));
+        assert_eq!(world.made.len(), 1);
+        world.facts.wave = WaveStanding::Open { closes: None };
+        world.settle();
+        assert_eq!(world.made, [(1, Work::Move), (2, Work::Move)]);
+    }
+}
+
+#[test]
+fn what_failed_itself_is_not_tried_again_because_waves_go_on() {
+    let mut world = World::in_wave(WaveStanding::Open { closes: None });
+    world.settle();
+    world.works();
+    world.says(3, reason::FORBIDDEN);
+    assert_eq!(world.status.phase, Phase::Failed);
+    for standing in [stopped(), WaveStanding::Open { closes: None }] {
+        world.facts.wave = standing;
+        world.later(NIGHT);
+        assert_eq!(
+            (world.status.phase, world.reason("Arrived").as_str()),
+            (Phase::Failed, reason::FORBIDDEN)
+        );
+    }
+    assert_eq!(world.made.len(), 1);
 }
