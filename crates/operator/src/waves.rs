@@ -206,7 +206,7 @@ impl Order {
             Ok(Some(Wait::Window { opens_ms, opens })) => {
                 WaveStanding::Window { opens: moment(opens_ms), words: opens }
             }
-            Ok(Some(Wait::Wave { wave, .. })) => WaveStanding::After(wave),
+            Ok(Some(Wait::Wave { wave, .. })) => WaveStanding::After(self.next_before(known, wave)),
             Ok(Some(Wait::WaveFailed { wave, .. })) => WaveStanding::Failed(wave),
             Err(Ended::WaveFailed) => {
                 WaveStanding::Stopped(self.scheduler.stopped_by(*id).unwrap_or_default().to_string())
@@ -215,6 +215,16 @@ impl Order {
             // A wave knows no other word.
             Ok(Some(_)) | Err(_) => WaveStanding::Unknown,
         }
+    }
+
+    /// The wave that another names itself among those that it waits for, where that is not over, either: it stays the same while those
+    /// before that one end one by one, and each change is written to all Migrations of the wave.
+    fn next_before(&self, wave: &Wave, waited_for: String) -> String {
+        let is_left = |name: &&String| {
+            let count = self.counts.get(*name).map_or(0, Count::unfinished);
+            count > 0 && !self.kept.passed.contains(*name)
+        };
+        wave.after.iter().find(is_left).cloned().unwrap_or(waited_for)
     }
 
     /// How each wave stands that has Migrations, for the status of the Plan.
@@ -287,7 +297,7 @@ mod tests {
         };
         let open = || WaveStanding::Open { closes: None };
         let after = |it: &str| WaveStanding::After(it.into());
-        assert_eq!(at(&[("a", 2, 0, 0), ("b", 1, 0, 0), ("c", 1, 0, 0)]), [open(), after("a"), after("a")]);
+        assert_eq!(at(&[("a", 2, 0, 0), ("b", 1, 0, 0), ("c", 1, 0, 0)]), [open(), after("a"), after("b")]);
         assert_eq!(at(&[("a", 0, 2, 0), ("b", 1, 0, 0), ("c", 1, 0, 0)]), [open(), open(), after("b")]);
         assert_eq!(at(&[("a", 0, 2, 0), ("b", 0, 1, 0), ("c", 1, 0, 0)]), [open(), open(), open()]);
         let failed = || WaveStanding::Failed("a".into());
@@ -387,5 +397,34 @@ mod tests {
         count.add("web02", &stopped);
         let failed_vms = vec!["web01".to_string()];
         assert_eq!(count, Count { left: 2, arrived: 1, failed: 1, stopped: 1, failed_vms });
+    }
+
+    /// A plan of many waves one after the other: how many Migrations are decided on, and written, because of waves before their own.
+    #[test]
+    fn how_often_a_migration_is_decided_on_does_not_grow_with_the_waves_before_it() {
+        const WAVES: usize = 40;
+        const VMS: u64 = 125;
+        let name = |number: usize| format!("w{number:02}");
+        let waves: Vec<Wave> = (0..WAVES)
+            .map(|number| match number {
+                0 => wave(&name(0), &[], &[], &[]),
+                _ => wave(&name(number), &[&name(number - 1)], &[], &[]),
+            })
+            .collect();
+        let of = |number: usize| (name(number), Count { left: VMS, ..Count::default() });
+        let mut counts: Counts = (0..WAVES).map(of).collect();
+        let mut order = Order::new(&waves, counts.clone(), Kept::default(), 0);
+        let mut decided = order.changed(None, 0).len() as u64 * VMS;
+        for number in 0..WAVES {
+            for arrived in [1, VMS] {
+                let it = counts.get_mut(&name(number)).unwrap();
+                (it.left, it.arrived) = (VMS - arrived, arrived);
+                let next = Order::new(&waves, counts.clone(), order.kept.clone(), 0);
+                decided += next.changed(Some(&order), 0).len() as u64 * VMS;
+                order = next;
+            }
+        }
+        // Once each at first, and once when the wave before its own is over.
+        assert_eq!(decided, (2 * WAVES as u64 - 1) * VMS);
     }
 }

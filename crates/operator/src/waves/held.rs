@@ -214,7 +214,7 @@ mod tests {
         let order = Order::new(&all, stopped, Kept::default(), 0);
         // The one that failed is tried again.
         assert_eq!(order.standing("web", 0), WaveStanding::After("pilot".into()));
-        assert_eq!(order.standing("rest", 0), WaveStanding::After("pilot".into()));
+        assert_eq!(order.standing("rest", 0), WaveStanding::After("web".into()));
         assert!(order.passed().is_empty() && order.held(0).is_empty());
         let told = order.told(0);
         assert_eq!((told[1].vms, told[1].failed), (2, 2));
