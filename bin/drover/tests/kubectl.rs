@@ -166,6 +166,37 @@ fn plans_and_vms_are_shown() {
 }
 
 #[test]
+fn vms_of_a_wave_and_in_a_phase_are_shown_counted_and_steered() {
+    let all = [(1, "web01", "Failed", "pilot"), (2, "web02", "Done", "pilot"), (3, "db01", "Failed", "rest")];
+    let all = all.map(|(number, vm, phase, wave)| {
+        let mut it = migration(number, vm, phase, "Said");
+        it["spec"]["wave"] = json!(wave);
+        it
+    });
+    let server = Server::with(vec![plan()], all.to_vec());
+    let text = server.says(&["status", "--wave", "pilot", "--phase", "failed"]);
+    assert!(text.contains("web01") && !text.contains("web02") && !text.contains("db01"), "{text}");
+    let text = server.says(&["status", "--summary"]);
+    assert!(text.contains("Failed  Said      2") && !text.contains("db01"), "{text}");
+    let told: Value = serde_json::from_str(&server.says(&["status", "--wave", "rest", "--json"])).unwrap();
+    assert_eq!(
+        (told["migrations"].as_array().unwrap().len(), &told["migrations"][0]["wave"]),
+        (1, &json!("rest"))
+    );
+    server.refuses(&["status", "--wave", "plot"], 3, "no such Migration of a VM of the wave plot");
+    server.refuses(&["status", "--phase", "broken"], 2, "possible values");
+    server.refuses(&["retry", "web01", "--wave", "pilot"], 2, "--plan");
+
+    server.says(&["retry", "--plan", "web", "--wave", "pilot"]);
+    // A wave that is cancelled is not the Plan.
+    server.says(&["cancel", "--plan", "web", "--wave", "rest"]);
+    let changes = server.changes();
+    let paths: Vec<&str> = changes.iter().map(|(path, _)| path.as_str()).collect();
+    assert_eq!(paths, [format!("{OWN}/migrations/vm-1"), format!("{OWN}/migrations/vm-3")]);
+    assert_eq!(changes[1].1["spec"]["cancel"], true);
+}
+
+#[test]
 fn the_last_workers_log_is_printed() {
     let server = Server::with(vec![], vec![migration(1, "web01", "Running", "Moving")]);
     // What others wrote drives no terminal.

@@ -216,6 +216,8 @@ Exit code 10 with --watch: VMs failed.
 Examples:
   kubectl drover status -n vms
   kubectl drover status --plan web --watch
+  kubectl drover status --plan fleet --summary --watch
+  kubectl drover status --wave pilot --phase Failed
   kubectl drover status web01 --json | jq .migrations[0].percent
 
 Next: kubectl drover logs web01";
@@ -255,5 +257,6 @@ pub const KUBECTL_RETRY: &str = "\
 Examples:
   kubectl drover retry web01
   kubectl drover retry --plan web
+  kubectl drover retry --plan fleet --wave pilot
 
 Next: kubectl drover status --watch";

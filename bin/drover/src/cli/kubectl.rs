@@ -3,12 +3,17 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 
 use super::examples;
 
 /// The name by which kubectl finds a plug-in for `kubectl drover`.
 const PLUGIN: &str = "kubectl-drover";
+
+/// Phases of Migrations.
+const PHASES: [&str; 8] =
+    ["Pending", "Queued", "Running", "Retrying", "Cancelling", "Done", "Failed", "Cancelled"];
 
 /// The words of a command line; those of kubectl's plug-in as if they came after `drover kubectl`.
 pub fn words(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
@@ -63,6 +68,15 @@ pub struct KubectlStatusArgs {
     /// Only VMs of this Plan
     #[arg(long = "plan", value_name = "NAME")]
     pub of: Option<String>,
+    /// Only VMs of this wave
+    #[arg(long, value_name = "NAME")]
+    pub wave: Option<String>,
+    /// Only VMs in this phase, may be given more than once
+    #[arg(long, value_name = "PHASE", ignore_case = true, value_parser = PossibleValuesParser::new(PHASES))]
+    pub phase: Vec<String>,
+    /// Count VMs by phase and reason, in the place of a line for each
+    #[arg(long, conflicts_with = "json")]
+    pub summary: bool,
     /// Follow them until all have come to rest; with --json one object per change
     #[arg(long, short)]
     pub watch: bool,
@@ -100,6 +114,9 @@ pub struct KubectlVmsArgs {
     /// The VMs of this Plan; with names only those of it
     #[arg(long = "plan", value_name = "NAME", group = "which")]
     pub of: Option<String>,
+    /// Of these, the VMs of this wave
+    #[arg(long, value_name = "NAME", requires = "of")]
+    pub wave: Option<String>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::cli::{ClusterArgs, KubectlCommand, KubectlLogsArgs, KubectlStatusArgs, KubectlVmsArgs};
 use crate::exit::{Exit, Failure};
 pub use apply::run as apply;
-use rows::{PlanRow, Row, chosen, shown};
+use rows::{PlanRow, Row, chosen, of_wave, shown};
 
 /// The container of a worker's pod.
 const CONTAINER: &str = "worker";
@@ -100,15 +100,19 @@ fn status(args: &KubectlStatusArgs) -> Result<Exit, Failure> {
         return watch::run(&place, args);
     }
     let all = place.rows()?;
-    let rows = chosen(&all, &args.names, args.of.as_deref()).map_err(|why| place.no(why))?;
+    let rows =
+        chosen(&all, &args.names, args.of.as_deref()).and_then(|rows| of_wave(rows, args.wave.as_deref()));
+    let mut rows = rows.map_err(|why| place.no(why))?;
+    rows.retain(|row| row.is_in(&args.phase));
     // Who asks for VMs by their names does not ask for plans.
-    let plans = if args.names.is_empty() { place.plans(args.of.as_deref())? } else { Vec::new() };
+    let mut plans = if args.names.is_empty() { place.plans(args.of.as_deref())? } else { Vec::new() };
+    plans.iter_mut().for_each(|plan| plan.keep_wave(args.wave.as_deref()));
     match args.json {
         true => {
             let told = json!({"namespace": place.namespace, "plans": plans, "migrations": rows});
             crate::out::json(format_args!("{told:#}"));
         }
-        false => crate::out::print(&shown(&place.namespace, &plans, &rows)),
+        false => crate::out::print(&shown(&place.namespace, &plans, &rows, args.summary)),
     }
     Ok(Exit::Success)
 }
@@ -154,7 +158,9 @@ fn asked<'a>(
     args: &KubectlVmsArgs,
     why_not: impl Fn(&Row) -> Option<String>,
 ) -> Result<Vec<&'a Row>, Failure> {
-    let mut rows = chosen(all, &args.names, args.of.as_deref()).map_err(|why| place.no(why))?;
+    let rows =
+        chosen(all, &args.names, args.of.as_deref()).and_then(|rows| of_wave(rows, args.wave.as_deref()));
+    let mut rows = rows.map_err(|why| place.no(why))?;
     if args.names.is_empty() {
         rows.retain(|row| why_not(row).is_none());
         return Ok(rows);
@@ -204,7 +210,7 @@ fn cancel(args: &KubectlVmsArgs) -> Result<Exit, Failure> {
     let place = Place::of(&args.cluster)?;
     let cancel = json!({"spec": {"cancel": true}});
     // The whole of a Plan: nothing of it begins any more, either.
-    if let Some(plan) = args.of.as_deref().filter(|_| args.names.is_empty()) {
+    if let Some(plan) = args.of.as_deref().filter(|_| args.names.is_empty() && args.wave.is_none()) {
         place.plans(Some(plan))?;
         let path = format!("{}/{plan}", place.own("plans"));
         place.cluster.change(&path, Change::Merge, &cancel).map_err(failure)?;

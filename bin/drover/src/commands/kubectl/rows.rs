@@ -1,5 +1,8 @@
 //! What Plans and Migrations say, as far as it is shown; and which of them are meant.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use drover_operator::decide::reason::{WAVE_FAILED, WAVE_STOPPED};
 use drover_operator::lock::MOVED_ELSEWHERE;
 use drover_operator::model::{Foreseen, WaveStatus};
@@ -53,6 +56,8 @@ pub struct Row {
     pub vm: String,
     pub target_name: String,
     pub plan: String,
+    /// Its wave, if its Plan has some.
+    pub wave: Option<String>,
     pub phase: String,
     pub percent: u64,
     pub done_bytes: u64,
@@ -127,6 +132,25 @@ impl PlanRow {
     }
 }
 
+impl PlanRow {
+    /// Leaves out how other waves stand.
+    pub fn keep_wave(&mut self, wave: Option<&str>) {
+        self.waves.retain(|it| wave.is_none_or(|wave| it.name == wave));
+    }
+}
+
+/// How far a wave is, in a word or two.
+fn state_of(wave: &WaveStatus) -> &'static str {
+    let left = wave.vms.saturating_sub(wave.arrived + wave.failed);
+    match wave {
+        _ if wave.holds => "holds others up",
+        _ if wave.waits.is_some() => "waits",
+        _ if left > 0 => "may begin",
+        _ if wave.failed > 0 => "failed",
+        _ => "done",
+    }
+}
+
 impl Row {
     pub fn of(object: &Value) -> Row {
         let (spec, status) = (&object["spec"], &object["status"]);
@@ -144,6 +168,7 @@ impl Row {
             vm: text(&spec["vm"]["name"]),
             target_name: text(&spec["targetName"]),
             plan: text(&spec["planRef"]["name"]),
+            wave: spec["wave"].as_str().map(str::to_string),
             phase: status["phase"].as_str().unwrap_or("Pending").to_string(),
             percent: number(&status["progress"]["percent"]),
             done_bytes: number(&status["progress"]["doneBytes"]),
@@ -157,6 +182,11 @@ impl Row {
             arrived: arrived.is_some_and(|it| it["status"] == "True"),
             cleaned_up: condition(object, "CleanedUp").map(|it| it["status"] == "True"),
         }
+    }
+
+    /// Whether it is in one of these phases; in any, if none is named.
+    pub fn is_in(&self, phases: &[String]) -> bool {
+        phases.is_empty() || phases.iter().any(|it| it.eq_ignore_ascii_case(&self.phase))
     }
 
     /// Whether nothing more comes of it by itself.
@@ -189,6 +219,11 @@ impl Row {
     pub fn no_retry(&self) -> Option<String> {
         match self.phase.as_str() {
             "Done" if self.cleaned_up == Some(false) => None,
+            "Failed" if self.reason == WAVE_STOPPED => Some(format!(
+                "{} has its turn again by itself, once those of the wave before its own that failed are tried again, or by \
+                 `kubectl drover proceed {}`",
+                self.vm, self.plan
+            )),
             "Failed" | "Retrying" | "Pending" | "Cancelling" => None,
             "Done" => Some(format!("{} has arrived, and its source is cleaned up", self.vm)),
             "Cancelled" => Some(format!(
@@ -249,8 +284,37 @@ pub fn chosen<'a>(rows: &'a [Row], names: &[String], plan: Option<&str>) -> Resu
     Ok(all)
 }
 
-/// For people.
-pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row]) -> String {
+/// Those of a wave, if one is named.
+///
+/// # Errors
+/// In words for people: none of them is in it.
+pub fn of_wave<'a>(rows: Vec<&'a Row>, wave: Option<&str>) -> Result<Vec<&'a Row>, String> {
+    let Some(wave) = wave else { return Ok(rows) };
+    let rows: Vec<&Row> = rows.into_iter().filter(|row| row.wave.as_deref() == Some(wave)).collect();
+    match rows.is_empty() {
+        true => Err(format!("there is no such Migration of a VM of the wave {wave}")),
+        false => Ok(rows),
+    }
+}
+
+/// How many do what.
+fn summary(rows: &[&Row]) -> String {
+    let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for row in rows {
+        *counts.entry((&row.phase, &row.reason)).or_default() += 1;
+    }
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_by_key(|(_, count)| Reverse(*count));
+    let mut table =
+        Table::new(&[("PHASE", Align::Left), ("REASON", Align::Left), ("VMS", Align::Right)]).fitted();
+    for ((phase, reason), count) in counts {
+        table.row([phase, reason, &count.to_string()]);
+    }
+    table.to_string()
+}
+
+/// For people. In a summary VMs are counted, and nothing is told of a single one.
+pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row], is_summary: bool) -> String {
     if plans.is_empty() && rows.is_empty() {
         return format!("no Plans and no Migrations in the namespace {namespace}\n");
     }
@@ -272,7 +336,25 @@ pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row]) -> String {
         }
         parts.push(table.to_string());
     }
-    if !rows.is_empty() {
+    if plans.iter().any(|plan| !plan.waves.is_empty()) {
+        let mut table = Table::new(&[
+            ("PLAN", Align::Left),
+            ("WAVE", Align::Left),
+            ("VMS", Align::Right),
+            ("ARRIVED", Align::Right),
+            ("FAILED", Align::Right),
+            ("STATE", Align::Left),
+        ])
+        .fitted();
+        for (plan, wave) in plans.iter().flat_map(|plan| plan.waves.iter().map(move |wave| (plan, wave))) {
+            let [all, arrived, failed] = [wave.vms, wave.arrived, wave.failed].map(|it| it.to_string());
+            table.row([plan.name.as_str(), &wave.name, &all, &arrived, &failed, state_of(wave)]);
+        }
+        parts.push(table.to_string());
+    }
+    if is_summary && !rows.is_empty() {
+        parts.push(summary(rows));
+    } else if !rows.is_empty() {
         let mut table = Table::new(&[
             ("VM", Align::Left),
             ("PLAN", Align::Left),
@@ -295,20 +377,23 @@ pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row]) -> String {
         let held = plan.held.iter().map(|why| format!("Plan {}: {why}", plan.name));
         let refused = plan.refused.iter();
         let refused = refused.map(|it| format!("{} is refused by Plan {}: {}", it.vm, plan.name, it.reason));
-        let waits = plan.waves.iter().filter_map(|wave| Some((&wave.name, wave.waits.as_ref()?)));
-        let waits = waits.map(|(wave, why)| format!("wave {wave} of Plan {} waits: {why}", plan.name));
-        own.into_iter().chain(held).chain(refused).chain(waits).collect::<Vec<_>>()
+        own.into_iter().chain(held).chain(refused).collect::<Vec<_>>()
     });
-    let of_rows = rows.iter().filter(|row| row.is_said()).map(|row| {
+    // Of many waves nothing else is hidden by these.
+    let waits = plans.iter().flat_map(|plan| {
+        let waits = plan.waves.iter().filter_map(|wave| Some((&wave.name, wave.waits.as_ref()?)));
+        waits.map(|(wave, why)| format!("wave {wave} of Plan {} waits: {why}", plan.name))
+    });
+    let of_rows = rows.iter().filter(|row| row.is_said() && !is_summary).map(|row| {
         let off = if row.guest_off { " (its guest is off)" } else { "" };
         format!("{}{off}: {}", row.vm, row.message)
     });
     let ends = plans.iter().filter_map(|plan| Some((format!("Plan {}", plan.name), plan.forecast.as_ref()?)));
     // Of VMs that were asked for by their names.
-    let named = rows.iter().filter(|_| plans.is_empty());
+    let named = rows.iter().filter(|_| plans.is_empty() && !is_summary);
     let ends = ends.chain(named.filter_map(|row| Some((row.vm.clone(), row.forecast.as_ref()?))));
     let ends = ends.map(|(what, forecast)| format!("{what}: {}", foreseen(forecast)));
-    let said: Vec<String> = of_plans.chain(of_rows).chain(ends).collect();
+    let said: Vec<String> = of_plans.chain(of_rows).chain(ends).chain(waits).collect();
     let mut words: String =
         said.iter().take(SAID_MAX).map(|line| format!("{}\n", drover_view::clean(line))).collect();
     if said.len() > SAID_MAX {
@@ -373,6 +458,8 @@ mod tests {
         let mut left = migration(1, "a", "Done", told("x"));
         left.cleaned_up = Some(false);
         assert!(left.no_retry().is_none());
+        let stopped = migration(1, "a", "Failed", told(WAVE_STOPPED));
+        assert!(stopped.no_retry().unwrap().contains("kubectl drover proceed p1"));
         let mut cold = migration(1, "a", "Running", told("x"));
         cold.warm = false;
         assert!(cold.no_cutover().unwrap().contains("does not move warm"));
@@ -401,7 +488,7 @@ mod tests {
                 "conditions": [{"type": "Resolved", "status": "False", "reason": "PlanHasErrors", "message": "no such VM"},
                     {"type": "WavesHeld", "status": "True", "reason": "WaveStopped", "message": "1 VM of wave pilot failed"}]},
         }));
-        let text = shown("vms", &[plan], &rows.iter().collect::<Vec<_>>());
+        let text = shown("vms", std::slice::from_ref(&plan), &rows.iter().collect::<Vec<_>>(), false);
         for part in [
             "PLAN  VMS  DONE  FAILED  RESOLVED",
             "web     2     0       1  PlanHasErrors",
@@ -411,15 +498,45 @@ mod tests {
             "x is refused by Plan web: taken",
             "db01: TooManyOutages in words",
             "wave rest of Plan web waits: its window opens soon",
+            "web   pilot    1        1       0  done",
+            "web   rest     1        0       0  waits",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        for part in
-            ["Moving in words", "foreseen", "wave pilot", "WaitsForWindow in words", "WaveStopped in words"]
-        {
+        for part in [
+            "Moving in words",
+            "foreseen",
+            "wave pilot of",
+            "WaitsForWindow in words",
+            "WaveStopped in words",
+        ] {
             assert!(!text.contains(part), "{part} in\n{text}");
         }
-        assert!(shown("vms", &[], &[]).contains("no Plans"));
+        let counted = shown("vms", &[plan], &rows.iter().collect::<Vec<_>>(), true);
+        for part in ["PHASE    REASON", "Failed   TooManyOutages    1", "wave rest of Plan web waits"] {
+            assert!(counted.contains(part), "{part} in\n{counted}");
+        }
+        assert!(!counted.contains("db01"), "{counted}");
+        assert!(shown("vms", &[], &[], true).contains("no Plans"));
+    }
+
+    #[test]
+    fn vms_are_narrowed_to_a_wave_and_to_phases() {
+        let of = |number: u8, phase: &str, wave: &str| Row {
+            wave: Some(wave.into()),
+            ..migration(number, &format!("web{number}"), phase, told("x"))
+        };
+        let rows = [of(1, "Failed", "pilot"), of(2, "Done", "pilot"), of(3, "Failed", "rest")];
+        let names = |wave: Option<&str>| {
+            of_wave(rows.iter().collect(), wave)
+                .map(|rows| rows.iter().map(|row| row.vm.clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(names(Some("pilot")).unwrap(), ["web1", "web2"]);
+        assert_eq!(names(None).unwrap().len(), 3);
+        assert!(names(Some("plot")).unwrap_err().contains("of the wave plot"));
+        let phases = ["failed".to_string(), "Running".to_string()];
+        assert_eq!(rows.iter().map(|row| row.is_in(&phases)).collect::<Vec<_>>(), [true, false, true]);
+        assert!(rows[0].is_in(&[]));
     }
 
     #[test]
@@ -429,11 +546,11 @@ mod tests {
         let (plan, row) = (PlanRow::of(&object), Row::of(&object));
         let likely = minute(Moment::parse("2026-03-01T15:30:00Z").unwrap());
         assert_eq!(eta(row.forecast.as_ref()), likely);
-        let table = shown("vms", &[plan], &[&row]);
+        let table = shown("vms", &[plan], &[&row], false);
         assert!(table.contains("  ETA\n") && table.matches(&likely).count() == 3, "{table}");
         assert!(table.contains(&format!("Plan web: foreseen for {likely} (P10 ")), "{table}");
         assert!(!table.contains("web01: foreseen"), "{table}");
-        let named = shown("vms", &[], &[&row]);
+        let named = shown("vms", &[], &[&row], false);
         assert!(named.contains(&format!("web01: foreseen for {likely} (P10 ")), "{named}");
         // For programs as the object has it.
         assert_eq!(json!(row)["forecast"], told);

@@ -9,7 +9,7 @@ use drover_kubevirt::Seen;
 use drover_view::{now_utc, time_now};
 use serde_json::{Value, json};
 
-use super::rows::{PlanRow, Row, chosen, shown};
+use super::rows::{PlanRow, Row, chosen, of_wave, shown};
 use super::{Place, failure};
 use crate::cli::KubectlStatusArgs;
 use crate::exit::{Exit, Failure};
@@ -78,13 +78,17 @@ impl Known {
     fn rows(&self, args: &KubectlStatusArgs) -> Result<Vec<Row>, String> {
         let mut all: Vec<Row> = self.rows.values().cloned().collect();
         all.sort_by(|a, b| (&a.plan, &a.vm, &a.name).cmp(&(&b.plan, &b.vm, &b.name)));
-        chosen(&all, &args.names, args.of.as_deref()).map(|rows| rows.into_iter().cloned().collect())
+        let rows = chosen(&all, &args.names, args.of.as_deref());
+        let rows = rows.and_then(|rows| of_wave(rows, args.wave.as_deref()))?;
+        Ok(rows.into_iter().cloned().collect())
     }
 
     fn plans(&self, args: &KubectlStatusArgs) -> Vec<PlanRow> {
         let is_asked =
             |plan: &&PlanRow| args.names.is_empty() && args.of.as_ref().is_none_or(|of| plan.name == *of);
-        self.plans.values().filter(is_asked).cloned().collect()
+        let mut plans: Vec<PlanRow> = self.plans.values().filter(is_asked).cloned().collect();
+        plans.iter_mut().for_each(|plan| plan.keep_wave(args.wave.as_deref()));
+        plans
     }
 }
 
@@ -97,6 +101,7 @@ pub fn run(place: &Place, args: &KubectlStatusArgs) -> Result<Exit, Failure> {
     }
     let is_screen = !args.json && std::io::stdout().is_terminal();
     let (mut known, mut before, mut shown_at) = (Known::default(), BTreeMap::new(), None::<Instant>);
+    let mut page = String::new();
     loop {
         taken(&receiver, &mut known)?;
         if stop.is_set() {
@@ -117,12 +122,18 @@ pub fn run(place: &Place, args: &KubectlStatusArgs) -> Result<Exit, Failure> {
         if args.of.is_some() && args.names.is_empty() && plans.is_empty() && rows.is_empty() {
             return Err(place.no("there is no such Plan".into()));
         }
-        match is_screen {
-            true => {
+        let told: Vec<&Row> = rows.iter().filter(|row| row.is_in(&args.phase)).collect();
+        if is_screen || args.summary {
+            let text = shown(&place.namespace, &plans, &told, args.summary);
+            if is_screen {
                 crate::out::fresh_page();
-                crate::out::print(&shown(&place.namespace, &plans, &rows.iter().collect::<Vec<_>>()));
             }
-            false => tell_news(&rows, &before, args.json),
+            if is_screen || text != page {
+                crate::out::print(&text);
+            }
+            page = text;
+        } else {
+            tell_news(&told, &before, args.json);
         }
         if plans.iter().all(|plan| plan.is_settled) && rows.iter().all(Row::is_at_rest) {
             let has_failed = rows.iter().any(|row| row.phase == "Failed");
@@ -152,8 +163,8 @@ fn taken(receiver: &Receiver<(Kind, Seen)>, known: &mut Known) -> Result<(), Fai
 }
 
 /// A line, or an object, for each that is not as it was.
-fn tell_news(rows: &[Row], before: &BTreeMap<String, Row>, json: bool) {
-    for row in rows.iter().filter(|row| before.get(&row.name) != Some(*row)) {
+fn tell_news(rows: &[&Row], before: &BTreeMap<String, Row>, json: bool) {
+    for row in rows.iter().filter(|row| before.get(&row.name) != Some(**row)) {
         match json {
             true => {
                 let mut told = json!({"time": now_utc(), "event": "status"});
