@@ -545,9 +545,7 @@ impl TargetProvider for Domains {
                 ProviderError::new(Cause::Target, what).advise("see who undefined it, then `drover resume`")
             );
         };
-        if domain.runs {
-            return Ok(format!("domain {} runs already", domain.name));
-        }
+        // Also where it seems to run: a start that an earlier run asked for may be under way still and fail, and the daemon answers after it.
         let path = start_lock(vm);
         let locked = File::options().create(true).truncate(false).write(true).open(&path).and_then(|file| {
             file.lock()?;
