@@ -46,12 +46,13 @@ const PASSES: &str = "echo 'test result: ok. 1 passed; 0 failed'";
 #[test]
 fn a_test_that_passes_alone_is_named_and_the_run_passes() {
     let folder = tempfile::tempdir().unwrap();
-    let first = told(&["a::b", "c"], "-p drover --test warm") + &told(&["d"], "-p drover-relay --lib");
+    let first = "a child's last words, ".to_string() + &told(&["a::b", "c"], "-p drover --test warm");
+    let first = first.replace("test fine ... ok\n", "") + &told(&["d"], "-p drover-relay --lib");
     let (code, out) = run(folder.path(), &first, PASSES, false);
     assert_eq!(code, Some(0), "{out}");
     assert!(out.ends_with("to be mended:\n  a::b\n  c\n  d\n"), "{out}");
     let calls = std::fs::read_to_string(folder.path().join("calls")).unwrap();
-    let one = "test -p drover-relay --lib -- --exact d --test-threads=1 --include-ignored";
+    let one = "test --workspace --lib -- --exact d --test-threads=1 --include-ignored";
     assert_eq!(calls.lines().filter(|line| *line == one).count(), 3, "{calls}");
     assert_eq!(calls.lines().count(), 10, "{calls}");
 }
