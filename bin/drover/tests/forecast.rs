@@ -68,7 +68,7 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
     assert_eq!(stage.source_state(), before, "nothing was touched");
 
     // Two hosts that give so much each read one datastore at once, which none of them is.
-    let rate = 8_000_000;
+    let rate = 2_000_000;
     stage.sim.post("/rate", json!({ "bytes_per_s": rate, "per": "host" })).unwrap();
     stage.migrate(&plan);
     let report = stage.report(&plan);
@@ -82,7 +82,7 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
         all.iter().find(|it| it["name"] == name).unwrap_or(&Value::Null).clone()
     };
     for (name, least, most) in
-        [("look and snapshot", 0.0, 60.0), ("a host", 4e6, 10e6), ("datastore ds1", 8e6, 20e6)]
+        [("look and snapshot", 0.0, 60.0), ("a host", 1e6, 2.5e6), ("datastore ds1", 1.5e6, 5e6)]
     {
         let it = by(name);
         assert!(
@@ -93,8 +93,8 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
         assert!((least..most).contains(&it["p50"].as_f64().unwrap()), "{name}: {it}");
     }
     assert!(by("a datastore")["origin"]["assumed"].is_string(), "of others nothing is known");
-    // 28 MiB at some 14 MB/s.
-    assert!(measured["makespan_s"]["p50"].as_f64().unwrap() > 1.2, "{}", measured["makespan_s"]);
+    // 28 MiB at some 4 MB/s.
+    assert!(measured["makespan_s"]["p50"].as_f64().unwrap() > 4.0, "{}", measured["makespan_s"]);
 }
 
 /// What counters say of each VM, as `assess` tells it.

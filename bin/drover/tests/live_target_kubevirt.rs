@@ -440,7 +440,7 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
     // A volume that is not there ends the wait for the pod.
     let soft = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": null}}});
     landing.cluster.merge("/api/v1/namespaces/vms", &soft).unwrap();
-    let unbound = landing.plan("unbound", &[("worker_timeout: 60s", "worker_timeout: 2s")]);
+    let unbound = landing.plan("unbound", &[("worker_timeout: 180s", "worker_timeout: 2s")]);
     let output = landing.stage.run(&["migrate", &unbound]);
     assert!(
         output.code != Some(0) && output.err.contains("did not come to run within 2 s"),
@@ -484,7 +484,7 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
     );
     let gone = landing.plan(
         "gone",
-        &[("storage_class: lab", "storage_class: gone"), ("worker_timeout: 60s", "worker_timeout: 5s")],
+        &[("storage_class: lab", "storage_class: gone"), ("worker_timeout: 180s", "worker_timeout: 5s")],
     );
     let output = landing.stage.run(&["migrate", &gone]);
     assert!(output.err.contains("claim web01-0 has no volume"), "{}", output.err);

@@ -175,7 +175,7 @@ fn what_an_upload_cannot_do_is_refused_before_anything_is_touched() {
 fn an_upload_that_breaks_begins_again_and_the_proxys_words_are_quoted() {
     let scene = Scene::new(193, |folder| vec![vm("web01", &[&disk_file(folder, "a", 12 * MIB)])]);
     let Some(scene) = scene else { return };
-    let plan = scene.told("web", &[("  worker_timeout: 60s\n", "  worker_timeout: 20s\n")]);
+    let plan = scene.told("web", &[("  worker_timeout: 180s\n", "  worker_timeout: 20s\n")]);
     let fails = |words: &str| {
         let output = scene.run(&["migrate", &plan]);
         assert!(

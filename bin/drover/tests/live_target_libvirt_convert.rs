@@ -88,7 +88,8 @@ impl Scene {
         assert!(self.is_converted(), "the volume is the source's, but for the mark");
         let images = self.landing.all_of(self.host).into_iter().filter(|name| !name.contains(".drover-"));
         assert_eq!(images.collect::<Vec<_>>(), ["domain vmware", "vmware-0.raw"]);
-        assert_eq!(self.landing.state(self.host, "vmware"), "running");
+        let state = self.landing.state(self.host, "vmware");
+        assert_eq!(state, "running", "{}", self.landing.log_of(self.host, "vmware"));
         assert_eq!(self.source_power(), "poweredOff");
     }
 

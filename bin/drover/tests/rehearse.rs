@@ -230,7 +230,8 @@ fn a_replica_at_another_site_is_rehearsed_here_and_nothing_is_written_there() {
     let start = |far: &Far, args: &[&str]| {
         command(far, args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let warm = "mode: warm\nwarm: {interval: 1s, cutover: manual}\nlimits: {retry_for: 2s}";
+    // The run is stopped between two passes.
+    let warm = "mode: warm\nwarm: {interval: 1h, cutover: manual}\nlimits: {retry_for: 2s}";
     let plan = far.plan("far", &[("mode: cold", warm), ("convert: never", "convert: auto")]);
     let replicates = start(&far, &["migrate", &plan]);
     wait_until("a pass", PATIENCE, || {

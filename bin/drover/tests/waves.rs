@@ -45,9 +45,11 @@ fn waves_move_one_after_the_other_also_when_the_run_was_killed_in_between() {
     stage.sim.post("/rate", json!({ "bytes_per_s": 6 * MIB, "per": "host" })).unwrap();
     let started = stage.drover.start(&["migrate", &plan]).unwrap();
     wait_until("bytes of the first wave", PATIENCE, || stage.served() > 6 * MIB);
-    let status = stage.run(&["status", "waves", "--json"]).json().unwrap();
-    let wait = status["waits"]["vm02"].as_str().unwrap_or_default().to_string();
-    assert_eq!(wait, "the end of wave first", "{status}");
+    // It is kept a moment after it is known.
+    wait_until("what the second wave waits for", PATIENCE, || {
+        let status = stage.run(&["status", "waves", "--json"]).json().unwrap();
+        status["waits"]["vm02"] == "the end of wave first"
+    });
     started.kill().unwrap();
     let status = stage.run(&["status", "waves", "--json"]).json().unwrap();
     assert_eq!(waves(&status), [wave("second", "queued", 0), wave("first", "running", 0)]);

@@ -65,7 +65,7 @@ impl Landing {
         );
         let target = format!(
             "type: kubevirt\n  kubeconfig: {}\n  namespace: {NAMESPACE}\n  storage_class: {CLASS}\n  image: {IMAGE}\n  \
-             image_pull: Never\n  reach: port-forward\n  worker_timeout: 60s\n",
+             image_pull: Never\n  reach: port-forward\n  worker_timeout: 180s\n",
             self.cluster.kubeconfig().display()
         );
         let mut all = vec![(qemu.as_str(), target.as_str())];

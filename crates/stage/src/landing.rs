@@ -183,6 +183,13 @@ impl Landing {
         self.hosts.virsh(host, &["domstate", name]).unwrap_or_default()
     }
 
+    /// Why a domain is in its state, and what libvirt and its QEMU wrote of it.
+    pub fn log_of(&self, host: &str, name: &str) -> String {
+        let why = self.hosts.virsh(host, &["domstate", "--reason", name]).unwrap_or_default();
+        let file = self.folder.path().join(host).join(format!("var/log/libvirt/qemu/{name}.log"));
+        format!("{why}\n{}", std::fs::read_to_string(file).unwrap_or_default())
+    }
+
     /// Whether their network has the bridge that `lab/libvirt/hosts` makes, and guests can be plugged into it.
     pub fn has_bridge(&self) -> bool {
         let has = Path::new("/dev/net/tun").exists() && self.ports_of_bridge().is_some();

@@ -67,7 +67,7 @@ impl Operated {
         let keys = json!({
             "source": {"data": {"from": "provider", "path": "https"}},
             "target": {"type": "kubevirt", "storage_class": CLASS, "image": IMAGE, "image_pull": "Never",
-                       "worker_timeout": "60s", "rate_limit": [rate]},
+                       "worker_timeout": "180s", "rate_limit": [rate]},
             "mode": "cold", "power_off": "shutdown", "convert": "never", "networks": {"*": "user"}, "vms": vms,
         });
         json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Plan", "metadata": {"name": name},

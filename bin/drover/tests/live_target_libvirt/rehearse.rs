@@ -122,7 +122,8 @@ fn a_replica_is_converted_on_overlays_of_its_volume() {
     };
     let tools = landing.stage.path("bin");
     put_marking_converter(&tools, "");
-    let warm = "mode: warm\nwarm: {interval: 1s, cutover: manual}";
+    // The run is stopped between two passes.
+    let warm = "mode: warm\nwarm: {interval: 1h, cutover: manual}";
     let plan = landing.plan("replica", &[("mode: cold", warm), ("convert: never", "convert: auto")]);
     let mut command = landing.command(&["migrate", &plan]);
     let mut run = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

@@ -40,7 +40,12 @@ fn kill_and_resume(stage: &Stage, name: &str, keys: &str, vm: &str, meanwhile: i
         let of = |host: &str| counted(stage, host, "vpxa-nfc", "bytes_read");
         ["esx1.lab", "esx2.lab"].map(of).iter().sum::<u64>()
     };
-    let before = read();
+    // What the session that ended was still sent is counted a moment after it.
+    let mut before = read();
+    wait_until("the last read of what was killed", PATIENCE, || {
+        std::thread::sleep(Duration::from_millis(300));
+        std::mem::replace(&mut before, read()) == before
+    });
     let output = stage.run(&["resume", &plan]);
     assert_eq!(output.code, Some(0), "{name}: {}{}", output.out, output.err);
     let details = &stage.report(&plan)["vms"][0]["disks"][0]["details"];
