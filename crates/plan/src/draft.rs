@@ -1,6 +1,6 @@
 //! A first plan from an inventory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -185,9 +185,17 @@ fn path_text(path: &Path) -> String {
 }
 
 fn networks(vms: &[&Vm]) -> String {
-    let mut names: Vec<&str> = vms.iter().flat_map(|vm| &vm.nics).map(|nic| nic.network.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
+    let mut of_name = BTreeMap::<&str, BTreeSet<&str>>::new();
+    for (vm, nic) in vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic))) {
+        of_name.entry(&nic.network).or_default().insert(&vm.datacenter);
+    }
+    let named = |(name, datacenters): (&str, BTreeSet<&str>)| -> Vec<String> {
+        match datacenters.len() {
+            1 => vec![name.to_string()],
+            _ => datacenters.iter().map(|datacenter| format!("{datacenter}/{name}")).collect(),
+        }
+    };
+    let names: Vec<String> = of_name.into_iter().flat_map(named).collect();
     if names.is_empty() {
         return String::new();
     }
@@ -195,7 +203,7 @@ fn networks(vms: &[&Vm]) -> String {
         "networks:                 # source network: bridge at the target, `user` or `none`\n".to_string();
     for name in names {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "  {}: user", quote(name));
+        let _ = writeln!(text, "  {}: user", quote(&name));
     }
     text
 }
@@ -286,6 +294,26 @@ mod tests {
             ..DraftOptions::default()
         };
         draft(&inventory, &[], &options).unwrap()
+    }
+
+    #[test]
+    fn networks_of_one_name_in_two_data_centres_are_written_with_these() {
+        let at = |id: &str, name: &str, network: &str, datacenter: &str| {
+            let (id, instance_uuid) = (id.to_string(), format!("uuid-{id}"));
+            Vm { id, instance_uuid, datacenter: datacenter.into(), ..vm(name, network) }
+        };
+        let vms =
+            vec![at("1", "a", "net", "east"), at("2", "b", "net", "eu/west"), at("3", "c", "lan", "east")];
+        let plan = Plan::parse(&drafted_from(vms.clone(), false)).unwrap();
+        let from: Vec<&str> = plan.networks.iter().map(|rule| rule.from.as_str()).collect();
+        assert_eq!(from, ["east/net", "eu/west/net", "lan"]);
+        let resolution = crate::resolve(&plan, &Inventory { vms, ..Inventory::default() });
+        assert!(
+            resolution.vms.iter().all(|vm| vm.nics[0].target == NetworkTarget::User),
+            "{:?}",
+            resolution.problems
+        );
+        assert!(resolution.problems.is_empty(), "{:?}", resolution.problems);
     }
 
     #[test]

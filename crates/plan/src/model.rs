@@ -448,7 +448,7 @@ pub struct Overrides {
 /// A source network and what it becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkRule {
-    /// Name of the source network; `*` for every one without a rule of its own.
+    /// Name of the source network, which may have its data centre before it (`dc1/VM Network`); `*` for every one without a rule of its own.
     pub from: String,
     /// What it becomes.
     pub to: NetworkTarget,
@@ -459,7 +459,7 @@ pub struct NetworkRule {
 /// A source datastore and where its disks go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorageRule {
-    /// Name of the source datastore; `*` for every one without a rule of its own.
+    /// Name of the source datastore, which may have its data centre before it; `*` for every one without a rule of its own.
     pub from: String,
     /// Folder, or the name of a storage pool if the target is a libvirt daemon; absent for the target's default one.
     pub to: Option<PathBuf>,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use drover_types::inventory::{DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
 use drover_types::some_of;
 
+use self::names::{ByName, rule_of};
 pub use self::proxy::{PlannedProxy, proxies};
 use self::waves::WaveIndex;
 use crate::concern::{ConcernContext, Weight, concerns};
@@ -32,6 +33,7 @@ pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
     vms.sort_by(|a, b| a.target_name.cmp(&b.target_name));
     resolver.check_names(&vms);
     resolver.tell_unmapped();
+    resolver.tell_names();
     resolver.tell_waves(&vms);
     resolver.tell_groups(&vms);
     if vms.is_empty() && !resolver.problems.iter().any(Problem::is_error) {
@@ -54,6 +56,7 @@ struct Resolver<'a> {
     problems: Vec<Problem>,
     /// Networks without a rule, where that was first seen, and the VMs on them.
     unmapped: BTreeMap<&'a str, (At, Vec<&'a str>)>,
+    by_name: ByName<'a>,
     waves: WaveIndex<'a>,
     /// VMs that are in no wave, where the plan has waves.
     in_no_wave: Vec<(At, &'a str)>,
@@ -74,6 +77,7 @@ impl<'a> Resolver<'a> {
             inventory,
             problems: plan.warnings.clone(),
             unmapped: BTreeMap::new(),
+            by_name: ByName::default(),
             waves: WaveIndex::new(plan),
             in_no_wave: Vec::new(),
         }
@@ -91,6 +95,7 @@ impl<'a> Resolver<'a> {
         let power_off = over.power_off.unwrap_or(plan.power_off);
         let disk_bus = over.disk_bus.unwrap_or(plan.target.disk_bus);
         let nics = self.plan_nics(vm, choice);
+        self.keep_names(vm, choice, &excluded);
         let mut first_boot = over.first_boot.clone().or(plan.first_boot.clone());
         if vm.is_windows_by_id() {
             // It gets its own from virtio-win.
@@ -324,7 +329,7 @@ impl<'a> Resolver<'a> {
     ) -> Vec<PlannedDisk> {
         let kept = vm.disks.iter().enumerate().filter(|(_, disk)| !excluded.contains(&disk.key));
         let plan_disk = |(index, disk): (usize, &VmDisk)| {
-            let store = self.store(disk, choice);
+            let store = self.store(vm, disk, choice);
             let (base, folder) = match store {
                 Some(store) => (store.clone(), store.join(name)),
                 None => (base.to_path_buf(), folder.to_path_buf()),
@@ -350,7 +355,7 @@ impl<'a> Resolver<'a> {
     ) -> Vec<PlannedDisk> {
         let kept = vm.disks.iter().enumerate().filter(|(_, disk)| !excluded.contains(&disk.key));
         let plan_disk = |(index, disk): (usize, &VmDisk)| {
-            let ruled = self.storage_rule(disk, choice).map(|to| to.to_string_lossy().into_owned());
+            let ruled = self.storage_rule(vm, disk, choice).map(|to| to.to_string_lossy().into_owned());
             let pool = ruled.unwrap_or(pool.to_string());
             let base = std::path::Path::new("/").join(&pool);
             let path = base.join(format!("{name}-{index}.{}", format.extension()));
@@ -372,7 +377,7 @@ impl<'a> Resolver<'a> {
     ) -> Vec<PlannedDisk> {
         let kept = vm.disks.iter().enumerate().filter(|(_, disk)| !excluded.contains(&disk.key));
         let plan_disk = |(index, disk): (usize, &VmDisk)| {
-            let ruled = self.storage_rule(disk, choice).map(|to| to.to_string_lossy().into_owned());
+            let ruled = self.storage_rule(vm, disk, choice).map(|to| to.to_string_lossy().into_owned());
             let base = PathBuf::from("/").join(format!("{name}-{index}"));
             let path = match kubevirt.volume_mode {
                 VolumeMode::Block => base.clone(),
@@ -385,27 +390,21 @@ impl<'a> Resolver<'a> {
     }
 
     /// The folder that a storage rule gives a disk, if one does.
-    fn store(&self, disk: &VmDisk, choice: &Choice) -> Option<PathBuf> {
-        self.storage_rule(disk, choice).map(|folder| self.plan.target.folder.join(folder))
+    fn store(&self, vm: &Vm, disk: &VmDisk, choice: &Choice) -> Option<PathBuf> {
+        self.storage_rule(vm, disk, choice).map(|folder| self.plan.target.folder.join(folder))
     }
 
     /// The folder or pool that a storage rule names for a disk, if one does.
-    fn storage_rule(&self, disk: &VmDisk, choice: &Choice) -> Option<PathBuf> {
-        let rules = || choice.overrides.storage.iter().chain(&self.plan.storage);
-        let rule = rules()
-            .find(|rule| rule.from == disk.datastore)
-            .or_else(|| rules().find(|rule| rule.from == "*"))?;
-        rule.to.clone()
+    fn storage_rule(&self, vm: &Vm, disk: &VmDisk, choice: &Choice) -> Option<PathBuf> {
+        let rules = choice.overrides.storage.iter().chain(&self.plan.storage);
+        rule_of(rules, |rule| &rule.from, vm, &disk.datastore)?.to.clone()
     }
 
     fn plan_nics(&mut self, vm: &'a Vm, choice: &Choice) -> Vec<PlannedNic> {
         let mut nics = Vec::new();
         for (index, nic) in vm.nics.iter().enumerate() {
-            let rules = || choice.overrides.networks.iter().chain(&self.plan.networks);
-            let rule = rules()
-                .find(|rule| rule.from == nic.network)
-                .or_else(|| rules().find(|rule| rule.from == "*"));
-            let target = match rule {
+            let rules = choice.overrides.networks.iter().chain(&self.plan.networks);
+            let target = match rule_of(rules, |rule| &rule.from, vm, &nic.network) {
                 Some(rule) => rule.to.clone(),
                 None => {
                     let (_, vms) = self.unmapped.entry(&nic.network).or_insert((choice.at, Vec::new()));
@@ -443,10 +442,14 @@ impl<'a> Resolver<'a> {
         let disks = inventory.vms.iter().flat_map(|vm| &vm.disks).map(|disk| disk.datastore.as_str());
         let stores = inventory.datastores.iter().map(|store| store.name.as_str()).chain(disks).collect();
         for rule in &self.plan.networks {
-            self.check_rule("networks", "network", &rule.from, rule.at, &networks);
+            if !self.knows_network(&rule.from) {
+                self.check_rule("networks", "network", &rule.from, rule.at, &networks);
+            }
         }
         for rule in &self.plan.storage {
-            self.check_rule("storage", "datastore", &rule.from, rule.at, &stores);
+            if !self.knows_datastore(&rule.from) {
+                self.check_rule("storage", "datastore", &rule.from, rule.at, &stores);
+            }
         }
     }
 
@@ -525,6 +528,7 @@ pub fn kube_name(name: &str) -> String {
 /// A label has 63; a disk's number and a worker's ending are added to it.
 const KUBE_NAME_BYTES_MAX: usize = 48;
 
+mod names;
 mod proxy;
 mod route;
 mod select;

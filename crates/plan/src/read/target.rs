@@ -289,6 +289,8 @@ impl Reader {
                 }
             }
         }
+        // What names its data centre counts before the name alone.
+        rules.sort_by_key(|rule| !rule.from.contains('/'));
         rules
     }
 
@@ -298,7 +300,9 @@ impl Reader {
             to: (to != "default").then(|| PathBuf::from(to)),
             at,
         };
-        self.pairs(fields, "storage").into_iter().map(rule).collect()
+        let mut rules: Vec<StorageRule> = self.pairs(fields, "storage").into_iter().map(rule).collect();
+        rules.sort_by_key(|rule| !rule.from.contains('/'));
+        rules
     }
 
     /// What of the plan does not go with its kind of target.

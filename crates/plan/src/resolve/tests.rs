@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use drover_types::inventory::{Firmware, FixedAddresses, Host, HostAddress, Nic};
 
 use super::route::{DATA_SERVICE, MANAGEMENT_SERVICE};
@@ -671,4 +673,53 @@ fn work_at_the_first_boot_makes_a_vm_one_to_convert_and_is_refused_where_it_cann
     );
     let never = wrong("[{name: web01, convert: never, first_boot: {scripts: [a.sh]}}]");
     assert!(never.contains("web01 has work for its first boot, and is not to be converted"), "{never}");
+}
+
+fn bridge_of(nic: &PlannedNic) -> String {
+    match &nic.target {
+        NetworkTarget::Bridge(bridge) => bridge.clone(),
+        other => format!("{other:?}").to_lowercase(),
+    }
+}
+
+#[test]
+fn a_name_of_two_data_centres_is_told_and_mapped_by_each_of_them() {
+    let mut inventory = inventory();
+    inventory.vms.truncate(2);
+    for (vm, datacenter) in inventory.vms.iter_mut().zip(["dc1", "eu/dc2"]) {
+        vm.datacenter = datacenter.into();
+    }
+    let with = |networks: &str, storage: &str| {
+        let text = format!(
+            "version: 1\nname: p\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P}}\ntarget: {{type: qemu, folder: /t}}\n\
+             networks: {{{networks}}}\nstorage: {{{storage}}}\nvms: [{{glob: 'web*'}}]\n"
+        );
+        let resolution = resolve(&Plan::parse(&text).unwrap(), &inventory);
+        let nics = resolution.vms.iter().map(|vm| bridge_of(&vm.nics[0])).collect::<Vec<_>>();
+        let disks =
+            resolution.vms.iter().map(|vm| vm.disks[0].base.display().to_string()).collect::<Vec<_>>();
+        let told = resolution.problems.iter().map(ToString::to_string).collect::<Vec<_>>();
+        (nics.join(" "), disks.join(" "), told)
+    };
+    let (nics, disks, told) = with("VM Network: br0", "ds1: fast");
+    assert_eq!((nics.as_str(), disks.as_str()), ("br0 br0", "/t/fast /t/fast"));
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(
+        told[0].contains("warning: networks.VM Network: there is a network 'VM Network' in each of dc1 (web01), eu/dc2 (web02), and this rule \
+                          takes them for one")
+            && told[0].contains("\"dc1/VM Network\""),
+        "{told:?}"
+    );
+    assert!(
+        told[1].contains("there is a datastore 'ds1' in each of dc1 (web01), eu/dc2 (web02)"),
+        "{told:?}"
+    );
+    // One that names its data centre counts before the name alone, wherever it stands.
+    let (nics, disks, told) =
+        with("VM Network: br0, eu/dc2/VM Network: br1", "dc1/ds1: one, eu/dc2/ds1: two");
+    assert_eq!((nics.as_str(), disks.as_str(), told), ("br0 br1", "/t/one /t/two", vec![]));
+    let (nics, disks, told) = with("dc1/VM Network: br0, '*': user", "'*': all");
+    assert_eq!((nics.as_str(), disks.as_str(), told), ("br0 user", "/t/all /t/all", vec![]));
+    let (_, _, told) = with("dc3/VM Network: br0, '*': user", "");
+    assert!(told.len() == 1 && told[0].contains("there is no network 'dc3/VM Network'"), "{told:?}");
 }
