@@ -4,17 +4,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use drover_types::BLOCK_BYTES;
-use drover_types::Bytes;
-use drover_types::inventory::{
-    DiskMode, Firmware, Host, Inventory, PowerPolicy, PowerState, RdmMode, ToolsState, Vm, VmDisk,
-};
+use drover_types::inventory::{Firmware, Host, Inventory, PowerPolicy, PowerState, ToolsState, Vm};
 
 use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff, StaticAddress};
 use crate::resolve::safe_name;
 use crate::warm::Warm;
 
 mod catalogue;
+mod disks;
 mod inside;
 mod network;
 mod warm;
@@ -75,14 +72,13 @@ pub struct ConcernContext {
     pub warm: Option<Warm>,
     /// Whether its disks may be read in another way than by NFC, which alone follows the chain of an earlier snapshot's files.
     pub no_chains: bool,
-    /// Keys of the disks that stay behind; nothing is said about them.
+    /// Keys of the disks that stay behind; all that is said about them is whether the VM can be snapshotted with them.
     pub excluded_disks: Vec<i32>,
 }
 
 /// The extension that makes VMs of vSphere's own.
 const AGENT_MANAGER: &str = "com.vmware.vim.eam";
 
-const LARGE_BYTES: u64 = 1_000_000_000_000;
 const FAST_NIC_MBPS: u32 = 10_000;
 
 /// All there is to know about `vm`, the worst first.
@@ -93,7 +89,7 @@ pub fn concerns(vm: &Vm, inventory: &Inventory, context: &ConcernContext) -> Vec
     found.machine(context);
     found.name(inventory);
     if let Some(warm) = &context.warm {
-        found.warm(warm);
+        found.warm(warm, &context.excluded_disks);
     }
     if let Some(host) = inventory.host(&vm.host_id) {
         found.host(host);
@@ -125,92 +121,6 @@ impl Found<'_> {
                 "its instance UUID is not told, so it could not be told from another VM later",
                 "see that its host is connected and that this user may read the VM, and check again",
             );
-        }
-    }
-
-    fn disks(&mut self, context: &ConcernContext) {
-        let vm = self.vm;
-        let disks: Vec<&VmDisk> =
-            vm.disks.iter().filter(|disk| !context.excluded_disks.contains(&disk.key)).collect();
-        if disks.is_empty() {
-            self.add("no-disks", None, "has no disk to move", "leave it out, or give it a disk");
-        }
-        disks.iter().for_each(|disk| self.disk(disk, context));
-        if !vm.change_tracking && !disks.is_empty() {
-            let (text, advice) = match context.warm {
-                None => (
-                    "changed block tracking is off, so allocated areas are not known and every byte is read",
-                    "for thin or half-empty disks: switch CBT on, and make and remove a snapshot",
-                ),
-                Some(_) => (
-                    "changed block tracking is off",
-                    "nothing to do: it is switched on, which takes a snapshot that is made and removed and holds the VM for a moment",
-                ),
-            };
-            self.add("cbt-off", None, text, advice);
-        }
-    }
-
-    fn disk(&mut self, disk: &VmDisk, context: &ConcernContext) {
-        let part = Some(disk.label.as_str());
-        if disk.mode != DiskMode::Persistent {
-            self.add(
-                "independent-disk",
-                part,
-                "is independent: no snapshot freezes it",
-                "make it dependent while the VM is off, or exclude it",
-            );
-        }
-        if let Some(mode) = disk.rdm {
-            let what = match mode {
-                RdmMode::Physical => "is a raw device mapping (physical)",
-                RdmMode::Virtual => "is a raw device mapping (virtual)",
-            };
-            self.add("rdm-disk", part, what, "migrate it to a virtual disk with Storage vMotion, or attach the LUN at the target and exclude it");
-        }
-        if disk.has_parent && self.vm.snapshots.is_empty() {
-            self.add(
-                "disk-has-parent",
-                part,
-                "holds only changes to another file, and no snapshot is told: a linked clone, or snapshots that are not shown",
-                "make it a full clone, or look whether the account may see the VM's snapshots",
-            );
-        }
-        if disk.shared {
-            self.add(
-                "shared-disk",
-                part,
-                "is shared with other VMs (multi-writer)",
-                "move the cluster by its own means, or unshare the disk",
-            );
-        }
-        if disk.encrypted {
-            self.add("encrypted", part, "is encrypted", "decrypt it first (change its storage policy)");
-        }
-        self.capacity(disk, context);
-    }
-
-    fn capacity(&mut self, disk: &VmDisk, context: &ConcernContext) {
-        let (part, bytes) = (Some(disk.label.as_str()), disk.capacity_bytes);
-        if bytes == 0 {
-            self.add("empty-disk", part, "has 0 bytes", "remove it or exclude it");
-        } else if !bytes.is_multiple_of(512) {
-            let text = format!("has {bytes} bytes, which is no multiple of 512: no guest could use its end");
-            self.add("odd-capacity", part, text, "grow it to a multiple of 1 MiB, or exclude it");
-        } else if !bytes.is_multiple_of(BLOCK_BYTES) {
-            let text = format!("has {bytes} bytes, which is no multiple of 64 KiB");
-            self.add("short-last-block", part, text, "nothing to do: the last block is just shorter");
-        }
-        if bytes >= LARGE_BYTES {
-            let text = format!("is large ({})", Bytes(bytes));
-            let advice = match context.warm {
-                None => "move it early and alone in the window; an interrupted copy goes on where it stopped",
-                Some(_) => {
-                    "its first pass takes hours, in which its snapshot grows by all that is written: begin days before \
-                     the cutover, see that its datastore has room, and let no backup take snapshots meanwhile"
-                }
-            };
-            self.add("large-disk", part, text, advice);
         }
     }
 
@@ -405,9 +315,12 @@ pub(crate) mod tests {
     use super::*;
     use crate::PlannedVm;
     use drover_types::guest::{
-        ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface, Windows as GuestWindows,
+        ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface,
+        Windows as GuestWindows,
     };
-    use drover_types::inventory::{FixedAddresses, Nic, PhysicalNic, Snapshot};
+    use drover_types::inventory::{
+        BusSharing, DiskMode, FixedAddresses, Nic, PhysicalNic, RdmMode, Snapshot, VmDisk,
+    };
 
     fn plain() -> (Vm, Inventory) {
         let disk =
@@ -472,6 +385,33 @@ pub(crate) mod tests {
             assert_eq!(told(false, None), ["snapshots-stay"]);
             ["snapshots-present", "snapshots-stay"].map(str::to_string)
         };
+        let [refused, stays] = {
+            let told = |change: &dyn Fn(&mut VmDisk), warm| -> Vec<String> {
+                let (mut vm, inventory) = plain();
+                (vm.power, vm.tools) = (PowerState::On, ToolsState::Running);
+                vm.disks.push(VmDisk { key: 2001, ..vm.disks[0].clone() });
+                change(&mut vm.disks[1]);
+                let context =
+                    ConcernContext { excluded_disks: vec![2001], warm, ..ConcernContext::default() };
+                let ids = concerns(&vm, &inventory, &context).into_iter().map(|concern| concern.id);
+                ids.filter(|id| id != "running").collect()
+            };
+            let is_independent = |disk: &mut VmDisk| disk.mode = DiskMode::IndependentPersistent;
+            for sharing in [BusSharing::Virtual, BusSharing::Physical] {
+                let shares = |disk: &mut VmDisk| (disk.shared, disk.bus_sharing) = (true, Some(sharing));
+                assert_eq!(told(&shares, None), ["snapshots-refused"]);
+            }
+            assert_eq!(told(&|disk| disk.shared = true, None), ["snapshots-refused"]);
+            assert_eq!(told(&|disk| disk.rdm = Some(RdmMode::Physical), None), Vec::<String>::new());
+            assert_eq!(told(&is_independent, None), Vec::<String>::new(), "it is off when it is snapshotted");
+            let is_free = |disk: &mut VmDisk| {
+                disk.shared = true;
+                is_independent(disk);
+            };
+            assert_eq!(told(&is_free, None), Vec::<String>::new());
+            assert_eq!(told(&is_independent, Some(Warm::default())), ["independent-disk-stays"]);
+            ["snapshots-refused", "independent-disk-stays"].map(str::to_string)
+        };
         let inside = |id: &str, change: &dyn Fn(&mut Inside)| {
             let mut planned = planned();
             planned.vm.firmware = Some(Firmware::Uefi);
@@ -493,6 +433,7 @@ pub(crate) mod tests {
             change("disk-has-parent", &|vm, _| vm.disks[0].has_parent = true),
             change("consolidation-needed", &|vm, _| vm.consolidation_needed = true),
             change("shared-disk", &|vm, _| vm.disks[0].shared = true),
+            refused,
             change("encrypted", &|vm, _| vm.disks[0].encrypted = true),
             change("empty-disk", &|vm, _| vm.disks[0].capacity_bytes = 0),
             change("odd-capacity", &|vm, _| vm.disks[0].capacity_bytes = 1000),
@@ -522,6 +463,7 @@ pub(crate) mod tests {
             change("slow-nic", &|_, inventory| inventory.hosts[0].physical_nics[0].link_mbps = Some(1000)),
             change_warm("tracking-unsupported", &|vm, _| vm.hardware_version = "vmx-04".into()),
             change_warm("no-snapshots", &|vm, _| vm.passthrough.push("GPU".into())),
+            stays,
             change_warm("warm-pointless", &|vm, _| vm.power = PowerState::Off),
             change_warm("quiesce-without-tools", &|vm, _| vm.tools = ToolsState::NotRunning),
             change("large-disk", &|vm, _| vm.disks[0].capacity_bytes = 2 << 40),
@@ -562,6 +504,21 @@ pub(crate) mod tests {
             known,
             "every concern of the catalogue is tested"
         );
+    }
+
+    #[test]
+    fn a_disk_on_a_shared_bus_is_told_how_it_is_shared() {
+        let (mut vm, inventory) = plain();
+        (vm.disks[0].shared, vm.disks[0].bus_sharing) = (true, Some(BusSharing::Physical));
+        let told = concerns(&vm, &inventory, &ConcernContext::default()).remove(0);
+        assert_eq!(told.id, "shared-disk");
+        assert!(
+            told.message.contains("`bus sharing: physical`")
+                && told.advice.contains("to exclude it is not enough"),
+            "{told}"
+        );
+        vm.disks[0].bus_sharing = None;
+        assert!(concerns(&vm, &inventory, &ConcernContext::default())[0].message.ends_with("(multi-writer)"));
     }
 
     fn by_path(device: &str) -> ByPath {

@@ -357,8 +357,11 @@ pub struct VmDisk {
     pub mode: DiskMode,
     /// Raw device mapping, if it is one.
     pub rdm: Option<RdmMode>,
-    /// Whether several VMs may write it.
+    /// Whether several VMs may write it: by itself (multi-writer), or because its controller shares its bus.
     pub shared: bool,
+    /// How its controller shares its bus with other VMs, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus_sharing: Option<BusSharing>,
     /// Whether the disk itself is encrypted.
     pub encrypted: bool,
     /// Whether changed block tracking is switched on for this disk. It works only where there is a change id too.
@@ -394,6 +397,16 @@ pub enum DiskMode {
     IndependentPersistent,
     /// Left out of snapshots, writes lost at power off.
     IndependentNonpersistent,
+}
+
+/// How a controller shares its bus, as nodes of a cluster have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BusSharing {
+    /// With VMs of the same host.
+    Virtual,
+    /// With VMs of any host.
+    Physical,
 }
 
 /// Compatibility mode of a raw device mapping.

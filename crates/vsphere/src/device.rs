@@ -1,6 +1,6 @@
 use std::collections::{HashMap, HashSet};
 
-use drover_types::inventory::{DiskBus, DiskMode, Nic, RdmMode, VmDisk};
+use drover_types::inventory::{BusSharing, DiskBus, DiskMode, Nic, RdmMode, VmDisk};
 
 use crate::xml::Element;
 
@@ -11,7 +11,7 @@ pub(crate) struct NetworkNames(pub HashMap<String, String>);
 struct Controller {
     bus: DiskBus,
     number: i32,
-    shared: bool,
+    sharing: Option<BusSharing>,
 }
 
 /// The disks among `devices` (`config.hardware.device`), those of `boot_keys` first, then by bus and address.
@@ -59,10 +59,14 @@ fn controller(device: &Element) -> Option<(i32, Controller)> {
         }
         _ => return None,
     };
-    let shared = device.text_at("sharedBus").is_some_and(|sharing| sharing != "noSharing");
+    let sharing = match device.text_at("sharedBus") {
+        None | Some("noSharing") => None,
+        Some("virtualSharing") => Some(BusSharing::Virtual),
+        Some(_) => Some(BusSharing::Physical),
+    };
     Some((
         device.number_at("key")?,
-        Controller { bus, number: device.number_at("busNumber").unwrap_or(0), shared },
+        Controller { bus, number: device.number_at("busNumber").unwrap_or(0), sharing },
     ))
 }
 
@@ -80,6 +84,7 @@ fn disk(device: &Element, controllers: &HashMap<i32, Controller>) -> VmDisk {
     let nothing = Element::default();
     let backing = device.child("backing").unwrap_or(&nothing);
     let controller = device.number_at("controllerKey").and_then(|key: i32| controllers.get(&key));
+    let bus_sharing = controller.and_then(|controller| controller.sharing);
     let path = backing.string_at("fileName");
     let in_kib = || device.number_at::<u64>("capacityInKB").map(|kib| kib.saturating_mul(1024));
     VmDisk {
@@ -97,8 +102,8 @@ fn disk(device: &Element, controllers: &HashMap<i32, Controller>) -> VmDisk {
         ),
         mode: mode(backing.text_at("diskMode").or_else(|| backing.text_at("mode"))),
         rdm: rdm(backing),
-        shared: backing.text_at("sharing") == Some("sharingMultiWriter")
-            || controller.is_some_and(|c| c.shared),
+        shared: backing.text_at("sharing") == Some("sharingMultiWriter") || bus_sharing.is_some(),
+        bus_sharing,
         encrypted: backing.child("keyId").is_some(),
         change_tracking: false,
         change_id: backing.text_at("changeId").map(str::to_string),
@@ -265,6 +270,22 @@ mod tests {
         );
         let found = disks(hardware.children.iter(), &[]);
         assert!(found.iter().any(|disk| disk.rdm == Some(RdmMode::Virtual) && disk.shared));
+    }
+
+    #[test]
+    fn a_disk_tells_how_its_controller_shares_its_bus() {
+        let sharing = |word: &str| {
+            let hardware = devices(&format!(
+                "<device i:type=\"VirtualLsiLogicSASController\"><key>1001</key><busNumber>1</busNumber>\
+                 <sharedBus>{word}</sharedBus></device>\
+                 <device i:type=\"VirtualDisk\"><key>2016</key><controllerKey>1001</controllerKey></device>"
+            ));
+            let disk = disks(hardware.children.iter(), &[]).remove(0);
+            (disk.bus_sharing, disk.shared)
+        };
+        assert_eq!(sharing("noSharing"), (None, false));
+        assert_eq!(sharing("virtualSharing"), (Some(BusSharing::Virtual), true));
+        assert_eq!(sharing("physicalSharing"), (Some(BusSharing::Physical), true));
     }
 
     #[test]

@@ -11,6 +11,11 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("disk-has-parent", Weight::Blocks, "the disk's file holds only changes to another file"),
     ("consolidation-needed", Weight::Blocks, "files of removed snapshots are still in use"),
     ("shared-disk", Weight::Blocks, "several VMs may write the disk"),
+    (
+        "snapshots-refused",
+        Weight::Blocks,
+        "vSphere makes no snapshot of the VM, because of a disk that stays behind",
+    ),
     ("encrypted", Weight::Blocks, "a disk is encrypted"),
     ("empty-disk", Weight::Blocks, "the disk has 0 bytes"),
     ("odd-capacity", Weight::Blocks, "the capacity is no multiple of 512"),
@@ -33,6 +38,11 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("slow-nic", Weight::Warning, "the host has no NIC of 10 Gbit/s"),
     ("tracking-unsupported", Weight::Blocks, "changed blocks cannot be tracked, so no pass can be a delta"),
     ("no-snapshots", Weight::Blocks, "no snapshot can be made while it runs, and a warm move needs them"),
+    (
+        "independent-disk-stays",
+        Weight::Warning,
+        "an independent disk stays behind, and a running VM is snapshotted",
+    ),
     ("warm-pointless", Weight::Warning, "a VM that is off moves warm"),
     ("quiesce-without-tools", Weight::Warning, "the guest cannot be asked to quiesce its file systems"),
     ("large-disk", Weight::Info, "a disk of 1 TB or more"),
