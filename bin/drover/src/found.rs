@@ -7,7 +7,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use drover_plan::PlannedVm;
+use drover_plan::{NO_NETWORK_DRIVER, PlannedVm};
 use drover_types::guest::FoundSystem;
 use drover_types::inventory::Vm;
 
@@ -46,6 +46,9 @@ pub fn recall(state: Option<&Path>, vms: &mut [PlannedVm]) {
     for vm in vms {
         let kept = file_of(state, &vm.vm).and_then(|file| std::fs::read(file).ok());
         vm.found = kept.and_then(|kept| serde_json::from_slice::<FoundSystem>(&kept).ok());
+        if let Some(FoundSystem::Linux | FoundSystem::Windows { has_netkvm: true, .. }) = vm.found {
+            vm.concerns.retain(|it| it.id != NO_NETWORK_DRIVER);
+        }
     }
 }
 

@@ -13,7 +13,8 @@ use drover_engine::{Looked, Looking, Store, chain, look_into};
 use drover_inspect::ReadAt;
 use drover_mover::StopSignal;
 use drover_plan::{
-    At, Concern, Fate, ImageFormat, PlannedVm, Problem, Resolution, Weight, concerns_inside, fates,
+    At, Concern, Fate, ImageFormat, NO_NETWORK_DRIVER, PlannedVm, Problem, Resolution, Weight,
+    concerns_inside, fates,
 };
 use drover_qcow2::Qcow2Disk;
 use drover_types::ByteSpan;
@@ -166,7 +167,7 @@ pub fn inspect_plan(
                 let concerns = concerns_inside(vm, &inside);
                 if knows_windows_drivers(&inside) || vm.found == Some(FoundSystem::Linux) {
                     // What the guest id made likely is known now.
-                    vm.concerns.retain(|it| it.id != "needs-drivers");
+                    vm.concerns.retain(|it| !["needs-drivers", NO_NETWORK_DRIVER].contains(&it.id.as_str()));
                 }
                 vm.concerns.extend(concerns.iter().cloned());
                 let (network, seconds) = (fates(vm, &inside), began.elapsed().as_secs_f64());

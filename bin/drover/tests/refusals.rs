@@ -26,6 +26,8 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
             change.as_object().unwrap().iter().for_each(|(key, value)| disk[key] = value.clone());
             json!({ "disks": [disk] })
         };
+        let mut writers = vm("writers", &[&a, &a]);
+        writers["disks"][1]["sharing"] = json!("multi_writer");
         vec![
             vm("good", &[&a]),
             with(vm("win", &[&a]), json!({"guest_id": "windows2019srv_64Guest"})),
@@ -38,6 +40,7 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
             with(vm("alone", &[&a]), disk(json!({"mode": "independent_persistent"}))),
             with(vm("lun", &[&a]), disk(json!({"rdm": "physical"}))),
             with(vm("snapped", &[&a]), json!({"snapshots": [{"name": "before-patch"}]})),
+            writers,
         ]
     }) else {
         return;
@@ -67,6 +70,15 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
     refused(&stage, &only("alone"), 3, &["is independent"]);
     refused(&stage, &only("lun"), 3, &["raw device mapping"]);
     refused(&stage, &only("snapped"), 3, &["1 snapshots (before-patch)"]);
+    let shared = only("writers");
+    let text = std::fs::read_to_string(&shared).unwrap();
+    std::fs::write(&shared, text + "    exclude_disks: [Hard disk 2]\n").unwrap();
+    refused(
+        &stage,
+        &shared,
+        3,
+        &["writers/Hard disk 2 is multi-writer", "vSphere makes no snapshot of such a VM"],
+    );
     let unmapped = only("dmz");
     let text = std::fs::read_to_string(&unmapped).unwrap().replace("  \"*\": user\n", "  VM Network: br0\n");
     std::fs::write(&unmapped, text).unwrap();

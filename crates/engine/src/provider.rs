@@ -305,8 +305,13 @@ impl LinkBytes {
 /// Outcome of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Converted {
-    /// Done; where the log is.
-    Done(String),
+    /// Done.
+    Done {
+        /// Where the log is, and what else there is to tell.
+        told: String,
+        /// What of the guest's settings is left to do by hand, or went another way than one may think: a line each.
+        left: Vec<String>,
+    },
     /// Not needed or not asked for, and why.
     Skipped(String),
 }

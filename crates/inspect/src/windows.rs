@@ -114,7 +114,7 @@ impl Look<'_> {
             let result = self.at_services(&services, found);
             self.or_tell("its services", result);
         }
-        found.fixed = self.or_tell("its network settings", addresses(&set));
+        (found.fixed, found.by_dhcp) = self.or_tell("its network settings", addresses(&set));
         found.routes = self.or_tell("its routes", routes(&set));
         Ok(())
     }
@@ -194,13 +194,20 @@ fn in_windows(path: &str) -> Option<String> {
     (is_plain && rest.starts_with("system32/")).then(|| rest.to_string())
 }
 
-/// Cards that have fixed addresses.
-fn addresses(set: &Key<'_>) -> Result<Vec<WindowsAddresses>, String> {
-    let Some(interfaces) = set.key(r"Services\Tcpip\Parameters\Interfaces")? else { return Ok(Vec::new()) };
-    let mut found = Vec::new();
+/// Cards that have fixed addresses, and MAC addresses of those that ask for theirs.
+fn addresses(set: &Key<'_>) -> Result<(Vec<WindowsAddresses>, Vec<String>), String> {
+    let (mut found, mut by_dhcp) = (Vec::new(), Vec::new());
+    let Some(interfaces) = set.key(r"Services\Tcpip\Parameters\Interfaces")? else {
+        return Ok((found, by_dhcp));
+    };
     for interface in interfaces.children(INTERFACES_MAX)? {
-        if interface.number("EnableDHCP")? != Some(0) {
-            continue;
+        match interface.number("EnableDHCP")? {
+            Some(0) => {}
+            Some(_) => {
+                by_dhcp.extend(card_mac(set, &interface.name)?);
+                continue;
+            }
+            None => continue,
         }
         let (ips, masks) = (interface.texts("IPAddress")?, interface.texts("SubnetMask")?);
         let with_prefix = ips.iter().zip(&masks).filter_map(|(ip, mask)| with_prefix(ip, mask));
@@ -216,7 +223,7 @@ fn addresses(set: &Key<'_>) -> Result<Vec<WindowsAddresses>, String> {
         let (name, mac) = (card_name(set, &interface.name)?, card_mac(set, &interface.name)?);
         found.push(WindowsAddresses { name, mac, addresses, gateways, dns });
     }
-    Ok(found)
+    Ok((found, by_dhcp))
 }
 
 /// Those that were given by hand.

@@ -20,7 +20,8 @@ mod windows;
 pub use catalogue::CATALOGUE;
 pub use inside::{concerns_inside, has_known_loader, lacking_driver, renamed};
 pub use network::{Fate, Stays, fates, names_of_slots};
-pub use windows::lacking_windows_driver;
+pub(crate) use windows::unlooked_network_driver;
+pub use windows::{NO_NETWORK_DRIVER, lacking_windows_driver};
 
 /// How much a [`Concern`] matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -315,7 +316,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::PlannedVm;
     use drover_types::guest::{
-        ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface,
+        ByPath, EfiPartition, Encrypted, FreeSpace, Initramfs, Inside, Interface, Route,
         Windows as GuestWindows,
     };
     use drover_types::inventory::{
@@ -425,6 +426,17 @@ pub(crate) mod tests {
         let of_windows = |id: &str, change: &dyn Fn(&mut GuestWindows)| {
             inside(id, &|found| change(found.windows.get_or_insert_default()))
         };
+        let several = {
+            let mut vm = planned();
+            vm.nics.push(vm.nics[0].clone());
+            vm.nics[1].mac = "00:50:56:aa:bb:cd".into();
+            let of = |nic: &crate::PlannedNic| StaticAddress::parse(&nic.mac, "192.0.2.7/24").unwrap();
+            vm.first_boot.addresses = vm.nics.iter().flat_map(of).collect();
+            let windows = GuestWindows { routes: vec![route("192.0.2.1")], ..GuestWindows::default() };
+            let found = concerns_inside(&vm, &Inside { windows: Some(windows), ..Inside::default() });
+            assert!(found.iter().all(|it| it.id != "route-without-card"), "{found:?}");
+            found.into_iter().find(|it| it.id == "route-of-several-cards").unwrap().id
+        };
         let told = [
             change("no-disks", &|vm, _| vm.disks.clear()),
             change("independent-disk", &|vm, _| vm.disks[0].mode = DiskMode::IndependentPersistent),
@@ -491,9 +503,11 @@ pub(crate) mod tests {
             of_windows("hibernated", &|found| found.is_hibernated = true),
             of_windows("windows-without-driver", &|found| found.drivers = Some(Vec::new())),
             of_windows("windows-without-network-driver", &|found| found.drivers = Some(Vec::new())),
+            of_windows("route-without-card", &|found| found.routes.push(route("192.0.2.1"))),
             of_windows("domain-controller", &|found| found.is_domain_controller = true),
             of_windows("cluster-node", &|found| found.is_cluster_node = true),
             of_windows("restart-pending", &|found| found.waits_for_restart = true),
+            several,
             inside("vmware-tools-inside", &|found| found.vmware_tools = Some("open-vm-tools".into())),
             inside("vendor-services-inside", &|found| found.vendor_services.push("vmtoolsd".into())),
             inside("not-seen-inside", &|found| found.unseen.push("disk 0: LVM".into())),
@@ -503,6 +517,24 @@ pub(crate) mod tests {
             told.iter().map(String::as_str).collect::<Vec<_>>(),
             known,
             "every concern of the catalogue is tested"
+        );
+    }
+
+    fn route(gateway: &str) -> Route {
+        let (network, gateway) = ("203.0.113.0".parse().unwrap(), gateway.parse().unwrap());
+        Route { network, prefix: 24, gateway, metric: None }
+    }
+
+    #[test]
+    fn a_route_that_is_lost_is_told_with_its_vm_and_what_to_do() {
+        let windows = GuestWindows { routes: vec![route("192.0.3.1")], ..GuestWindows::default() };
+        let found = concerns_inside(&planned(), &Inside { windows: Some(windows), ..Inside::default() });
+        let told = found.iter().find(|it| it.id == "route-without-card").unwrap().to_string();
+        let begin = "web01: route 203.0.113.0/24 by 192.0.3.1 is set at no card: none that is given addresses has a network with 192.0.3.1 (";
+        assert!(told.starts_with(begin), "{told}");
+        assert!(
+            told.contains("`netsh interface ipv4 add route 203.0.113.0/24 \"NAME OF THE CARD\" 192.0.3.1`"),
+            "{told}"
         );
     }
 

@@ -85,6 +85,9 @@ pub struct PlannedVm {
     /// What is done at its first boot.
     #[serde(default, skip_serializing_if = "FirstBoot::is_empty")]
     pub first_boot: FirstBoot,
+    /// Whether each of its cards that the plan gives no address keeps its own: it is a Windows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_addresses: bool,
     /// Which way its bytes take.
     pub route: Route,
     /// What its disks take of their host's NFC server; absent where they are read by neither NFC nor VDDK.
@@ -191,14 +194,18 @@ impl PlannedVm {
     /// Whether the guest will drive cards of virtio: Linux does since 2.6.25 (2008), Windows with a driver that it was found to have or
     /// that its conversion puts in.
     fn drives_virtio_nics(&self) -> bool {
-        let gets_drivers = match self.convert {
+        let has_driver = matches!(self.found, Some(FoundSystem::Windows { has_netkvm: true, .. }));
+        !self.is_windows() || self.gets_drivers() || has_driver
+    }
+
+    /// Whether a conversion puts drivers of virtio into it, if it is a Windows.
+    pub(crate) fn gets_drivers(&self) -> bool {
+        match self.convert {
             Convert::Never => false,
             Convert::Always => true,
             // One that boots is left as it is.
             Convert::Auto => !self.boots_from_sata(),
-        };
-        let has_driver = matches!(self.found, Some(FoundSystem::Windows { has_netkvm: true, .. }));
-        !self.is_windows() || gets_drivers || has_driver
+        }
     }
 
     /// Whether a card is one of virtio that leads somewhere.

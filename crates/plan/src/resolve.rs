@@ -1,7 +1,6 @@
 //! Lays a plan over an inventory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use drover_types::inventory::{DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
@@ -10,7 +9,7 @@ use drover_types::some_of;
 use self::names::{ByName, rule_of};
 pub use self::proxy::{PlannedProxy, proxies};
 use self::waves::WaveIndex;
-use crate::concern::{ConcernContext, Weight, concerns};
+use crate::concern::{ConcernContext, Weight, concerns, unlooked_network_driver};
 use crate::model::*;
 use crate::near::nearest;
 use crate::problem::{At, Problem, sort};
@@ -97,10 +96,11 @@ impl<'a> Resolver<'a> {
         let nics = self.plan_nics(vm, choice);
         self.keep_names(vm, choice, &excluded);
         let mut first_boot = over.first_boot.clone().or(plan.first_boot.clone());
+        let keeps_addresses = vm.is_windows_by_id() && over.keep_addresses.unwrap_or(plan.keep_addresses);
         if vm.is_windows_by_id() {
             // It gets its own from virtio-win.
             first_boot.guest_agent = None;
-            if over.keep_addresses.unwrap_or(plan.keep_addresses) {
+            if keeps_addresses {
                 self.keep_addresses(vm, &nics, choice, &mut first_boot.addresses);
             }
         }
@@ -178,6 +178,7 @@ impl<'a> Resolver<'a> {
             autostart: over.autostart.unwrap_or(libvirt.is_some_and(|it| it.autostart)),
             convert,
             first_boot,
+            keeps_addresses,
             nfc: None,
             priority: over.priority.unwrap_or(0),
             hooks: plan.hooks.clone().into_iter().chain(over.hooks.clone()).collect(),
@@ -193,6 +194,8 @@ impl<'a> Resolver<'a> {
         // A fleet is planned of thousands, and a list begins with room for four.
         planned.disks.shrink_to_fit();
         planned.nics.shrink_to_fit();
+        planned.concerns.extend(unlooked_network_driver(&planned));
+        planned.concerns.sort_by_key(|concern| concern.severity);
         planned.concerns.shrink_to_fit();
         planned
     }
@@ -251,24 +254,10 @@ impl<'a> Resolver<'a> {
             if is_given || planned.target == NetworkTarget::None {
                 continue;
             }
-            let Some(fixed) = &nic.fixed else {
+            if nic.fixed.is_none() {
                 untold.extend(nic.connected.then_some(nic.label.as_str()));
-                continue;
-            };
-            for (index, &(address, prefix)) in fixed.addresses.iter().enumerate() {
-                let of_kind = |ip: &&IpAddr| ip.is_ipv4() == address.is_ipv4();
-                // Who knows names goes with the first address of its kind.
-                let before = fixed.addresses[..index].iter().filter(|(ip, _)| of_kind(&ip)).count();
-                let dns = fixed.dns.iter().filter(of_kind).filter(|_| before == 0);
-                given.push(StaticAddress {
-                    mac: nic.mac.to_ascii_lowercase(),
-                    address,
-                    prefix,
-                    gateway: fixed.gateways.iter().filter(of_kind).nth(before).copied(),
-                    dns: dns.copied().collect(),
-                    kept: true,
-                });
             }
+            given.extend(StaticAddress::kept_of(nic));
         }
         if !untold.is_empty() {
             let text = format!("VMware Tools of {} tell no addresses of {}", vm.name, untold.join(", "));

@@ -1,5 +1,6 @@
 //! What was found inside a guest's disks without starting it.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -125,6 +126,9 @@ pub struct Windows {
     pub waits_for_restart: bool,
     /// Cards with fixed addresses, of IPv4: those of IPv6 it keeps where nobody documents them.
     pub fixed: Vec<WindowsAddresses>,
+    /// MAC addresses of cards that ask for their address of IPv4 (DHCP), where the registry tells them.
+    #[serde(default)]
+    pub by_dhcp: Vec<String>,
     /// Routes that it keeps over restarts, of whatever card.
     #[serde(default)]
     pub routes: Vec<Route>,
@@ -177,6 +181,12 @@ pub struct Route {
     pub gateway: IpAddr,
     /// What it costs; absent where the system decides.
     pub metric: Option<u32>,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} by {}", self.network, self.prefix, self.gateway)
+    }
 }
 
 /// What a network card of Windows is given when it boots for the first time.

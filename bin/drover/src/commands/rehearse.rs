@@ -247,7 +247,7 @@ impl Stage<'_> {
         if !is_converted {
             // As the run will.
             match self.target.convert_on(prepared.spec(), planned, far)? {
-                Converted::Done(_) => self.say(row, "converted, on the overlays"),
+                Converted::Done { .. } => self.say(row, "converted, on the overlays"),
                 Converted::Skipped(why) => self.say(row, &format!("not converted: {why}")),
             }
         }

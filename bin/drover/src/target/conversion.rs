@@ -15,14 +15,15 @@ use drover_engine::{Cause, Converted, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
 use drover_nbd_server::{Export, Listen, Server, ServerOptions};
 use drover_plan::{
-    At, Convert, Fate, FirstBoot, PlannedDisk, PlannedVm, Problem, Stays, TargetBus, card_settings, fates,
-    has_known_loader, lacking_driver, lacking_windows_driver, names_of_slots, renamed,
+    At, Cards, Convert, Fate, FirstBoot, PlannedDisk, PlannedVm, Problem, Stays, TargetBus, cards, fates,
+    has_known_loader, how_to_set, lacking_driver, lacking_windows_driver, names_of_slots, renamed,
+    why_left_out,
 };
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, GuestKind, Lack, MachineSpec, Need, NicName, Remote, SourceBus,
     SourceGuest, TrialOptions, Trials, VmFolder, WindowsVersion, windows_needs_conversion,
 };
-use drover_types::guest::{CardSettings, FoundSystem, Inside, Windows};
+use drover_types::guest::{CardSettings, FoundSystem, Inside};
 use drover_types::inventory::{DiskBus as InventoryBus, Firmware};
 use drover_types::{Bytes, some_of};
 use drover_view::count;
@@ -292,7 +293,7 @@ fn check_first_boot(
     vm: &PlannedVm,
     can_customize: &dyn Fn() -> Result<(), String>,
 ) -> Result<(), ProviderError> {
-    let work = first_boot(vm, None);
+    let work = first_boot(vm, cards(vm, None).settings);
     if work.is_empty() {
         return Ok(());
     }
@@ -305,10 +306,21 @@ fn check_first_boot(
         .map_err(|why| refused(why, "install virt-v2v 2.6 or later there, or leave `first_boot` out"))
 }
 
-/// Work for the first boot, as the converter wants it. What cards keep is read from this Windows.
-fn first_boot(vm: &PlannedVm, windows: Option<&Windows>) -> drover_qemu::FirstBoot {
+/// Work for the first boot, as the converter wants it.
+fn first_boot(vm: &PlannedVm, cards: Vec<CardSettings>) -> drover_qemu::FirstBoot {
     let FirstBoot { scripts, guest_agent, .. } = vm.first_boot.clone();
-    drover_qemu::FirstBoot { scripts, package: guest_agent, cards: card_settings(vm, windows) }
+    drover_qemu::FirstBoot { scripts, package: guest_agent, cards }
+}
+
+/// What of the addresses and routes of a Windows is not as one may think.
+fn told_cards(vm: &PlannedVm, cards: &Cards) -> Vec<String> {
+    let name = &vm.vm.name;
+    let by_dhcp = cards.by_dhcp.iter().map(|mac| {
+        format!("{name}: the card {mac} asks for its address (DHCP) by now, as its registry has it, and is given none of IPv4")
+    });
+    let left_out =
+        cards.left_out.iter().map(|it| format!("{name}: {}; {}", why_left_out(it), how_to_set(it)));
+    by_dhcp.chain(left_out).chain(cards.of_several.iter().map(|it| format!("{name}: {it}"))).collect()
 }
 
 /// Where a guest is converted.
@@ -481,11 +493,13 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
     let found = inside.as_ref().and_then(Inside::system_found).or(vm.found);
     let kind = kind_of(vm, found);
     let guest_is_windows = kind != GuestKind::Other;
-    let mut first_boot = first_boot(vm, inside.as_ref().and_then(Inside::only_windows));
-    if found == Some(FoundSystem::Linux) {
-        // Its guest id did not tell.
-        first_boot.cards.clear();
-    }
+    // Its guest id may not have told that it is a Linux.
+    let cards = match found {
+        Some(FoundSystem::Linux) => Cards::default(),
+        _ => cards(vm, inside.as_ref().and_then(Inside::only_windows)),
+    };
+    let left = told_cards(vm, &cards);
+    let first_boot = first_boot(vm, cards.settings);
     // What follows is about Linux.
     let inside = inside.filter(|_| !guest_is_windows);
     let mut guest = source_guest(vm, Names::of(vm, inside.as_ref()), first_boot);
@@ -521,7 +535,7 @@ pub(super) fn convert(place: &dyn Place, vm: &PlannedVm) -> Result<Converted, Pr
         Err(error) => Err(error),
         Ok(ConvertOutcome::Converted { log, warnings, kept }) => {
             let loader = if guest.fallback { told_loader(place.look_again().as_ref()) } else { "" };
-            Ok(Converted::Done(told(&log, &warnings, &kept, &guest.first_boot) + loader))
+            Ok(Converted::Done { told: told(&log, &warnings, &kept, &guest.first_boot) + loader, left })
         }
         Ok(ConvertOutcome::ConvertedBefore) => Ok(Converted::Skipped("an earlier run converted it".into())),
         Ok(ConvertOutcome::NotAvailable(why)) if vm.convert == Convert::Always || boots == Some(false) => {

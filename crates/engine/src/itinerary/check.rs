@@ -18,6 +18,7 @@ impl Journey<'_> {
         }
         let now = self.look()?;
         self.check_disks(&now)?;
+        self.keep_told(&now)?;
         // One that an earlier run left is removed before the next is made, or the guest would go down for nothing.
         check_recorded(self.context.plan, self.context.store, self.context.source, &now)?;
         self.check_other_plans()?;

@@ -81,6 +81,7 @@ impl Journey<'_> {
             }
             (PowerState::On, PowerOff::Shutdown | PowerOff::Force) => {}
         }
+        self.keep_told(&now)?;
         // Whoever was told that it enters this phase may have stopped it.
         if self.context.stop.is_set() {
             return Err(EngineError::Cancelled);

@@ -381,6 +381,14 @@ impl Store {
         Ok(())
     }
 
+    /// Keeps a VM as it is planned by now.
+    pub fn set_planned(&self, plan: &str, vm: &str, planned: &str) -> Outcome<()> {
+        self.change(Durable::Now, |db| {
+            db.execute("UPDATE vm SET planned = ?3 WHERE plan = ?1 AND id = ?2", params![plan, vm, planned])
+        })?;
+        Ok(())
+    }
+
     /// Records whether drover switched a VM off.
     pub fn set_switched_off(&self, plan: &str, vm: &str, yes: bool) -> Outcome<()> {
         self.change(Durable::Now, |db| {

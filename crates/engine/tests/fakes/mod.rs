@@ -752,7 +752,10 @@ impl TargetProvider for World {
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-        self.call("convert", &vm.target_name, |_| Converted::Skipped("a fake".into()))
+        let given = vm.first_boot.addresses.iter().map(|it| format!(", given {}", it.with_prefix()));
+        self.call("convert", &vm.target_name, |_| {
+            Converted::Skipped(format!("a fake{}", given.collect::<String>()))
+        })
     }
 
     fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {

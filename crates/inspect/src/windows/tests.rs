@@ -76,6 +76,16 @@ fn a_card_has_all_its_addresses_and_the_machine_its_routes_whatever_else_stands_
 }
 
 #[test]
+fn a_card_that_asks_for_its_address_is_known_by_its_mac_address() {
+    let with_mac = "[ControlSet001\\Control\\NetworkSetup2\\Interfaces\\{0F1E2D3C-0000-0000-0000-000000000002}\\Kernel]\n\
+        \"PermanentAddress\"=hex:00,50,56,aa,00,02\n";
+    let Some((_, unknown)) = windows(&Made::server()) else { return };
+    assert_eq!(unknown.by_dhcp, Vec::<String>::new());
+    let Some((_, known)) = windows(&Made::server().and_system(with_mac)) else { return };
+    assert_eq!(known.by_dhcp, ["00:50:56:aa:00:02"]);
+}
+
+#[test]
 fn a_driver_counts_with_its_file_and_its_start() {
     let made = Made::server().and_driver("viostor").and_system(
         "[ControlSet001\\Services\\vioscsi]\n\"Start\"=dword:00000003\n\

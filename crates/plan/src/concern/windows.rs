@@ -3,7 +3,8 @@
 use drover_types::guest::{Inside, Windows, WindowsAddresses, WindowsDriver};
 use drover_types::inventory::Nic;
 
-use super::{ConcernContext, Found};
+use super::{Concern, ConcernContext, Found};
+use crate::cards::{cards, how_to_set, why_left_out};
 use crate::model::{Convert, DiskBusChoice, StaticAddress};
 use crate::resolution::{PlannedVm, TargetBus};
 
@@ -124,6 +125,7 @@ impl Found<'_> {
         self.windows_driver(vm, windows);
         self.network_driver(vm, windows);
         self.windows_addresses(vm, windows);
+        self.routes(vm, windows);
         if windows.is_domain_controller {
             let advice = "move it cold with the others running, never start the source again once the copy ran, and do not go back to \
                           an old copy of it";
@@ -175,17 +177,19 @@ impl Found<'_> {
             return;
         }
         let what = format!("its driver netkvm {why}, so Windows would have no network by its virtio card");
-        let advice = match vm.convert {
-            Convert::Never => {
-                "let it be converted (`convert: auto`), use `nic_model: e1000e`, or install virtio-win in it before the move"
-            }
-            // It boots, and is left as it is.
-            Convert::Auto if vm.boots_from_sata() => {
-                "write `convert: always`, use `nic_model: e1000e`, or install virtio-win in it before the move"
-            }
-            Convert::Auto | Convert::Always => "it is converted with virt-v2v-in-place",
-        };
-        self.add("windows-without-network-driver", None, what, advice);
+        self.add(NO_NETWORK_DRIVER, None, what, how_to_drive(vm));
+    }
+
+    /// What becomes of its routes when it boots with new cards.
+    fn routes(&mut self, vm: &PlannedVm, windows: &Windows) {
+        let cards = cards(vm, Some(windows));
+        for route in &cards.left_out {
+            self.add("route-without-card", None, why_left_out(route), how_to_set(route));
+        }
+        for several in &cards.of_several {
+            let advice = "if that is the wrong one, set it anew in the guest after the move";
+            self.add("route-of-several-cards", None, several.to_string(), advice);
+        }
     }
 
     fn windows_addresses(&mut self, vm: &PlannedVm, windows: &Windows) {
@@ -210,6 +214,34 @@ impl Found<'_> {
                 }
             }
         }
+    }
+}
+
+/// Cards of virtio that a Windows gets, by its guest id, and has no driver for unless it has one already: nobody looked.
+pub(crate) fn unlooked_network_driver(vm: &PlannedVm) -> Option<Concern> {
+    let is_due = vm.is_windows() && !vm.gets_drivers() && vm.nics.iter().any(|nic| vm.has_virtio(nic));
+    let mut found = Found { vm: &vm.vm, list: Vec::new() };
+    if is_due {
+        let what = "its guest id names Windows, which comes without netkvm, the driver of its virtio card: without it there is no network";
+        found.add(NO_NETWORK_DRIVER, None, what, how_to_drive(vm));
+    }
+    found.list.pop()
+}
+
+/// The concern of a Windows whose card has no driver.
+pub const NO_NETWORK_DRIVER: &str = "windows-without-network-driver";
+
+/// What gives a Windows a card that it drives.
+fn how_to_drive(vm: &PlannedVm) -> &'static str {
+    match vm.convert {
+        Convert::Never => {
+            "let it be converted (`convert: auto`), use `nic_model: e1000e`, or install virtio-win in it before the move"
+        }
+        // It boots, and is left as it is.
+        Convert::Auto if vm.boots_from_sata() => {
+            "write `convert: always`, use `nic_model: e1000e`, or install virtio-win in it before the move"
+        }
+        Convert::Auto | Convert::Always => "it is converted with virt-v2v-in-place",
     }
 }
 
@@ -331,6 +363,38 @@ mod tests {
         assert!(told(&vm, &[]).is_some());
         vm.nics[0].model = "e1000e".into();
         assert_eq!(told(&vm, &[]), None);
+    }
+
+    #[test]
+    fn a_card_of_virtio_that_nobody_looked_for_a_driver_of_is_told_by_the_guest_id() {
+        let told = |nic_model: &str, convert: &str, disk_bus: &str, guest_id: &str| -> Vec<String> {
+            let text = format!(
+                "version: 1\nname: p\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P}}\ntarget: {{type: qemu, folder: /vms, \
+                 nic_model: {nic_model}, disk_bus: {disk_bus}}}\nconvert: {convert}\nnetworks: {{\"*\": user}}\nvms: [{{name: web01}}]\n"
+            );
+            let vm = drover_types::inventory::Vm { guest_id: guest_id.into(), ..planned().vm };
+            let inventory = drover_types::inventory::Inventory { vms: vec![vm], ..Default::default() };
+            let vm = crate::resolve(&crate::Plan::parse(&text).unwrap(), &inventory).vms.remove(0);
+            let of_cards = vm.concerns.iter().filter(|it| it.id == NO_NETWORK_DRIVER);
+            of_cards.map(|it| it.advice.clone()).collect()
+        };
+        let (windows, linux) = ("windows2019srv_64Guest", "debian12_64Guest");
+        let never = told("virtio", "never", "sata", windows);
+        assert!(never.len() == 1 && never[0].starts_with("let it be converted"), "{never:?}");
+        assert!(told("virtio", "auto", "sata", windows)[0].starts_with("write `convert: always`"));
+        for [nic_model, convert, disk_bus, guest_id] in [
+            ["virtio", "auto", "virtio", windows],
+            ["virtio", "always", "sata", windows],
+            ["auto", "never", "sata", windows],
+            ["e1000e", "never", "sata", windows],
+            ["virtio", "never", "sata", linux],
+        ] {
+            assert_eq!(
+                told(nic_model, convert, disk_bus, guest_id),
+                Vec::<String>::new(),
+                "{nic_model} {convert} {disk_bus}"
+            );
+        }
     }
 
     #[test]

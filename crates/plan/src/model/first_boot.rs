@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use drover_types::inventory::Nic;
 use serde::{Deserialize, Serialize};
 
 /// Work at the first boot, put into the guest by its conversion.
@@ -60,6 +61,26 @@ impl StaticAddress {
     /// The address as settings write it: `192.0.2.7/24`.
     pub fn with_prefix(&self) -> String {
         format!("{}/{}", self.address, self.prefix)
+    }
+
+    /// The fixed addresses that VMware Tools tell of a card, for it to keep.
+    pub(crate) fn kept_of(nic: &Nic) -> Vec<StaticAddress> {
+        let Some(fixed) = &nic.fixed else { return Vec::new() };
+        let kept = |(index, &(address, prefix)): (usize, &(IpAddr, u8))| {
+            let of_kind = |ip: &&IpAddr| ip.is_ipv4() == address.is_ipv4();
+            // Who knows names goes with the first address of its kind.
+            let before = fixed.addresses[..index].iter().filter(|(ip, _)| of_kind(&ip)).count();
+            let dns = fixed.dns.iter().filter(of_kind).filter(|_| before == 0);
+            StaticAddress {
+                mac: nic.mac.to_ascii_lowercase(),
+                address,
+                prefix,
+                gateway: fixed.gateways.iter().filter(of_kind).nth(before).copied(),
+                dns: dns.copied().collect(),
+                kept: true,
+            }
+        };
+        fixed.addresses.iter().enumerate().map(kept).collect()
     }
 
     /// Reads `ADDRESS/PREFIX [GATEWAY [NAME SERVER...]]`, once or several times.

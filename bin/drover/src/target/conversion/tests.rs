@@ -74,7 +74,7 @@ impl Place for Fake {
 
 fn told_by(inside: Inside, lack: Option<&'static str>, guest_id: &str) -> Result<String, String> {
     match convert(&Fake { inside, lack }, &planned(guest_id)) {
-        Ok(Converted::Done(told)) => Ok(told),
+        Ok(Converted::Done { told, .. }) => Ok(told),
         Ok(Converted::Skipped(why)) => Ok(format!("skipped: {why}")),
         Err(error) => Err(chain(&error)),
     }
@@ -160,17 +160,47 @@ fn keeping() -> (PlannedVm, Inside) {
 #[test]
 fn windows_keeps_what_its_registry_holds_when_it_is_converted() {
     let (vm, inside) = keeping();
-    let Converted::Done(told) = convert(&Fake { inside, lack: None }, &vm).unwrap() else {
+    let Converted::Done { told, left } = convert(&Fake { inside, lack: None }, &vm).unwrap() else {
         panic!("skipped")
     };
     let given = "; 00:50:56:aa:00:01 gets at its first boot: 192.0.2.8/24, 192.0.2.9/24, 1 route";
     assert!(told.ends_with(given), "{told}");
+    assert_eq!(left, Vec::<String>::new());
+}
+
+#[test]
+fn what_a_card_is_not_given_is_told_after_the_conversion() {
+    let (vm, mut inside) = keeping();
+    let windows = inside.windows.as_mut().unwrap();
+    windows.routes[0].gateway = Ipv4Addr::new(192, 0, 3, 254).into();
+    let done = |inside| match convert(&Fake { inside, lack: None }, &vm).unwrap() {
+        Converted::Done { left, .. } => left,
+        Converted::Skipped(why) => panic!("skipped: {why}"),
+    };
+    let told = done(inside.clone());
+    let begin = "one: route 10.1.0.0/16 by 192.0.3.254 is set at no card: none that is given addresses has a network with 192.0.3.254; give the";
+    assert!(told.len() == 1 && told[0].starts_with(begin), "{told:?}");
+    assert!(
+        told[0].contains("netsh interface ipv4 add route 10.1.0.0/16 \"NAME OF THE CARD\" 192.0.3.254"),
+        "{told:?}"
+    );
+    let windows = inside.windows.as_mut().unwrap();
+    (windows.fixed, windows.routes, windows.by_dhcp) = (vec![], vec![], vec!["00:50:56:aa:00:01".into()]);
+    let told = done(inside.clone());
+    assert!(
+        told.len() == 1
+            && told[0].starts_with("one: the card 00:50:56:aa:00:01 asks for its address (DHCP) by now"),
+        "{told:?}"
+    );
+    // Without a look nothing is known of routes, and a Linux has none of Windows.
+    inside.windows = None;
+    assert_eq!(done(inside), Vec::<String>::new());
 }
 
 #[test]
 fn a_script_of_drovers_own_goes_to_an_agent_before_those_of_the_plan() {
     let (vm, _) = keeping();
-    let guest = source_guest(&vm, Names::default(), first_boot(&vm, None));
+    let guest = source_guest(&vm, Names::default(), first_boot(&vm, cards(&vm, None).settings));
     let (told, files) = for_peer(&guest, &vm).unwrap();
     let script = guest.first_boot.cards_script().unwrap().into_bytes();
     assert_eq!(

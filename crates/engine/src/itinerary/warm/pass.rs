@@ -126,6 +126,7 @@ impl Journey<'_> {
     pub(super) fn inspect_now(&self) -> Outcome<(Vm, Doubts)> {
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         let now = self.look()?;
+        self.keep_told(&now)?;
         let (row, disks) = (store.warm(plan, id)?, store.tracked(plan, id)?);
         let before = Before {
             plan,
