@@ -459,11 +459,10 @@ fn a_warm_vm_that_nobody_commands_ends_with_its_wave_and_the_next_one_goes_by_th
 
 #[test]
 fn a_warm_vm_that_waits_for_its_turn_makes_its_passes_meanwhile() {
-    let lines = "start: true\nmode: warm\nwarm: {interval: 1s, cutover: auto}";
+    let lines = "start: true\nmode: warm\nwarm: {interval: 1s, cutover: auto}\nlimits: {cutovers: 1}";
     let vms = ["one", "two"].map(|name| vm(name, PowerState::On, 1));
-    let mut world = World::with(&vms, lines);
+    let world = World::with(&vms, lines);
     world.state().tracks.guests_write = true;
-    world.schedule = Some(Arc::new(Schedule::new(Budgets { cutovers: 1, ..Budgets::default() })));
     let (first, cutovers) = (Mutex::new(String::new()), AtomicUsize::new(0));
     let passes = |but: &str| {
         let all = world.store.passes(PLAN).unwrap();

@@ -212,7 +212,11 @@ fn at_once(asked: &Asked<'_>, what_if: &WhatIf) -> Vec<Advice> {
     };
     let vms = more("vms_per_host", budgets.vms_per_host, |it| it.budgets.vms_per_host *= 2);
     let disks = more("disks", budgets.disks, |it| it.budgets.disks = it.budgets.disks.saturating_mul(2));
-    vms.into_iter().chain(disks).chain(disks_of_hosts(asked, what_if)).collect()
+    let is_warm = asked.question.vms.iter().any(|vm| vm.warm.is_some());
+    let cutovers = is_warm.then(|| {
+        more("cutovers", budgets.cutovers, |it| it.budgets.cutovers = it.budgets.cutovers.saturating_mul(2))
+    });
+    vms.into_iter().chain(disks).chain(cutovers.flatten()).chain(disks_of_hosts(asked, what_if)).collect()
 }
 
 /// What the NFC servers of hosts take at once, where more would help.
@@ -490,6 +494,14 @@ mod tests {
         let disks = about(&all, "`limits.disks: 2`").unwrap();
         assert!(disks.gain.unwrap() > 0.3 && disks.advice.contains("`limits.disks: 4`"), "{disks:?}");
         assert!(about(&all, "vms_per_host").is_none(), "{all:?}");
+        assert!(about(&all, "cutovers").is_none(), "{all:?}");
+        let mut warm = question(40, 4, 1);
+        warm.budgets.cutovers = 1;
+        let wish = WarmWish { interval_ms: 60_000, cutover_ms: None, downtime_ms: 0 };
+        warm.vms.iter_mut().for_each(|vm| vm.warm = Some(wish));
+        let all = found(&warm, &[0, 1, 2, 3].map(host), false);
+        let cutovers = about(&all, "`limits.cutovers: 1`").unwrap();
+        assert!(cutovers.advice.contains("`limits.cutovers: 2`"), "{cutovers:?}");
     }
 
     #[test]

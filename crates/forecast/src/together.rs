@@ -68,7 +68,7 @@ mod tests {
         let own = |disks| Budgets { disks, ..Budgets::default() };
         let one = Question { budgets: own(1), ..plan("one", 6) };
         let limited = together(vec![one.clone(), plan("two", 1)], &Budgets::default());
-        assert_eq!(limited.limits[&0], TenantLimits { disks: Some(1), vms_per_host: None });
+        assert_eq!(limited.limits[&0], TenantLimits { disks: Some(1), ..TenantLimits::default() });
         assert_eq!(limited.limits[&1], TenantLimits::default());
         let free = together(vec![Question { budgets: own(200), ..one }, plan("two", 1)], &Budgets::default());
         let ends = [&limited, &free].map(|it| foresee_roughly(it).plan_ends_s[0].unwrap().p50);

@@ -114,7 +114,7 @@ impl Admissions {
             (Tenant(self.next_tenant), 0)
         });
         *migrations += 1;
-        let limits = TenantLimits { vms_per_host: limits.vms_per_host, disks: limits.disks };
+        let limits = TenantLimits { vms_per_host: limits.vms_per_host, disks: limits.disks, cutovers: None };
         if !(is_old && is_known) {
             self.moves.scheduler.set_tenant(*tenant, limits);
         }

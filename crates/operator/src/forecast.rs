@@ -159,7 +159,7 @@ impl Asked {
 fn add_plan(question: &mut Question, plan: usize, spec: &MigrationSpec) {
     let name = &spec.plan_ref.name;
     let own = spec.size.plan_limits;
-    let limits = TenantLimits { vms_per_host: own.vms_per_host, disks: own.disks };
+    let limits = TenantLimits { vms_per_host: own.vms_per_host, disks: own.disks, cutovers: None };
     if limits != TenantLimits::default() {
         question.limits.insert(plan, limits);
     }

@@ -458,8 +458,7 @@ pub(crate) static WARM: Table = Table {
             "quiesce",
             Kind::Flag,
             "",
-            "Whether the guest is asked to quiesce its file systems before a pass. Unless said: false, for the last pass is made of \
-             a VM that was shut down.",
+            "Whether the guest is asked to quiesce its file systems before a pass. Unless said: false.",
         ),
         key(
             "audit",
@@ -481,6 +480,7 @@ pub(crate) static LIMITS: Table = Table {
             "200",
             "Disks copied at once in total; unless said, 8 where the target is another site.",
         ),
+        key("cutovers", Kind::Number(1, 1000), "20", "Warm VMs that are down for their cutovers at once."),
         key("lanes_per_disk", Kind::Number(1, 64), "", "Connections per disk; absent: chosen."),
         key("depth", Kind::Number(1, 64), "", "Requests in flight per connection; absent: chosen."),
         key(

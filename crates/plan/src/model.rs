@@ -312,6 +312,8 @@ pub struct Limits {
     pub vms_per_host: u32,
     /// Disks copied at once in total.
     pub disks: u32,
+    /// Warm VMs that are down for their cutovers at once.
+    pub cutovers: u32,
     /// Connections per disk; absent: found by measuring.
     pub lanes_per_disk: Option<u32>,
     /// Requests in flight per connection; absent: found by measuring.

@@ -386,6 +386,7 @@ impl Reader {
         Limits {
             vms_per_host: small(self.number(&fields, "vms_per_host")).unwrap_or(20),
             disks: small(self.number(&fields, "disks")).unwrap_or(if via { 8 } else { 200 }),
+            cutovers: small(self.number(&fields, "cutovers")).unwrap_or(20),
             lanes_per_disk: small(self.number(&fields, "lanes_per_disk")),
             depth: small(self.number(&fields, "depth")),
             request,

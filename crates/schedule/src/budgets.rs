@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 pub const VMS_PER_HOST: u32 = 20;
 /// Disks at once in all. MTV's published figures fall by a quarter beyond 200 disks at once.
 pub const DISKS: u32 = 200;
-/// Guests that are down for their last pass at once.
+/// Warm VMs whose guests are down for their last pass at once.
 pub const CUTOVERS: u32 = 20;
 /// Tries of a host that is left alone; after the last it is given up.
 pub const HOST_TRIES: u32 = 5;
@@ -22,7 +22,7 @@ pub struct Budgets {
     pub disks_per_datastore: u32,
     /// Disks at once in all.
     pub disks: u32,
-    /// Guests that are down for their last pass at once.
+    /// Warm VMs whose guests are down for their last pass at once.
     pub cutovers: u32,
     /// Tries of a host that failed and is left alone between them, after which it is given up.
     pub host_tries: u32,

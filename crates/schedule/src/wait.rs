@@ -188,6 +188,13 @@ pub enum Wait {
         /// Guests that may be.
         of: u32,
     },
+    /// As many guests of its own plan as may be are down for their cutover.
+    OwnCutovers {
+        /// Guests of the plan that are down.
+        held: u32,
+        /// Guests of the plan that may be.
+        of: u32,
+    },
     /// What it may need at its target is promised to others.
     Room {
         /// The folder or pool.
@@ -256,6 +263,7 @@ impl Wait {
             Wait::Stage { .. } => "stage",
             Wait::Together { .. } => "together",
             Wait::Cutovers { .. } => "cutovers",
+            Wait::OwnCutovers { .. } => "own_cutovers",
             Wait::Room { .. } | Wait::RoomUntold { .. } => "room",
             Wait::Elsewhere { .. } => "elsewhere",
         }
@@ -285,7 +293,8 @@ impl Wait {
             | Wait::Together { .. }
             | Wait::Room { .. }
             | Wait::RoomUntold { .. }
-            | Wait::Cutovers { .. } => false,
+            | Wait::Cutovers { .. }
+            | Wait::OwnCutovers { .. } => false,
         }
     }
 }
@@ -328,6 +337,7 @@ impl fmt::Display for Wait {
                 write!(f, "group {group}: {left} VMs are not ready to move over")
             }
             Wait::Cutovers { held, of } => write!(f, "{held} of {of} cutovers at once"),
+            Wait::OwnCutovers { held, of } => write!(f, "{held} of {of} cutovers of this plan at once"),
             Wait::Room { place, needs_bytes, free_bytes, promised_bytes, plans } => write!(
                 f,
                 "room in {place}: it may need {}, and of {} free {} are promised to {}",

@@ -142,7 +142,7 @@ proptest! {
             scheduler.set_host(host, HostLimits { disks: Some(*disks), ..HostLimits::default() });
         }
         (0..2).for_each(|tenant| scheduler.set_waves(Tenant(tenant), &waves()));
-        let mut own = TenantLimits { vms_per_host: Some(own_vms), disks: Some(own_disks) };
+        let mut own = TenantLimits { vms_per_host: Some(own_vms), disks: Some(own_disks), cutovers: Some(1) };
         scheduler.set_tenant(Tenant(1), own);
         let half = jobs.len() / 2;
         scheduler.add(Tenant(0), jobs[..half].to_vec(), 0);
@@ -211,6 +211,8 @@ proptest! {
                         down.insert(id);
                     }
                     prop_assert!(down.len() <= cutovers as usize, "{} guests are down", down.len());
+                    let own = down.iter().filter(|id| limited.contains(id)).count();
+                    prop_assert!(own <= 1, "{own} guests of a tenant that lets one are down");
                 }
                 6 => {
                     scheduler.cutover_over(id);
@@ -224,7 +226,11 @@ proptest! {
                     host_disks.insert(host, disks);
                 }
                 8 => {
-                    own = TenantLimits { vms_per_host: Some(1 + at.index(3) as u32), disks: Some(1 + at.index(4) as u32) };
+                    own = TenantLimits {
+                        vms_per_host: Some(1 + at.index(3) as u32),
+                        disks: Some(1 + at.index(4) as u32),
+                        cutovers: Some(1),
+                    };
                     scheduler.set_tenant(Tenant(1), own);
                 }
                 _ => {

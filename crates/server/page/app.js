@@ -370,7 +370,7 @@ const WAITS = {
   host_vms: 'VM slots of their hosts', host_disks: 'disk slots of their hosts', longest: 'the longest VM of their host', datastore_disks: 'disk slots of a datastore',
   disks: 'disk slots in all', own_vms: 'VM slots of their plan', own_disks: 'disk slots of their plan', turn: 'their turn', window: 'a window', wave: 'an earlier wave',
   wave_failed: 'a word to proceed', wave_hooks: 'what is called before a wave', retry: 'their next try', host: 'a host that failed', datastore: 'a datastore that failed', anti_affinity: 'a VM that they never run beside',
-  stage: 'an earlier stage', together: 'others of their group', cutovers: 'cutover slots', elsewhere: 'slots that other processes have',
+  stage: 'an earlier stage', together: 'others of their group', cutovers: 'cutover slots', own_cutovers: 'cutover slots of their plan', elsewhere: 'slots that other processes have',
   room: 'room at their targets that others may need',
 };
 

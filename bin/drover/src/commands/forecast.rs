@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use drover_forecast::Question;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{DataFrom, Plan, PlannedVm};
-use drover_schedule::Budgets;
+use drover_schedule::{Budgets, TenantLimits};
 use drover_types::inventory::Host;
 use serde_json::Value;
 
@@ -39,6 +39,7 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
     let mut budgets: Option<Budgets> = None;
     let (mut waves, mut limits) = (BTreeMap::new(), BTreeMap::new());
     let mut read = Vec::new();
+    let mut own = BTreeMap::new();
     for (number, path) in plans.iter().enumerate() {
         let file = plan_file::read(path)?;
         let provider = Provider::open(&file, what_if.state.as_deref())?;
@@ -55,6 +56,7 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         vms.extend(foresight::fleet(&resolution.vms, number, &inventory, &written));
         foresight::limit_hosts(&mut limits, &resolution.vms, |vm| foresight::host_of(vm, &inventory));
         let of_plan = drover_engine::budgets_of(&file.plan.limits);
+        own.insert(number, TenantLimits { cutovers: Some(of_plan.cutovers), ..TenantLimits::default() });
         budgets = Some(budgets.map_or_else(|| of_plan.clone(), |budgets| both(budgets, &of_plan)));
         names.push(file.plan.name.clone());
         waves.insert(number, file.plan.waves());
@@ -68,6 +70,9 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
     let (read, state): (Vec<&Plan>, _) = (read.iter().collect(), what_if.state.as_deref());
     let lines = foresight::lines_of(&read, state);
     let mut question = foresight::question(vms, names, waves, budgets, lines, what_if)?;
+    if plans.len() > 1 {
+        question.limits = own;
+    }
     // What a flag says of the line goes before what was measured.
     if what_if.link.is_none() {
         question.sites = foresight::sites_of(&read, state);
@@ -125,10 +130,11 @@ pub fn give(
     Ok(Exit::Success)
 }
 
-/// Budgets of plans that run at the same time: hosts have one, each plan its own disks.
+/// Budgets of plans that run at the same time: hosts have one, each plan its own disks and cutovers.
 fn both(one: Budgets, two: &Budgets) -> Budgets {
     let disks = one.disks.saturating_add(two.disks);
-    Budgets { vms_per_host: one.vms_per_host.max(two.vms_per_host), disks, ..one }
+    let cutovers = one.cutovers.saturating_add(two.cutovers);
+    Budgets { vms_per_host: one.vms_per_host.max(two.vms_per_host), disks, cutovers, ..one }
 }
 
 /// Holds the model against published figures.

@@ -167,6 +167,7 @@ impl Config {
                 "open_metrics" => config.open_metrics = switch()?,
                 "limits.vms_per_host" => config.budgets.vms_per_host = number()?,
                 "limits.disks" => config.budgets.disks = number()?,
+                "limits.cutovers" => config.budgets.cutovers = number()?,
                 "limits.memory" => {
                     let bytes = setting.value.parse().ok().map(|Bytes(bytes)| bytes);
                     let bytes = bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN);
@@ -179,7 +180,7 @@ impl Config {
                 "targets" => return Err(wrong("an absolute folder is wanted")),
                 _ => {
                     return Err(wrong(
-                        "there is no such setting; listen, tls.certificate, tls.key, oidc, anonymous_view, open_metrics, targets, plan_programs, limits.vms_per_host, limits.disks, limits.memory",
+                        "there is no such setting; listen, tls.certificate, tls.key, oidc, anonymous_view, open_metrics, targets, plan_programs, limits.vms_per_host, limits.disks, limits.cutovers, limits.memory",
                     ));
                 }
             }
@@ -318,12 +319,12 @@ mod tests {
 
     #[test]
     fn settings_are_read_and_what_is_none_is_refused_with_its_line() {
-        let text = "listen: 127.0.0.1:1\ntls:\n  certificate: c.pem\n  key: /k.pem\nanonymous_view: true\ntargets: [/vms]\nlimits: {disks: 40, memory: 64MiB}\n";
+        let text = "listen: 127.0.0.1:1\ntls:\n  certificate: c.pem\n  key: /k.pem\nanonymous_view: true\ntargets: [/vms]\nlimits: {disks: 40, cutovers: 5, memory: 64MiB}\n";
         let config = Config::parse(text, Path::new("/etc/drover")).unwrap();
         assert_eq!(config.tls.unwrap().certificate, Path::new("/etc/drover/c.pem"));
         assert!(config.anonymous_view && !config.open_metrics);
         assert_eq!(config.policy.targets, [PathBuf::from("/vms")]);
-        assert_eq!((config.budgets.disks, config.budgets.vms_per_host), (40, 20));
+        assert_eq!((config.budgets.disks, config.budgets.cutovers, config.budgets.vms_per_host), (40, 5, 20));
         assert_eq!(config.memory, Some(64 << 20));
         assert!(config.oidc.is_none());
         assert!(!config.policy.programs, "plans name nothing that is loaded unless that is allowed");

@@ -10,7 +10,12 @@ use crate::store::{ProgressRow, VmRow, VmState};
 
 /// The budgets of a plan that runs alone.
 pub fn budgets_of(limits: &Limits) -> Budgets {
-    Budgets { vms_per_host: limits.vms_per_host, disks: limits.disks, ..Budgets::default() }
+    Budgets {
+        vms_per_host: limits.vms_per_host,
+        disks: limits.disks,
+        cutovers: limits.cutovers,
+        ..Budgets::default()
+    }
 }
 
 /// What a host or a datastore is called in a schedule that several sources share: two of them may each have an `esx1`.

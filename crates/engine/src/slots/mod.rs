@@ -476,8 +476,12 @@ impl State {
     /// Whether a VM is to wait for its slots now, to move over when it has them: no more than are needed to keep those busy that
     /// move over, for meanwhile the slots serve no other VM.
     fn call_up(&mut self, id: JobId) -> bool {
-        let most = self.scheduler.budgets().cutovers.max(1) as usize * CALLED_UP;
-        self.called_up.len() < most && self.called_up.insert(id)
+        let tenant = |id: &JobId| self.vms.get(id).map(|one| one.tenant);
+        let own = tenant(&id).map_or(u32::MAX, |tenant| self.scheduler.cutovers_of(tenant));
+        let most = |cutovers: u32| cutovers.max(1) as usize * CALLED_UP;
+        let of_plan = self.called_up.iter().filter(|it| tenant(it) == tenant(&id)).count();
+        let has_room = self.called_up.len() < most(self.scheduler.budgets().cutovers) && of_plan < most(own);
+        has_room && self.called_up.insert(id)
     }
 
     /// It may not move over any more, and waits for no slots.

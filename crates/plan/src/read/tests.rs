@@ -366,7 +366,8 @@ fn names_of_plans_may_be_so_long_and_no_longer() {
 fn a_small_plan_gets_the_documented_defaults() {
     let plan = Plan::parse(SMALL).unwrap();
     assert_eq!((plan.power_off, plan.verify, plan.convert), (PowerOff::Refuse, Verify::Full, Convert::Auto));
-    assert_eq!((plan.limits.vms_per_host, plan.limits.disks, plan.limits.memory), (20, 200, 96 << 20));
+    let limits = plan.limits;
+    assert_eq!((limits.vms_per_host, limits.disks, limits.cutovers, limits.memory), (20, 200, 20, 96 << 20));
     assert_eq!((plan.source.vsphere().unwrap().endpoint.to_string().as_str(), plan.start), ("vc:443", false));
 }
 
@@ -669,4 +670,12 @@ fn what_is_wrong_with_a_hook_or_a_check_is_told_with_its_place() {
     }
     let insecure = hook("url: 'http://hooks.example.org/x', insecure: true");
     assert!(insecure.contains("warning"), "{insecure}");
+}
+
+#[test]
+fn as_many_cutovers_at_once_as_a_plan_says() {
+    let cutovers = |number: &str| Plan::parse(&format!("{SMALL}limits: {{cutovers: {number}}}\n"));
+    assert_eq!(cutovers("3").unwrap().limits.cutovers, 3);
+    let problems = cutovers("0").unwrap_err();
+    assert!(problems.iter().any(|it| it.to_string().contains("limits.cutovers")), "{problems:?}");
 }

@@ -195,24 +195,47 @@ impl Scheduler {
         if let Some(wait) = self.order_wait(id, now_ms) {
             return Err(wait);
         }
-        let (held, of) = (self.groups.moving.len() as u32, self.budgets.cutovers);
-        let room = of.saturating_sub(held) as usize;
-        if self.ahead(ticket, room, now_ms) >= room {
-            return Err(Wait::Cutovers { held, of });
+        match self.no_room(entry.tenant, ticket, now_ms) {
+            Some(wait) => Err(wait),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    /// Jobs that asked before and may move over now; not counted beyond `most`.
-    fn ahead(&self, ticket: u64, most: usize, now_ms: u64) -> usize {
-        let mut ahead = 0;
-        for waiting in self.groups.asked.waiting.values() {
+    /// What keeps a job back that its wave and its group let move over: those that move over, and those that may and asked before.
+    fn no_room(&self, own: Tenant, ticket: u64, now_ms: u64) -> Option<Wait> {
+        let mut room = (self.budgets.cutovers as usize).saturating_sub(self.groups.moving.len());
+        let mut rooms = BTreeMap::from([(own, self.own_room(own))]);
+        for ((tenant, ..), waiting) in &self.groups.asked.waiting {
             let Some((first, id)) = waiting.first_key_value() else { continue };
-            if ahead < most && *first < ticket && self.order_wait(*id, now_ms).is_none() {
-                ahead += waiting.range(..ticket).take(most - ahead).count();
+            if room == 0 || *first >= ticket || self.order_wait(*id, now_ms).is_some() {
+                continue;
             }
+            // Of each tenant no more go first than it has room for.
+            let of_tenant = rooms.entry(*tenant).or_insert_with(|| self.own_room(*tenant));
+            let ahead = waiting.range(..ticket).take(room.min(*of_tenant)).count();
+            (*of_tenant, room) = (*of_tenant - ahead, room - ahead);
         }
-        ahead
+        match room {
+            0 => Some(self.cutovers_full()),
+            _ => (rooms[&own] == 0).then(|| self.own_cutovers_full(own)),
+        }
+    }
+
+    /// How many more of a tenant may move over, as far as its own limit tells.
+    fn own_room(&self, tenant: Tenant) -> usize {
+        self.cutovers_of(tenant).saturating_sub(self.moving_of(tenant)) as usize
+    }
+
+    fn moving_of(&self, tenant: Tenant) -> u32 {
+        self.groups.moving.iter().filter(|id| self.jobs[id].tenant == tenant).count() as u32
+    }
+
+    fn cutovers_full(&self) -> Wait {
+        Wait::Cutovers { held: self.groups.moving.len() as u32, of: self.budgets.cutovers }
+    }
+
+    fn own_cutovers_full(&self, tenant: Tenant) -> Wait {
+        Wait::OwnCutovers { held: self.moving_of(tenant), of: self.cutovers_of(tenant) }
     }
 
     /// A job that asks to move over makes another pass first, or waits for its slots: it keeps its place among those that ask, and
@@ -276,7 +299,9 @@ impl Scheduler {
         if !self.groups.asked.asks(id) || matches!(self.jobs[&id].state, State::Over(_)) {
             return None;
         }
-        let full = Wait::Cutovers { held: self.groups.moving.len() as u32, of: self.budgets.cutovers };
+        let (tenant, most) = (self.jobs[&id].tenant, self.budgets.cutovers);
+        let is_own = self.groups.moving.len() < most as usize && self.own_room(tenant) == 0;
+        let full = if is_own { self.own_cutovers_full(tenant) } else { self.cutovers_full() };
         Some(self.order_wait(id, now_ms).unwrap_or(full))
     }
 }

@@ -15,6 +15,8 @@ pub struct TenantLimits {
     pub vms_per_host: Option<u32>,
     /// Disks at once in all.
     pub disks: Option<u32>,
+    /// Warm VMs that move over at once.
+    pub cutovers: Option<u32>,
 }
 
 impl TenantLimits {
@@ -23,6 +25,7 @@ impl TenantLimits {
         TenantLimits {
             vms_per_host: Some(own.vms_per_host).filter(|vms| *vms < shared.vms_per_host),
             disks: Some(own.disks).filter(|disks| *disks < shared.disks),
+            cutovers: Some(own.cutovers).filter(|cutovers| *cutovers < shared.cutovers),
         }
     }
 }
@@ -85,6 +88,12 @@ impl Scheduler {
     /// Disks at once of a tenant.
     pub(super) fn tenant_disks(&self, tenant: Tenant) -> u32 {
         self.shares.get(&tenant).map_or(u32::MAX, Share::disks_max)
+    }
+
+    /// Warm VMs of a tenant that may move over at once.
+    pub fn cutovers_of(&self, tenant: Tenant) -> u32 {
+        let own = self.shares.get(&tenant).and_then(|share| share.limits.cutovers);
+        own.unwrap_or(u32::MAX).max(1).min(self.budgets.cutovers)
     }
 
     /// Lets a host be tried again that was given up: somebody orders it anew.

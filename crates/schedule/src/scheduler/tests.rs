@@ -437,7 +437,7 @@ fn in_wave(name: &str, job: Job) -> Job {
 #[test]
 fn a_tenant_keeps_to_its_own_limits_and_holds_up_nobody_else() {
     let mut scheduler = Scheduler::new(Budgets { vms_per_host: 6, disks: 8, ..Budgets::default() });
-    scheduler.set_tenant(Tenant(1), TenantLimits { vms_per_host: Some(2), disks: Some(3) });
+    scheduler.set_tenant(Tenant(1), TenantLimits { vms_per_host: Some(2), disks: Some(3), cutovers: None });
     // Those of the limited one are larger, so they go first.
     scheduler.add(
         Tenant(1),
@@ -509,7 +509,7 @@ fn one_that_makes_a_pass_before_it_moves_over_keeps_its_place_and_holds_up_nobod
 fn a_tenant_without_room_of_its_own_does_not_close_the_host_to_others() {
     let mut scheduler = of(&[], 20, 20);
     scheduler.set_host("a", HostLimits { disks: Some(3), ..HostLimits::default() });
-    scheduler.set_tenant(Tenant(1), TenantLimits { vms_per_host: None, disks: Some(3) });
+    scheduler.set_tenant(Tenant(1), TenantLimits { disks: Some(3), ..TenantLimits::default() });
     scheduler.add(Tenant(1), vec![job("a", 2, 9, 5), job("a", 2, 8, 5)], 0);
     scheduler.add(Tenant(2), vec![job("a", 1, 1, 0)], 0);
     assert_eq!(
@@ -517,4 +517,30 @@ fn a_tenant_without_room_of_its_own_does_not_close_the_host_to_others() {
         [0, 2],
         "neither the tenant nor the host has room for two more disks"
     );
+}
+
+#[test]
+fn a_tenant_moves_over_as_many_at_once_as_its_own_limit_lets_and_holds_up_nobody_elses() {
+    let warm = || Job { is_warm: true, ..job("a", 1, 9, 0) };
+    let mut scheduler = of(&[], 20, 20);
+    scheduler.set_budgets(Budgets { cutovers: 3, ..scheduler.budgets().clone() });
+    scheduler.set_tenant(Tenant(1), TenantLimits { cutovers: Some(1), ..TenantLimits::default() });
+    scheduler.add(Tenant(1), vec![warm(), warm(), warm()], 0);
+    scheduler.add(Tenant(2), vec![warm(), warm(), warm()], 0);
+    assert_eq!(admitted(&mut scheduler).len(), 6);
+    assert_eq!(scheduler.ask_cutover(JobId(0), 0), Ok(()));
+    let own_full = Wait::OwnCutovers { held: 1, of: 1 };
+    assert_eq!(scheduler.ask_cutover(JobId(1), 0), Err(own_full.clone()));
+    assert_eq!(scheduler.ask_cutover(JobId(2), 0), Err(own_full.clone()));
+    assert_eq!(scheduler.wait_of(JobId(2), 0), Some(own_full));
+    assert_eq!(scheduler.ask_cutover(JobId(3), 0), Ok(()), "they asked before and may not: they count not");
+    assert_eq!(scheduler.ask_cutover(JobId(4), 0), Ok(()));
+    let full = Wait::Cutovers { held: 3, of: 3 };
+    assert_eq!(scheduler.ask_cutover(JobId(5), 0), Err(full.clone()));
+    assert_eq!(scheduler.wait_of(JobId(5), 0), Some(full));
+    scheduler.finished(JobId(0), Ended::Arrived, 0);
+    let later = scheduler.ask_cutover(JobId(5), 0);
+    assert!(matches!(later, Err(Wait::Cutovers { .. })), "one of them may now, and asked before: {later:?}");
+    assert!(scheduler.ask_cutover(JobId(2), 0).is_err(), "another of its tenant asked before");
+    assert_eq!(scheduler.ask_cutover(JobId(1), 0), Ok(()));
 }

@@ -1,7 +1,7 @@
 //! The run: events on a virtual clock.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::outcome::{Limited, Moved, Outcome};
 use super::transfers::{Flow, Transfers};
@@ -337,8 +337,13 @@ impl<'a> Run<'a> {
         let now_ms = self.now_ms();
         let mut left = Vec::new();
         let mut asking = std::mem::take(&mut self.asking).into_iter();
+        let mut full = BTreeSet::new();
         for vm in asking.by_ref() {
-            let id = self.ids[vm];
+            let (id, fleet_vm) = (self.ids[vm], &self.fleet.vms[vm]);
+            if fleet_vm.job.group.is_none() && full.contains(&fleet_vm.tenant) {
+                left.push(vm);
+                continue;
+            }
             match self.scheduler.ask_cutover(id, now_ms) {
                 Ok(()) => {
                     let going = &mut self.going[vm];
@@ -357,8 +362,12 @@ impl<'a> Run<'a> {
                         continue;
                     }
                     left.push(vm);
-                    if matches!(wait, Wait::Cutovers { .. }) && self.fleet.vms[vm].job.group.is_none() {
-                        break;
+                    // Of a group others may be ready for the first time.
+                    match wait {
+                        _ if fleet_vm.job.group.is_some() => {}
+                        Wait::Cutovers { .. } => break,
+                        Wait::OwnCutovers { .. } => drop(full.insert(fleet_vm.tenant)),
+                        _ => {}
                     }
                 }
             }

@@ -190,3 +190,23 @@ fn a_wave_that_is_never_let_go_ends_the_run_all_the_same() {
     assert_eq!(outcome.vms.iter().map(|vm| vm.end_ms).collect::<Vec<_>>(), [None, None, None]);
     assert_eq!(outcome.vms[0].given_up, Some(crate::Ended::TooLate));
 }
+
+#[test]
+fn of_a_tenant_no_more_move_over_at_once_than_its_own_limit_lets() {
+    let warm = WarmMove { churn: 0, interval_ms: 1_000, cutover_ms: Some(60_000), downtime_ms: 0 };
+    let of =
+        |tenant: u64| Vm { tenant: Tenant(tenant), warm: Some(warm), start_ms: 10_000, ..vm("a", 100, 1) };
+    let vms = [0, 0, 0, 1, 1, 1].map(of).to_vec();
+    let one = TenantLimits { cutovers: Some(1), ..TenantLimits::default() };
+    let fleet = Fleet { limits: [(Tenant(0), one)].into(), ..fleet(vms, rates(100, 300)) };
+    let outcome = simulate(&fleet);
+    let downs = |range: std::ops::Range<usize>| {
+        let mut downs: Vec<u64> = outcome.vms[range].iter().map(|vm| vm.down_ms.unwrap()).collect();
+        downs.sort_unstable();
+        downs
+    };
+    let limited = downs(0..3);
+    assert!(limited.windows(2).all(|pair| pair[1] - pair[0] >= 10_000), "{limited:?}");
+    let free = downs(3..6);
+    assert!(free[2] - free[0] < 10_000, "{free:?}");
+}
