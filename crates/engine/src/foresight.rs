@@ -87,19 +87,23 @@ mod tests {
         assert_eq!(foresight.take(Duration::from_secs(60)), None, "there is one only");
     }
 
+    fn now(at_ms: i64) -> ForeseenNow {
+        ForeseenNow { at_ms, end_ms: [at_ms; 3], ready_ms: None }
+    }
+
     #[test]
     fn it_is_corrected_again_and_again_until_the_run_is_over() {
         let (told, over) = channel();
         let mut number = 0;
         let correct = move || {
             number += 1;
-            told.send(number).is_ok().then_some(ForeseenNow { at_ms: number, end_ms: [number; 3] })
+            told.send(number).is_ok().then_some(now(number))
         };
         let foresight = Foresight::correcting(Foreseen::default, Duration::from_millis(1), correct);
         assert!(matches!(foresight.take(Duration::from_secs(60)), Some(Foresaw::Before(_))));
         for number in 1..=3 {
             let word = std::iter::repeat_with(|| foresight.take(Duration::ZERO)).find_map(|word| word);
-            assert_eq!(word, Some(Foresaw::Now(ForeseenNow { at_ms: number, end_ms: [number; 3] })));
+            assert_eq!(word, Some(Foresaw::Now(now(number))));
         }
         drop(foresight);
         // Its end is that of the thread, with all that it holds.

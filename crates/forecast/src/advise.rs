@@ -497,7 +497,7 @@ mod tests {
         assert!(about(&all, "cutovers").is_none(), "{all:?}");
         let mut warm = question(40, 4, 1);
         warm.budgets.cutovers = 1;
-        let wish = WarmWish { interval_ms: 60_000, cutover_ms: None, downtime_ms: 0 };
+        let wish = WarmWish { interval_ms: 60_000, ..WarmWish::default() };
         warm.vms.iter_mut().for_each(|vm| vm.warm = Some(wish));
         let all = found(&warm, &[0, 1, 2, 3].map(host), false);
         let cutovers = about(&all, "`limits.cutovers: 1`").unwrap();
@@ -556,7 +556,7 @@ mod tests {
     }
 
     fn asked_warm() -> Option<WarmWish> {
-        Some(WarmWish { interval_ms: 1, cutover_ms: None, downtime_ms: 0 })
+        Some(WarmWish { interval_ms: 1, ..WarmWish::default() })
     }
 
     #[test]
@@ -599,7 +599,9 @@ mod tests {
 
     #[test]
     fn warm_moves_for_nothing_and_intervals_that_are_too_long_are_found() {
-        let warm = |interval_ms, downtime_ms| Some(WarmWish { interval_ms, cutover_ms: None, downtime_ms });
+        let warm = |interval_ms, downtime_ms| {
+            Some(WarmWish { interval_ms, cutover_ms: None, downtime_ms, ..WarmWish::default() })
+        };
         let mut asked = question(3, 1, 0);
         asked.vms.iter_mut().for_each(|vm| vm.warm = warm(60_000, 0));
         asked.vms[1].runs = false;

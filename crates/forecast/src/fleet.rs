@@ -56,7 +56,7 @@ pub struct FleetDisk {
 }
 
 /// How a VM moves that keeps running.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmWish {
     /// Milliseconds between passes; 0 is as short as it needs.
     pub interval_ms: u64,
@@ -64,6 +64,9 @@ pub struct WarmWish {
     pub cutover_ms: Option<u64>,
     /// Longest downtime in milliseconds that is waited for; 0: it moves over after its first pass.
     pub downtime_ms: u64,
+    /// Whether it moves over only when `drover cutover` says so. It is foreseen as if that came as soon as it is ready.
+    #[serde(default)]
+    pub on_order: bool,
 }
 
 /// Shortest interval that drover chooses by itself.
@@ -73,6 +76,11 @@ impl FleetVm {
     /// Bytes of all its disks.
     pub fn data_bytes(&self) -> u64 {
         self.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.data_bytes))
+    }
+
+    /// Whether it moves over only when `drover cutover` says so.
+    pub fn is_on_order(&self) -> bool {
+        self.warm.is_some_and(|warm| warm.on_order)
     }
 
     /// As a plan moves it; `host` is the name of its host.
@@ -118,6 +126,7 @@ impl FleetVm {
                     Cutover::Auto => warm.downtime_max.as_millis() as u64,
                     Cutover::Manual | Cutover::At(_) => 0,
                 },
+                on_order: warm.cutover == Cutover::Manual,
             }),
             runs: may_run(vm),
             verified_bytes,

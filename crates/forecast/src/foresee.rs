@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fleet::FleetVm;
 use crate::limits::{Gain, Limiting, gains, limiting};
+use crate::on_order::OnOrder;
 use crate::quantile::Spread;
 use crate::rates::{Quantity, Rates, Unit};
 
@@ -90,6 +91,10 @@ pub struct Forecast {
     pub makespan_s: Spread,
     /// Until the last VM of each plan has arrived, in the order of `plans`; absent if one of them never does.
     pub plan_ends_s: Vec<Option<Spread>>,
+    /// What of all of them waits for `drover cutover`; absent if nothing does. The ends are the earliest then.
+    pub on_order: Option<OnOrder>,
+    /// The same of each plan.
+    pub plans_on_order: Vec<Option<OnOrder>>,
     /// Each VM, in the order of the question.
     pub vms: Vec<VmForecast>,
     /// By wave, in the order in which they were named.
@@ -137,6 +142,9 @@ pub struct VmForecast {
     pub bytes: u64,
     /// Whether it keeps running while it is copied.
     pub is_warm: bool,
+    /// Whether it moves over only when `drover cutover` says so: it is ready for that at `cutover_s`, and `end_s` is the earliest.
+    #[serde(default)]
+    pub on_order: bool,
     /// When it begins; absent if it never does.
     pub begin_s: Option<Spread>,
     /// When its guest is shut down; absent where it does not run.
@@ -162,6 +170,8 @@ pub struct WaveForecast {
     pub begin_s: Option<Spread>,
     /// When its last one has arrived.
     pub end_s: Option<Spread>,
+    /// VMs of it that move over only when `drover cutover` says so; that is taken to come as soon as they are ready.
+    pub on_order: usize,
     /// With which chance all its VMs arrive before its window closes again; absent if that never closes.
     pub fits: Option<f64>,
     /// How long its window stays open from its begin on; absent if it never begins or that never closes.
@@ -172,10 +182,10 @@ pub struct WaveForecast {
 
 /// What one draw gave for one VM, in seconds; `f32` because there are VMs times draws of them.
 #[derive(Clone, Copy)]
-struct Told {
+pub(crate) struct Told {
     begin: f32,
-    down: f32,
-    end: f32,
+    pub(crate) down: f32,
+    pub(crate) end: f32,
 }
 
 /// Runs the schedule on a virtual clock as often as it takes.
@@ -222,6 +232,8 @@ fn drawn(question: &Question, start_ms: u64, draws: usize) -> Forecast {
         plans: question.plans.clone(),
         makespan_s: Spread::of(makespans).unwrap_or_default(),
         plan_ends_s: plan_ends(question, &told),
+        on_order: OnOrder::of(question, &(0..question.vms.len()).collect::<Vec<_>>(), &told),
+        plans_on_order: members(question).iter().map(|vms| OnOrder::of(question, vms, &told)).collect(),
         waves: waves(question, &told),
         never: never(question, &outcome),
         hosts: bytes_by_host(question, &outcome),
@@ -447,6 +459,7 @@ fn of_vm(vm: &FleetVm, at: usize, told: &[Vec<Told>]) -> VmForecast {
         host: vm.host.clone(),
         bytes: vm.data_bytes(),
         is_warm: vm.warm.is_some(),
+        on_order: vm.is_on_order(),
         begin_s: spread(|it| it.begin),
         downtime_s: spread(|it| it.end - it.down).filter(|_| vm.runs),
         cutover_s,
@@ -454,18 +467,23 @@ fn of_vm(vm: &FleetVm, at: usize, told: &[Vec<Told>]) -> VmForecast {
     }
 }
 
-fn plan_ends(question: &Question, told: &[Vec<Told>]) -> Vec<Option<Spread>> {
+/// The VMs of each plan.
+fn members(question: &Question) -> Vec<Vec<usize>> {
     let mut members = vec![Vec::new(); question.plans.len()];
     for (at, vm) in question.vms.iter().enumerate() {
         members.get_mut(vm.plan).into_iter().for_each(|vms: &mut Vec<usize>| vms.push(at));
     }
+    members
+}
+
+fn plan_ends(question: &Question, told: &[Vec<Told>]) -> Vec<Option<Spread>> {
     let of_plan = |vms: Vec<usize>| {
         if vms.is_empty() {
             return Some(Spread::default());
         }
         Spread::of(told.iter().map(|draw| span_of(question, &vms, draw).1))
     };
-    members.into_iter().map(of_plan).collect()
+    members(question).into_iter().map(of_plan).collect()
 }
 
 fn waves(question: &Question, told: &[Vec<Told>]) -> Vec<WaveForecast> {
@@ -496,6 +514,7 @@ fn waves(question: &Question, told: &[Vec<Told>]) -> Vec<WaveForecast> {
             vms: vms.len(),
             begin_s: Spread::of(spans.iter().map(|(begin, _)| *begin)),
             end_s: Spread::of(spans.iter().map(|(_, end)| *end)),
+            on_order: vms.iter().filter(|at| question.vms[**at].is_on_order()).count(),
             fits: chance_to_fit(&window, question.start_ms, &spans),
             open_s: Spread::of(
                 spans.iter().filter_map(|(begin, _)| open_from(&window, question.start_ms, *begin)),
@@ -665,7 +684,7 @@ pub(crate) mod tests {
     #[test]
     fn a_warm_vm_is_down_for_its_last_pass_and_a_cold_one_for_all_of_it() {
         let mut asked = question(2, 1, 50);
-        asked.vms[1].warm = Some(WarmWish { interval_ms: 3_600_000, cutover_ms: None, downtime_ms: 0 });
+        asked.vms[1].warm = Some(WarmWish { interval_ms: 3_600_000, ..WarmWish::default() });
         let forecast = foresee(&asked);
         let down = |at: usize| forecast.vms[at].downtime_s.unwrap().p50;
         assert!(down(0) > 400.0 && down(1) < 120.0, "{} and {}", down(0), down(1));
@@ -721,7 +740,7 @@ pub(crate) mod tests {
             .iter_mut()
             .enumerate()
             .for_each(|(at, vm)| vm.wave = Some(["small", "large"][usize::from(at > 1)].into()));
-        asked.vms[1].warm = Some(WarmWish { interval_ms: 60_000, cutover_ms: None, downtime_ms: 0 });
+        asked.vms[1].warm = Some(WarmWish { interval_ms: 60_000, ..WarmWish::default() });
         let opens = asked.start_ms + 7_200_000;
         let wave = |name: &str, after: Vec<String>, from_ms, until_ms| Wave {
             name: name.into(),

@@ -19,6 +19,7 @@ mod foresee;
 mod learn;
 mod left;
 mod limits;
+mod on_order;
 mod quantile;
 mod rates;
 pub mod reference;
@@ -33,6 +34,7 @@ pub use foresee::{By, Forecast, Line, Question, VmForecast, WaveForecast, forese
 pub use learn::{Copies, Measured, Part, Seen, To};
 pub use left::{Progress, left_of};
 pub use limits::{Gain, Limiting};
+pub use on_order::OnOrder;
 pub use quantile::{Spread, quantile};
 pub use rates::{Origin, Quantity, Rates, Unit, churn_of};
 pub use together::together;

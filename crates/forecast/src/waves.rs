@@ -177,7 +177,7 @@ mod tests {
         let mut question = question(40, 2, 100);
         let rule = WaveRule { window_s: 1_800.0, chance: 0.9 };
         let cold = propose(&question, &names(40, |_| 0), rule).len();
-        let warm = WarmWish { interval_ms: 3_600_000, cutover_ms: Some(1), downtime_ms: 0 };
+        let warm = WarmWish { interval_ms: 3_600_000, cutover_ms: Some(1), ..WarmWish::default() };
         question.vms.iter_mut().for_each(|vm| vm.warm = Some(warm));
         let waves = propose(&question, &names(40, |_| 0), rule);
         assert!(waves.len() * 4 < cold, "{} and {cold} waves", waves.len());

@@ -211,6 +211,8 @@ fn vm_of(spec: &MigrationSpec, status: &Status, plan: usize) -> FleetVm {
             interval_ms: warm.interval_ms,
             cutover_ms: warm.cutover_ms,
             downtime_ms: warm.downtime_ms,
+            // One that waits for its order is no more on its way.
+            on_order: false,
         }),
         runs: size.runs.unwrap_or(true),
         // One that failed and is tried again waits for its wave once more.

@@ -1,6 +1,6 @@
 //! Waves: parts of a plan that move one after the other, each in its window. Pure.
 
-use drover_window::{Opening, Windows, utc_moment};
+use drover_window::{Opening, Window, Windows, utc_moment};
 use serde::{Deserialize, Serialize};
 
 /// A wave of a plan.
@@ -100,11 +100,16 @@ impl WaveWindow {
         }
     }
 
+    /// The window by whose clock people go: its first, or else its first freeze.
+    pub fn clock(&self) -> Option<&Window> {
+        self.windows.0.first().or(self.freezes.0.first())
+    }
+
     /// A moment of [`WaveWindow::at`] on the clock of the window that is open then, or else of its first.
     pub fn moment(&self, ms: u64) -> String {
         let ms = ms.saturating_add(self.zero_ms);
         let Windows(windows) = &self.windows;
-        let window = windows.iter().find(|it| it.is_open(ms)).or(windows.first()).or(self.freezes.0.first());
+        let window = windows.iter().find(|it| it.is_open(ms)).or(self.clock());
         window.map_or_else(|| utc_moment(ms), |window| window.moment(ms))
     }
 }

@@ -25,6 +25,22 @@ pub(crate) fn zone_name(at_ms: i64) -> String {
     show(at_ms, "%Z")
 }
 
+/// A moment on the user's clock as RFC 3339 with its offset; absent beyond the calendar.
+pub(crate) fn local_rfc3339(at_ms: i64) -> Option<String> {
+    let at = Timestamp::from_millisecond(at_ms).ok()?;
+    Some(at.to_zoned(zone()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string())
+}
+
+/// A moment on the user's clock to the minute: `Sun 2026-03-01 14:05`.
+pub(crate) fn local_moment(at_ms: i64) -> String {
+    show(at_ms, "%a %Y-%m-%d %H:%M")
+}
+
+/// The name of the user's zone, as waves name theirs: `Europe/Berlin`, or what else it has.
+pub(crate) fn zone_id(at_ms: i64) -> String {
+    zone().iana_name().map_or_else(|| zone_name(at_ms), str::to_string)
+}
+
 /// Now, in milliseconds since 1970.
 pub(crate) fn now_ms() -> i64 {
     Timestamp::now().as_millisecond()

@@ -1,20 +1,26 @@
 //! A forecast as text, in 80 columns, and as JSON.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 use std::time::Duration;
 
 use drover_forecast::reference::{Figure, Row, Use};
-use drover_forecast::{By, Forecast, Gain, Origin, ProposedWave, Spread, Unit, VmForecast, WaveForecast};
+use drover_forecast::{
+    By, Forecast, Gain, OnOrder, Origin, ProposedWave, Spread, Unit, VmForecast, WaveForecast,
+};
 use drover_types::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::clock::{local, zone_name};
+use crate::forecast_clock::{Clock, Clocks, with_moments};
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, clip, count, duration};
 
 /// Rows of a table; the JSON has all.
 const ROWS_MAX: usize = 20;
-const NAME_COLUMNS: usize = 24;
+const NAME_COLUMNS: usize = 20;
+/// Of a line without columns.
+const LINE_COLUMNS: usize = 80;
 /// There are more columns beside a wave's name.
 const WAVE_COLUMNS: usize = 12;
 /// A change below this is none.
@@ -28,24 +34,33 @@ pub fn forecast_text(it: &Forecast) -> String {
     text
 }
 
-/// The same as JSON: all VMs, times in seconds from `start_ms`.
+/// The same as JSON: all VMs, times in seconds from `start_ms`, and their moments as RFC 3339.
 pub fn forecast_json(it: &Forecast) -> Value {
-    json!(it)
+    with_moments(it)
 }
 
 fn write_forecast(text: &mut String, it: &Forecast) -> fmt::Result {
     writeln!(text, "{}, {} to be read in all", count(it.vms.len(), "VM"), Bytes(it.bytes))?;
     write_sums(text, it)?;
     if it.plans.len() > 1 {
-        write!(text, "\nPlans: after what time each ends\n{}", plan_table(it))?;
+        write!(text, "\nPlans: after what time each ends, or is ready for its cutovers\n{}", plan_table(it))?;
+        for (plan, waits) in it.plans.iter().zip(&it.plans_on_order) {
+            let Some(waits) = waits else { continue };
+            writeln!(text, "{}", clip(&format!("plan {plan}: {}", order_words(waits)), LINE_COLUMNS))?;
+        }
     }
+    let clocks = Clocks::of(it);
     if !it.waves.is_empty() {
         write!(text, "\nWaves: how likely it is that each fits its window\n{}", wave_table(it))?;
         for (name, opens) in openings(it) {
             writeln!(text, "wave {name}: its window opens {opens}")?;
         }
+        for wave in it.waves.iter().filter(|wave| wave.on_order > 0) {
+            writeln!(text, "wave {}: {}", wave_name(it, wave), wave_order_words(wave))?;
+        }
+        write_wave_clocks(text, it, &clocks)?;
     }
-    write!(text, "\nVMs, the last first\n{}", vm_table(it))?;
+    write_vms(text, it, &clocks)?;
     if it.vms.len() > ROWS_MAX {
         writeln!(text, "  ... and {} more (--json has all)", it.vms.len() - ROWS_MAX)?;
     }
@@ -58,18 +73,24 @@ pub(crate) fn write_sums(text: &mut String, it: &Forecast) -> fmt::Result {
     let end = |seconds: f64| {
         local(it.start_ms as i64 + (seconds * 1000.0) as i64).chars().take(16).collect::<String>()
     };
-    let Spread { p10, p50, p90 } = it.makespan_s;
-    writeln!(text, "  {:<12}{}", "likely", time(p50))?;
+    // What waits for an order has no end of its own.
+    let Spread { p10, p50, p90 } = foreseen(it);
+    let until = if it.on_order.is_some() { ", until all is ready for cutover" } else { "" };
+    writeln!(text, "  {:<12}{}{until}", "likely", time(p50))?;
     writeln!(text, "  {:<12}{} to {}", "P10 to P90", time(p10), time(p90))?;
     writeln!(
         text,
         "  {:<12}{} (P10 {}, P90 {}) {}",
-        "ends",
+        if it.on_order.is_some() { "ready" } else { "ends" },
         end(p50),
         end(p10),
         end(p90),
         zone_name(it.start_ms as i64)
     )?;
+    if let Some(waits) = &it.on_order {
+        writeln!(text, "  {:<12}{}", "cutover", order_words(waits))?;
+        writeln!(text, "  {:<12}{} each, then", "down for", down_words(waits))?;
+    }
     if !it.never.is_empty() {
         let names = clip(&it.never.join(", "), 44).into_owned();
         writeln!(text, "  no window lets in {}: {names}", count(it.never.len(), "VM"))?;
@@ -160,33 +181,109 @@ pub(crate) fn by_end(it: &Forecast) -> Vec<&VmForecast> {
     vms
 }
 
-fn vm_table(it: &Forecast) -> Table {
-    let mut table = Table::new(&[
-        ("VM", Align::Left),
-        ("TO READ", Align::Right),
-        ("ENDS AFTER", Align::Right),
-        ("P90", Align::Right),
-        ("DOWN FOR", Align::Right),
-    ])
-    .indented(2);
+/// Until all have arrived, or are ready for the cutovers that somebody has to order.
+pub(crate) fn foreseen(it: &Forecast) -> Spread {
+    it.on_order.map_or(it.makespan_s, |waits| waits.ready_s.unwrap_or_default())
+}
+
+/// `3 VMs wait for `drover cutover``.
+pub(crate) fn order_words(it: &OnOrder) -> String {
+    let wait = if it.vms == 1 { "waits" } else { "wait" };
+    format!("{} {wait} for `drover cutover`", count(it.vms, "VM"))
+}
+
+/// How long each of them is down then: `2 min 10 s (1 min 05 s to 4 min 00 s)`.
+pub(crate) fn down_words(it: &OnOrder) -> String {
+    let words = |Spread { p10, p50, p90 }: Spread| format!("{} ({} to {})", time(p50), time(p10), time(p90));
+    it.down_s.map_or(UNKNOWN.into(), words)
+}
+
+/// What its end goes by, in a line below its table.
+pub(crate) fn wave_order_words(wave: &WaveForecast) -> String {
+    format!("ends so if `drover cutover` comes as soon as its VMs are ready: {}", count(wave.on_order, "VM"))
+}
+
+/// VMs on one clock that end alike: by themselves, or when somebody orders their cutovers.
+struct VmGroup<'a> {
+    on_order: bool,
+    clock: Clock<'a>,
+    zone: String,
+    vms: Vec<&'a VmForecast>,
+}
+
+/// The last VMs by the clocks that they go by, each clock in the order of its last VM.
+fn vm_groups<'a>(it: &'a Forecast, clocks: &Clocks<'a>) -> Vec<VmGroup<'a>> {
+    let mut groups: Vec<VmGroup<'a>> = Vec::new();
     for vm in by_end(it).into_iter().take(ROWS_MAX) {
+        let clock = clocks.of_vm(vm);
+        let zone = clock.zone();
+        let known = groups.iter_mut().find(|it| it.on_order == vm.on_order && it.zone == zone);
+        match known {
+            Some(group) => group.vms.push(vm),
+            None => groups.push(VmGroup { on_order: vm.on_order, clock, zone, vms: vec![vm] }),
+        }
+    }
+    groups
+}
+
+fn write_vms(text: &mut String, it: &Forecast, clocks: &Clocks<'_>) -> fmt::Result {
+    for group in vm_groups(it, clocks) {
+        let what = if group.on_order { "VMs that wait for `drover cutover`" } else { "VMs" };
+        write!(text, "\n{what}, the last first, by the clock of {}\n{}", group.zone, vm_table(&group))?;
+    }
+    Ok(())
+}
+
+fn vm_table(group: &VmGroup<'_>) -> Table {
+    let ends = if group.on_order { "READY AFTER" } else { "ENDS AFTER" };
+    let columns = [ends, "AT", "P90", "DOWN FOR"].map(|name| (name, Align::Right));
+    let mut table = Table::new(&[[("VM", Align::Left)].as_slice(), &columns].concat()).indented(2);
+    for vm in &group.vms {
+        let end = if group.on_order { vm.cutover_s } else { vm.end_s };
         table.row([
             clip(&vm.name, NAME_COLUMNS).into_owned(),
-            Bytes(vm.bytes).to_string(),
-            likely(vm.end_s),
-            vm.end_s.map_or(UNKNOWN.into(), |it| time(it.p90)),
+            likely(end),
+            group.clock.short(end),
+            end.map_or(UNKNOWN.into(), |it| time(it.p90)),
             likely(vm.downtime_s),
         ]);
     }
     table
 }
 
+/// When waves begin and end on the clocks of their windows.
+fn write_wave_clocks(text: &mut String, it: &Forecast, clocks: &Clocks<'_>) -> fmt::Result {
+    let zones: BTreeSet<String> = it.waves.iter().map(|wave| clocks.of_wave(wave).zone()).collect();
+    for zone in zones {
+        let columns = ["BEGINS", "ENDS", "P90"].map(|name| (name, Align::Left));
+        let mut table = Table::new(&[[("WAVE", Align::Left)].as_slice(), &columns].concat()).indented(2);
+        for wave in &it.waves {
+            let clock = clocks.of_wave(wave);
+            if clock.zone() == zone {
+                let name = [clip(&wave_name(it, wave), WAVE_COLUMNS).into_owned()];
+                table.row(name.into_iter().chain(wave_moments(&clock, wave)));
+            }
+        }
+        write!(text, "\nWaves by the clock of {zone}\n{table}")?;
+    }
+    Ok(())
+}
+
+/// When a wave is likely to begin and to end, and P90 of its end.
+pub(crate) fn wave_moments(clock: &Clock<'_>, wave: &WaveForecast) -> [String; 3] {
+    let p90 = wave.end_s.map_or(UNKNOWN.into(), |end| clock.moment(end.p90));
+    [clock.likely(wave.begin_s), clock.likely(wave.end_s), p90]
+}
+
 fn plan_table(it: &Forecast) -> Table {
-    let columns = [("P10", Align::Right), ("ENDS AFTER", Align::Right), ("P90", Align::Right)];
+    let columns = ["P10", "ENDS AFTER", "P90", "AT"].map(|name| (name, Align::Right));
     let mut table = Table::new(&[[("PLAN", Align::Left)].as_slice(), &columns].concat()).indented(2);
-    for (plan, end) in it.plans.iter().zip(&it.plan_ends_s) {
+    let clock = Clocks::of(it).local();
+    for (at, (plan, end)) in it.plans.iter().zip(&it.plan_ends_s).enumerate() {
+        let waits = it.plans_on_order.get(at).copied().flatten();
+        let end = waits.map_or(*end, |waits| waits.ready_s);
         let name = [clip(plan, NAME_COLUMNS).into_owned()];
-        table.row(name.into_iter().chain(end_cells(*end)));
+        table.row(name.into_iter().chain(end_cells(end)).chain([clock.short(end)]));
     }
     table
 }
@@ -299,7 +396,8 @@ pub(crate) fn reference_cells(row: &Row) -> [String; 5] {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use drover_forecast::{FleetDisk, FleetVm, Quantity, Question, foresee, reference};
+    use drover_forecast::{FleetDisk, FleetVm, Quantity, Question, WarmWish, foresee, reference};
+    use drover_types::{Wave, WaveWindow, Windows};
 
     use super::*;
 
@@ -320,6 +418,85 @@ pub(crate) mod tests {
             seed: 1,
             ..Question::default()
         })
+    }
+
+    /// VMs of a wave in Berlin, of one in New York, of none, and one that waits for its cutover.
+    pub(crate) fn in_zones() -> Forecast {
+        let vm = |name: &str, wave: Option<&str>| FleetVm {
+            name: name.into(),
+            host: "esx1".into(),
+            wave: wave.map(str::to_string),
+            disks: vec![FleetDisk { data_bytes: 1 << 30, datastore: "ds".into(), pool: None }],
+            runs: true,
+            ..FleetVm::default()
+        };
+        let wave = |name: &str, window: &str| Wave {
+            name: name.into(),
+            window: WaveWindow { windows: Windows(vec![window.parse().unwrap()]), ..WaveWindow::default() },
+            ..Wave::default()
+        };
+        let manual = WarmWish { interval_ms: 60_000, on_order: true, ..WarmWish::default() };
+        let waits = FleetVm { warm: Some(manual), ..vm("waits", None) };
+        foresee(&Question {
+            vms: vec![vm("berlin", Some("one")), vm("york", Some("two")), vm("none", None), waits],
+            plans: vec!["p".into()],
+            waves: [(
+                0,
+                vec![
+                    wave("one", "Sat 22:00-06:00 Europe/Berlin"),
+                    wave("two", "Sun 20:00-06:00 America/New_York"),
+                ],
+            )]
+            .into(),
+            start_ms: 1_772_373_910_250,
+            seed: 1,
+            ..Question::default()
+        })
+    }
+
+    #[test]
+    fn waves_and_vms_have_moments_on_the_clock_of_their_windows() {
+        let text = forecast_text(&in_zones());
+        for part in [
+            "Waves by the clock of Europe/Berlin\n",
+            "  one   Sat 2026-03-07 22:00  Sat 2026-03-07 22:",
+            "Waves by the clock of America/New_York\n",
+            "  two   Sun 2026-03-01 20:00  Sun 2026-03-01 20:",
+            "\nVMs, the last first, by the clock of Europe/Berlin\n",
+            "\nVMs, the last first, by the clock of UTC\n",
+        ] {
+            assert!(text.contains(part), "{part}:\n{text}");
+        }
+        assert!(text.lines().all(|line| crate::text::width(line) <= 80), "{text}");
+    }
+
+    #[test]
+    fn what_waits_for_its_cutover_has_no_end_but_a_moment_at_which_it_is_ready() {
+        let mut forecast = in_zones();
+        let text = forecast_text(&forecast);
+        for part in [
+            ", until all is ready for cutover\n",
+            "  ready       2026-03-0",
+            "  cutover     1 VM waits for `drover cutover`\n  down for    ",
+            "\nVMs that wait for `drover cutover`, the last first, by the clock of UTC\n",
+            "READY AFTER",
+        ] {
+            assert!(text.contains(part), "{part}:\n{text}");
+        }
+        assert!(!text.contains("  ends  "), "{text}");
+        // Of several plans each says for itself what it waits for.
+        forecast.plans.push("q".into());
+        forecast.plan_ends_s.push(Some(forecast.makespan_s));
+        forecast.plans_on_order.push(None);
+        let text = forecast_text(&forecast);
+        assert!(
+            text.contains("plan p: 1 VM waits for `drover cutover`") && !text.contains("plan q: "),
+            "{text}"
+        );
+        assert!(text.lines().all(|line| crate::text::width(line) <= 80), "{text}");
+        forecast.waves[0].on_order = 2;
+        let text = forecast_text(&forecast);
+        assert!(text.contains("comes as soon as its VMs are ready: 2 VMs\n"), "{text}");
     }
 
     #[test]

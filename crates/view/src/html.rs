@@ -21,7 +21,7 @@ use drover_types::Bytes;
 
 use crate::clock::{local, zone_name};
 use crate::evidence::evidence;
-use crate::foreseen::{self, compared};
+use crate::foreseen::{self, compared, order_line, waits_for_cutover};
 use crate::hooks::{HOOK_COLUMNS, REHEARSAL_COLUMNS, hook_cells, rehearsal_cells};
 use crate::now::rate_text;
 use crate::report::plan_state;
@@ -134,7 +134,9 @@ fn write_summary(page: &mut String, report: &PlanReport, summary: &Summary) -> f
     ];
     write_facts(page, &facts)?;
     let foreseen = compared(report).map(|it| foreseen::lines(&it)).unwrap_or_default();
-    foreseen.iter().try_for_each(|line| writeln!(page, "<p class=\"note\">{}</p>", Escaped(line)))
+    let waits = waits_for_cutover(report).map(|it| order_line(&plan.name, &it));
+    let mut lines = foreseen.iter().chain(&waits);
+    lines.try_for_each(|line| writeln!(page, "<p class=\"note\">{}</p>", Escaped(line)))
 }
 
 fn write_facts(page: &mut String, facts: &[(&str, String)]) -> fmt::Result {

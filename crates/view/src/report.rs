@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use crate::clock::local;
 use crate::evidence::evidence;
-use crate::foreseen::{self, compared};
+use crate::foreseen::{self, compared, order_line, waits_for_cutover};
 use crate::hooks::{write_hooks, write_rehearsals};
 use crate::now::rate_text;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
@@ -39,6 +39,7 @@ impl Serialize for ReportJson<'_> {
         map.serialize_entry("runs", &Each(runs))?;
         map.serialize_entry("summary", &InOrder(&Summary::of(self.0)))?;
         map.serialize_entry("vms", &Each(vms))?;
+        map.serialize_entry("waits_for_cutover", &InOrder(&waits_for_cutover(self.0)))?;
         map.serialize_entry("wave_hooks", &Each(wave_hooks))?;
         map.serialize_entry("waves", &Each(waves))?;
         map.end()
@@ -109,6 +110,9 @@ fn write_head(text: &mut String, report: &PlanReport, summary: &Summary) -> fmt:
     writeln!(text)?;
     let foreseen = compared(report).map(|it| foreseen::lines(&it)).unwrap_or_default();
     foreseen.iter().try_for_each(|line| writeln!(text, "{line}"))?;
+    if let Some(waits) = waits_for_cutover(report) {
+        writeln!(text, "{}", order_line(&clean(&plan.name), &waits))?;
+    }
     match waited_for(&summary.attribution) {
         waits if waits.is_empty() => Ok(()),
         waits => writeln!(text, "copies waited for: {waits}"),

@@ -50,6 +50,11 @@ impl Clock {
         Some(at.as_millisecond())
     }
 
+    pub(crate) fn rfc3339(&self, ms: u64) -> Option<String> {
+        let at = Timestamp::from_millisecond(i64::try_from(ms).ok()?).ok()?;
+        Some(at.to_zoned(self.0.clone()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string())
+    }
+
     /// A moment, in milliseconds since 1970, for people: `Sat 2026-12-05 22:00 Europe/Berlin`.
     pub(crate) fn moment(&self, ms: u64) -> String {
         let shown = i64::try_from(ms).ok().and_then(|ms| self.shows(ms));

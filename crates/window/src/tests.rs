@@ -214,6 +214,9 @@ fn a_window_tells_when_it_changes_next_and_moments_on_its_clock() {
     assert_eq!(window("06:00-06:00").changes_after(opens), None);
     assert_eq!(window("2026-12-05").changes_after(opens + 3 * HOUR), None);
     assert_eq!(night.moment(opens), "Sat 2026-12-05 22:00 Europe/Berlin");
+    assert_eq!(night.zone(), "Europe/Berlin");
+    assert_eq!(night.rfc3339(opens).unwrap(), "2026-12-05T22:00:00+01:00");
+    assert_eq!(night.rfc3339(u64::MAX), None);
     assert_eq!(utc_moment(opens), "Sat 2026-12-05 21:00 UTC");
     assert_eq!(utc_moment(u64::MAX), "never");
 }

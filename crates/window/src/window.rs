@@ -103,6 +103,16 @@ impl Window {
         matches!(self.when, When::Dates { .. })
     }
 
+    /// The name of its zone: `Europe/Berlin`.
+    pub fn zone(&self) -> &str {
+        self.clock.name()
+    }
+
+    /// A moment, in milliseconds since 1970, as RFC 3339 with the offset of its zone: `2026-12-05T22:00:00+01:00`; absent beyond the calendar.
+    pub fn rfc3339(&self, ms: u64) -> Option<String> {
+        self.clock.rfc3339(ms)
+    }
+
     /// A moment, in milliseconds since 1970, on its clock: `Sat 2026-12-05 22:00 Europe/Berlin`.
     pub fn moment(&self, ms: u64) -> String {
         self.clock.moment(ms)

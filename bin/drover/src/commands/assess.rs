@@ -43,6 +43,6 @@ fn estimates(
         let (waves, budgets, lines) = (BTreeMap::new(), Budgets::default(), Vec::new());
         Ok(foresee(&foresight::question(vms, plans, waves, budgets, lines, &args.what_if)?))
     };
-    let at_once = WarmWish { interval_ms: 0, cutover_ms: None, downtime_ms: 0 };
+    let at_once = WarmWish { interval_ms: 0, ..WarmWish::default() };
     Ok(Estimates::new(foreseen(None)?, foreseen(Some(at_once))?, sums))
 }

@@ -93,8 +93,10 @@ impl PlanStatus {
             "waits": waits,
             "foreseen": self.report.runs.last().map(|run| json!({
                 "makespan_ms": run.facts.foreseen.as_ref().map(|it| it.makespan_ms),
+                "ready_ms": run.facts.foreseen.as_ref().and_then(|it| it.ready_ms),
                 "now": run.facts.foreseen_now,
             })),
+            "waits_for_cutover": drover_view::waits_for_cutover(&self.report),
         })
     }
 }

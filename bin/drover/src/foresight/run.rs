@@ -1,7 +1,7 @@
 //! The forecast of a run, made beside it and corrected while it goes on. The runs of a process, as those of a daemon, share hosts and
 //! budgets: they are foreseen together, once for all of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ pub fn begin(
     };
     let correct = move || {
         let ends = ends_of(&run).ok()?;
-        Some(ForeseenNow { at_ms: ends.at_ms, end_ms: ends.end_ms })
+        Some(ForeseenNow { at_ms: ends.at_ms, end_ms: ends.end_ms, ready_ms: ends.ready_ms })
     };
     Foresight::correcting(first, CORRECT_EACH, correct)
 }
@@ -84,6 +84,8 @@ struct Ends {
     /// When that was foreseen.
     at_ms: i64,
     end_ms: [i64; 3],
+    /// When all that wait for `drover cutover` are ready for it, and the others have arrived.
+    ready_ms: Option<[i64; 3]>,
     vms: BTreeMap<String, VmEnds>,
     /// What was measured of its source by then.
     known: KnownRates,
@@ -92,6 +94,7 @@ struct Ends {
 struct VmEnds {
     end_ms: [i64; 3],
     downtime_ms: Option<[u64; 3]>,
+    on_order: bool,
 }
 
 /// When a run is foreseen to end, with all others that go on. Whoever asks while that is worked out, or too soon after, waits for it.
@@ -132,27 +135,32 @@ fn ends_of(run: &Arc<Begun>) -> Result<Arc<Ends>, StoreError> {
 fn foresee_all(runs: &[Arc<Begun>], progress: Vec<Vec<Progress>>, rates: Rates) -> Vec<Ends> {
     let at_ms = SystemClock.now_ms();
     let left = |(run, progress): (&Arc<Begun>, &Vec<Progress>)| {
-        left_of(&run.question, progress, at_ms.max(0) as u64)
+        left_of(&run.question_now(), progress, at_ms.max(0) as u64)
     };
     let questions: Vec<Question> = runs.iter().zip(&progress).map(left).collect();
     let counts: Vec<usize> = questions.iter().map(|it| it.vms.len()).collect();
     let shared = runs.first().map(|run| run.shared.clone()).unwrap_or_default();
     let question = Question { rates, ..together(questions, &shared) };
     let forecast = foresee_roughly(&question);
-    let Forecast { plan_ends_s, vms, .. } = forecast;
+    let Forecast { plan_ends_s, plans_on_order, vms, .. } = forecast;
     let mut vms = vms.into_iter();
     let of_run = |(at, run): (usize, &Arc<Begun>)| {
         let left = run.ids.iter().zip(&progress[at]).filter(|(_, progress)| **progress != Progress::Ended);
         let of_vm = |((id, _), it): ((&String, &Progress), VmForecast)| {
             let end_ms = moments(at_ms, it.end_s?);
-            Some((id.clone(), VmEnds { end_ms, downtime_ms: it.downtime_s.map(millis) }))
+            Some((
+                id.clone(),
+                VmEnds { end_ms, downtime_ms: it.downtime_s.map(millis), on_order: it.on_order },
+            ))
         };
         let vms: BTreeMap<String, VmEnds> =
             left.zip(vms.by_ref().take(counts[at])).filter_map(of_vm).collect();
         // Of one with VMs that never arrive: until the others have.
         let last = |part: usize| vms.values().map(|it| it.end_ms[part]).max().unwrap_or(at_ms);
         let end_ms = plan_ends_s[at].map_or_else(|| [0, 1, 2].map(last), |end| moments(at_ms, end));
-        Ends { at_ms, end_ms, vms, known: run.known(&question.rates) }
+        // One that never is ready has no moment either.
+        let ready_ms = plans_on_order[at].map(|it| it.ready_s.map_or(end_ms, |ready| moments(at_ms, ready)));
+        Ends { at_ms, end_ms, ready_ms, vms, known: run.known(&question.rates) }
     };
     runs.iter().enumerate().map(of_run).collect()
 }
@@ -178,6 +186,8 @@ struct Begun {
     shared: Budgets,
     /// How far its VMs were when it began, until its first forecast takes that: what arrives meanwhile is foreseen, too.
     began: Mutex<Option<Vec<Progress>>>,
+    /// Ids of VMs whose cutovers were ordered, as it was seen last.
+    ordered: Mutex<BTreeSet<String>>,
 }
 
 impl Begun {
@@ -216,6 +226,7 @@ impl Begun {
             question,
             shared,
             began: Mutex::new(None),
+            ordered: Mutex::default(),
         };
         // Before the run changes it: of a run that is resumed, only what is left is foreseen. A store that cannot be read shows itself
         // elsewhere.
@@ -264,10 +275,12 @@ impl Begun {
         let began_ms = i64::try_from(self.question.start_ms).unwrap_or(i64::MAX);
         let since = |ms: i64| u64::try_from(ms.saturating_sub(began_ms)).unwrap_or(0);
         let of_vm = |(id, it): (&String, &VmEnds)| {
-            (id.clone(), ForeseenVm { end_ms: it.end_ms.map(since), downtime_ms: it.downtime_ms })
+            let VmEnds { end_ms, downtime_ms, on_order } = *it;
+            (id.clone(), ForeseenVm { end_ms: end_ms.map(since), downtime_ms, on_order })
         };
         Foreseen {
             makespan_ms: ends.end_ms.map(since),
+            ready_ms: ends.ready_ms.map(|ready| ready.map(since)),
             vms: ends.vms.iter().map(of_vm).collect(),
             known: ends.known.clone(),
         }
@@ -281,7 +294,18 @@ impl Begun {
         }
     }
 
+    /// All of it, with the orders for cutovers that were given.
+    fn question_now(&self) -> Question {
+        let ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut question = self.question.clone();
+        for (vm, _) in question.vms.iter_mut().zip(&self.ids).filter(|(_, id)| ordered.contains(*id)) {
+            vm.warm.iter_mut().for_each(|warm| warm.on_order = false);
+        }
+        question
+    }
+
     fn progress_in(&self, store: &Store) -> Result<Vec<Progress>, StoreError> {
+        *self.ordered.lock().unwrap_or_else(PoisonError::into_inner) = store.cutovers_ordered(&self.plan)?;
         Ok(self.progress(&store.vms_in_short(&self.plan)?, &store.progress(&self.plan)?))
     }
 
@@ -320,7 +344,7 @@ impl Begun {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use drover_engine::DiskActivity;
-    use drover_forecast::FleetDisk;
+    use drover_forecast::{FleetDisk, WarmWish};
 
     use super::*;
 
@@ -333,6 +357,7 @@ mod tests {
             question,
             shared: Budgets::default(),
             began: Mutex::new(None),
+            ordered: Mutex::default(),
         }
     }
 
@@ -379,6 +404,28 @@ mod tests {
         let again = likely(&ends_of(&again).unwrap());
         assert!(again < likely(&last) * 5 / 4, "{again} after {}", likely(&last));
         assert_eq!(one.others().len(), 0, "nor with the later one");
+    }
+
+    #[test]
+    fn what_nobody_ordered_yet_is_foreseen_until_it_is_ready() {
+        let state = tempfile::tempdir().unwrap();
+        let store = Store::open(state.path()).unwrap();
+        store.begin_plan("one", "", std::path::Path::new("/")).unwrap();
+        ["a", "b"].iter().for_each(|id| store.enter_vm("one", id, id, "{}").unwrap());
+        let wish = WarmWish { interval_ms: 60_000, on_order: true, ..WarmWish::default() };
+        let vm = |name: &str, warm| FleetVm { name: name.into(), warm, runs: true, ..FleetVm::default() };
+        let vms = vec![vm("a", Some(wish)), vm("b", None)];
+        let question = Question { vms, plans: vec!["one".into()], seed: 1, ..Question::default() };
+        let run = Arc::new(begun("one", state.path().into(), question));
+        let ends = ends_of(&run).unwrap();
+        let ready = ends.ready_ms.unwrap();
+        assert!(ready[1] <= ends.end_ms[1] && ends.vms["a"].on_order && !ends.vms["b"].on_order);
+        let foreseen = run.since_it_began(&ends);
+        assert!(foreseen.ready_ms.is_some() && foreseen.vms["a"].on_order);
+        store.ask_cutover("one", Some("a")).unwrap();
+        forget_ends(state.path());
+        let ends = ends_of(&run).unwrap();
+        assert!(ends.ready_ms.is_none() && !ends.vms["a"].on_order, "it was ordered");
     }
 
     /// Has what was foreseen last be too old.

@@ -50,6 +50,10 @@ pub struct ForeseenNow {
     pub at_ms: i64,
     /// When the last VM arrives: P10, P50 and P90, in milliseconds since 1970.
     pub end_ms: [i64; 3],
+    /// When all VMs that wait for `drover cutover` are ready for it, and the others have arrived, in the same way; absent where none
+    /// waits for that. Then `end_ms` is the earliest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_ms: Option<[i64; 3]>,
 }
 
 /// What was foreseen for a run when it began: P10, P50 and P90, in milliseconds from its beginning.
@@ -57,6 +61,10 @@ pub struct ForeseenNow {
 pub struct Foreseen {
     /// Until its last VM has arrived.
     pub makespan_ms: [u64; 3],
+    /// Until all VMs that wait for `drover cutover` are ready for it, and the others have arrived; absent where none waits for that.
+    /// Then `makespan_ms` is the least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_ms: Option<[u64; 3]>,
     /// By the source's id of the VM.
     pub vms: BTreeMap<String, ForeseenVm>,
     /// What earlier runs measured: the order of the schedule goes by it.
@@ -90,7 +98,7 @@ impl ForecastError {
     }
 }
 
-/// When a run was foreseen to end: P10, P50 and P90, in milliseconds since 1970.
+/// When a run was foreseen to end: P10, P50 and P90, in milliseconds since 1970. Nothing was where VMs of it wait for `drover cutover`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForeseenEnds {
     /// When it began.
@@ -116,6 +124,9 @@ pub struct ForeseenVm {
     pub end_ms: [u64; 3],
     /// How long its guest is down; absent if it did not run.
     pub downtime_ms: Option<[u64; 3]>,
+    /// Whether it moves over only when `drover cutover` says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_order: bool,
 }
 
 /// A run.
@@ -169,8 +180,11 @@ impl Store {
 
     /// When the last VM of a plan's latest run was foreseen to arrive: as the run began, and as it was said last.
     pub fn foreseen_ends(&self, plan: &str) -> Outcome<ForeseenEnds> {
-        let sql = "SELECT at_ms, json_extract(facts, '$.foreseen.makespan_ms') AS first,
-                          json_extract(facts, '$.foreseen_now.end_ms') AS now
+        let sql = "SELECT at_ms,
+                          iif(json_extract(facts, '$.foreseen.ready_ms') IS NULL,
+                              json_extract(facts, '$.foreseen.makespan_ms'), NULL) AS first,
+                          iif(json_extract(facts, '$.foreseen_now.ready_ms') IS NULL,
+                              json_extract(facts, '$.foreseen_now.end_ms'), NULL) AS now
                    FROM run WHERE plan = ?1 ORDER BY id DESC LIMIT 1";
         let ends = self.rows(sql, params![plan], |row| {
             let three = |text: Option<String>| serde_json::from_str::<[i64; 3]>(&text?).ok();
@@ -225,10 +239,23 @@ mod tests {
         let error = |took_ms| store.foreseen_ends("p").unwrap().error(began_ms + took_ms).unwrap();
         assert_eq!(error(4), ForecastError { off: -0.5, inside: false });
         assert_eq!(error(1), ForecastError { off: 1.0, inside: true });
-        let now = ForeseenNow { at_ms: 5, end_ms: [6, 7, 8] };
+        let now = ForeseenNow { at_ms: 5, end_ms: [6, 7, 8], ready_ms: None };
         store.set_foreseen_now("p", &now).unwrap();
         assert_eq!(store.foreseen_ends("p").unwrap(), ForeseenEnds { first, now: Some([6, 7, 8]), ..none });
         assert_eq!(store.runs("p").unwrap()[1].facts.foreseen_now, Some(now));
+        // Whose cutovers nobody ordered yet ends nobody knows when.
+        let waits = Foreseen { ready_ms: Some([1, 2, 2]), ..foreseen.clone() };
+        store.set_foreseen("p", &waits).unwrap();
+        store.set_foreseen_now("p", &ForeseenNow { ready_ms: Some([6, 7, 7]), ..now }).unwrap();
+        assert_eq!(store.foreseen_ends("p").unwrap(), none);
+        store.set_foreseen_now("p", &now).unwrap();
+        assert_eq!(
+            store.foreseen_ends("p").unwrap(),
+            ForeseenEnds { now: Some([6, 7, 8]), ..none },
+            "all are"
+        );
+        assert_eq!(none.error(began_ms + 4), None);
+        store.set_foreseen("p", &foreseen).unwrap();
         let runs = store.runs("p").unwrap();
         assert_eq!((&runs[0].facts, &runs[1].facts.foreseen), (&facts("ann"), &Some(foreseen)));
         store.remove_plan("p").unwrap();

@@ -1,5 +1,7 @@
 //! What the store keeps of warm migrations.
 
+use std::collections::BTreeSet;
+
 use rusqlite::{OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
@@ -181,6 +183,12 @@ impl Store {
             db.query_row(sql, [plan, vm], |row| row.get::<_, bool>(0)).optional()
         })?;
         Ok(asked.unwrap_or(false))
+    }
+
+    /// Ids of VMs of a plan whose cutover was asked for, or has begun.
+    pub fn cutovers_ordered(&self, plan: &str) -> Outcome<BTreeSet<String>> {
+        let sql = "SELECT vm FROM warm WHERE plan = ?1 AND (cutover_asked OR down_ms IS NOT NULL)";
+        Ok(self.rows(sql, [plan], |row| row.get("vm"))?.into_iter().collect())
     }
 
     /// Records when the next pass is to begin, and what a cutover would take now.
@@ -496,8 +504,11 @@ mod tests {
         assert_eq!(["a", "b", "c"].map(|vm| store.cutover_asked("p", vm).unwrap()), [false, true, false]);
         assert_eq!(store.ask_cutover("p", None).unwrap(), ["b", "c"]);
         assert_eq!(store.ask_cutover("p", Some("x")).unwrap(), Vec::<String>::new());
+        let ordered = |ids: &[&str]| ids.iter().map(|id| id.to_string()).collect::<BTreeSet<_>>();
+        assert_eq!(store.cutovers_ordered("p").unwrap(), ordered(&["b", "c"]));
         // An undone cutover has to be asked for again.
         store.begin_downtime("p", "b", 5).unwrap();
+        assert_eq!(store.cutovers_ordered("p").unwrap(), ordered(&["b", "c"]), "it is under way");
         assert!(store.warm("p", "b").unwrap().down_ms.is_some());
         store.undo_cutover("p", "b", Some(77)).unwrap();
         store.undo_cutover("p", "b", None).unwrap();

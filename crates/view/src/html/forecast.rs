@@ -10,8 +10,10 @@ use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head
 use crate::axis::TimeAxis;
 use crate::clock::{local, zone_name};
 use crate::forecast::{
-    by_end, change, churn_measured, likely, openings, origin, time, values, wave_cells, wave_name,
+    by_end, change, churn_measured, down_words, foreseen, likely, openings, order_words, origin, time,
+    values, wave_cells, wave_moments, wave_name, wave_order_words,
 };
+use crate::forecast_clock::Clocks;
 use crate::text::{UNKNOWN, clip, count};
 
 /// Rows of the chart and of the table; the JSON has all.
@@ -38,21 +40,43 @@ fn write_page(page: &mut String, it: &Forecast) -> fmt::Result {
         local(it.start_ms as i64),
         Escaped(&zone_name(it.start_ms as i64))
     )?;
-    let Spread { p10, p50, p90 } = it.makespan_s;
+    // What waits for an order has no end of its own.
+    let Spread { p10, p50, p90 } = foreseen(it);
+    let ends = if it.on_order.is_some() { "Ready for cutover" } else { "Ends" };
     let facts = [
         ("VMs", it.vms.len().to_string()),
         ("To be read", Bytes(it.bytes).to_string()),
         ("Likely", time(p50)),
         ("P10 to P90", format!("{} to {}", time(p10), time(p90))),
-        ("Ends", moment(it, p50)),
+        (ends, moment(it, p50)),
         ("Not let in by any window", it.never.len().to_string()),
     ];
     write_facts(page, &facts)?;
+    write_orders(page, it)?;
     write_gantt(page, it)?;
     write_why(page, it)?;
     write_waves(page, it)?;
     write_vms(page, it)?;
     write_foot(page)
+}
+
+/// What of the plans waits for an order.
+fn write_orders(page: &mut String, it: &Forecast) -> fmt::Result {
+    let several = it.plans.len() > 1;
+    let of_plans = it.plans.iter().zip(&it.plans_on_order).filter(|_| several);
+    let of_plans = of_plans.filter_map(|(plan, it)| Some((format!("Plan {plan}: "), it.as_ref()?)));
+    let of_all = it.on_order.iter().filter(|_| !several).map(|it| (String::new(), it));
+    of_all.chain(of_plans).try_for_each(|(plan, waits)| {
+        writeln!(
+            page,
+            "<p>{}</p>",
+            Escaped(&format!(
+                "{plan}{}, and each is down for {} then",
+                order_words(waits),
+                down_words(waits)
+            ))
+        )
+    })
 }
 
 fn moment(it: &Forecast, seconds: f64) -> String {
@@ -153,22 +177,48 @@ fn write_waves(page: &mut String, it: &Forecast) -> fmt::Result {
     if it.waves.is_empty() {
         return Ok(());
     }
-    begin_table(page, "Waves", &["Wave", "#VMs", "#Begins", "#P10", "#Ends", "#P90", "#Fits its window"])?;
+    let columns = [
+        "Wave",
+        "#VMs",
+        "#Begins",
+        "#P10",
+        "#Ends",
+        "#P90",
+        "#Fits its window",
+        "Begins at",
+        "Ends at",
+        "P90 at",
+        "Clock of",
+    ];
+    begin_table(page, "Waves", &columns)?;
+    let clocks = Clocks::of(it);
     for wave in &it.waves {
+        let clock = clocks.of_wave(wave);
         let name = [("name", wave_name(it, wave))];
         let cells = wave_cells(wave).map(|it| ("number", it));
-        write_row(page, &name.into_iter().chain(cells).collect::<Vec<_>>())?;
+        let moments = wave_moments(&clock, wave).map(|it| ("time", it));
+        let zone = [("", clock.zone())];
+        let cells = name.into_iter().chain(cells).chain(moments).chain(zone);
+        write_row(page, &cells.collect::<Vec<_>>())?;
     }
     end_table(page)?;
+    for wave in it.waves.iter().filter(|wave| wave.on_order > 0) {
+        let words = wave_order_words(wave);
+        writeln!(page, "<p>Wave {}: {}</p>", Escaped(&wave_name(it, wave)), Escaped(&words))?;
+    }
     openings(it).try_for_each(|(name, opens)| {
         writeln!(page, "<p>Wave {}: its window opens {}</p>", Escaped(&name), Escaped(opens))
     })
 }
 
 fn write_vms(page: &mut String, it: &Forecast) -> fmt::Result {
-    let columns = ["VM", "Host", "#To read", "#Begins", "#Ends", "#P90", "Cutover", "#Down for"];
+    let columns =
+        ["VM", "Host", "#To read", "#Begins", "#Ends", "#P90", "Cutover", "#Down for", "Ends at", "Clock of"];
+    let clocks = Clocks::of(it);
     begin_table(page, "Virtual machines, the last first", &columns)?;
     for vm in by_end(it).into_iter().take(ROWS_MAX) {
+        let clock = clocks.of_vm(vm);
+        let end = |words: String| if vm.on_order { "when ordered".into() } else { words };
         write_row(
             page,
             &[
@@ -176,10 +226,12 @@ fn write_vms(page: &mut String, it: &Forecast) -> fmt::Result {
                 ("", vm.host.clone()),
                 ("number", Bytes(vm.bytes).to_string()),
                 ("number", likely(vm.begin_s)),
-                ("number", likely(vm.end_s)),
-                ("number", vm.end_s.map_or(UNKNOWN.into(), |it| time(it.p90))),
-                ("time", vm.cutover_s.map_or(UNKNOWN.into(), |cutover| moment(it, cutover.p50))),
+                ("number", end(likely(vm.end_s))),
+                ("number", end(vm.end_s.map_or(UNKNOWN.into(), |it| time(it.p90)))),
+                ("time", clock.likely(vm.cutover_s)),
                 ("number", likely(vm.downtime_s)),
+                ("time", end(clock.likely(vm.end_s))),
+                ("", clock.zone()),
             ],
         )?;
     }
@@ -189,8 +241,24 @@ fn write_vms(page: &mut String, it: &Forecast) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forecast::tests::forecast;
+    use crate::forecast::tests::{forecast, in_zones};
     use crate::html::tests::texts;
+
+    #[test]
+    fn the_page_has_the_moments_of_waves_in_their_zones_and_says_what_waits_for_an_order() {
+        let text = texts(&forecast_html(&in_zones()));
+        for part in [
+            "Sat 2026-03-07 22:00",
+            "Europe/Berlin",
+            "Sun 2026-03-01 20:00",
+            "America/New_York",
+            "Ready for cutover",
+            "1 VM waits for `drover cutover`, and each is down for",
+            "when ordered",
+        ] {
+            assert!(text.contains(part), "{part}:\n{text}");
+        }
+    }
 
     #[test]
     fn the_page_is_well_formed_loads_nothing_and_has_a_bar_for_each_vm() {
