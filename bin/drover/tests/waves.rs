@@ -178,7 +178,22 @@ fn waves_are_proposed_so_that_they_fit_and_the_forecast_says_how_likely_that_is(
     assert_eq!(vms, ["vm00", "vm01", "vm02", "vm03", "vm04", "vm05"]);
     assert!(waves.len() > 1 && waves.len() < 6, "{json}");
     assert!(waves.iter().all(|it| it["chance"].as_f64().unwrap() >= 0.9), "{json}");
-    assert_eq!(json["window_s"], 60.0);
+    assert_eq!((&json["window_s"], &json["rest"]), (&json!(60.0), &Value::Null));
+    // A window that opens once has the first, and the rest none.
+    let once = ["plan", "waves", &path, "--window", "2099-01-01 22:00-22:01", "--link", "3m", "--json"];
+    let rest = stage.path("rest.yaml").display().to_string();
+    let proposed = stage.run(&[&once[..], &["-o", &rest]].concat());
+    assert_eq!(proposed.code, Some(0), "{}", proposed.err);
+    assert!(
+        proposed.err.contains(" left in wave rest, which has no window, for 2099-01-01"),
+        "{}",
+        proposed.err
+    );
+    let left = &proposed.json().unwrap()["rest"]["vms"];
+    assert_eq!(left.as_array().unwrap().len() + waves[0]["vms"].as_array().unwrap().len(), 6, "{left}");
+    let with_rest = plan(&stage, "with-rest", &std::fs::read_to_string(&rest).unwrap());
+    let checked = stage.run(&["plan", "check", &with_rest]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
     // What is there is left alone without leave.
     let written = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, "mine").unwrap();

@@ -38,5 +38,5 @@ pub use on_order::OnOrder;
 pub use quantile::{Spread, quantile};
 pub use rates::{Origin, Quantity, Rates, Unit, churn_of};
 pub use together::together;
-pub use waves::{ProposedWave, WAVES_MAX, WaveRule, propose};
+pub use waves::{Proposal, ProposedWave, WAVES_MAX, WaveRule, propose};
 pub use windows::{TightWave, WINDOW_DAYS_MAX, spans_of, tight_waves};

@@ -44,23 +44,41 @@ pub struct WaveRule {
     pub chance: f64,
 }
 
+/// The parts of a fleet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Proposal {
+    /// Each for a window of its own.
+    pub waves: Vec<ProposedWave>,
+    /// What is left where no more waves were asked for, as the last wave; its chance is that of one more window.
+    pub rest: Option<ProposedWave>,
+}
+
 /// Waves for VMs of which each belongs to a group, such as its folder: groups stay together where they fit. Within a group the
 /// largest go first. A warm VM is copied before its wave, so that only its cutover is in the window. Waves and windows of the
-/// question are not looked at; the first window opens when it begins. More than [`WAVES_MAX`] waves are not made: then VMs are left.
-pub fn propose(question: &Question, groups: &[String], rule: WaveRule) -> Vec<ProposedWave> {
+/// question are not looked at; the first window opens when it begins. `most` waves are made, and of what is left then a last one.
+pub fn propose(question: &Question, groups: &[String], rule: WaveRule, most: usize) -> Proposal {
     let mut order: Vec<usize> = (0..question.vms.len().min(groups.len())).collect();
     order.sort_by_key(|at| (&groups[*at], std::cmp::Reverse(question.vms[*at].data_bytes()), *at));
     let mut waves = Vec::new();
     let (mut left, mut guess) = (order.as_slice(), 1);
-    while !left.is_empty() && waves.len() < WAVES_MAX {
-        let most = fitting(question, left, rule, guess);
-        let size = at_a_border(left, groups, most);
-        let (wave, rest) = left.split_at(size);
-        waves.push(wave_of(question, wave, waves.len() + 1, rule));
-        (left, guess) = (rest, most);
+    while !left.is_empty() && waves.len() < most {
+        let fits = fitting(question, left, rule, guess);
+        let name = format!("wave-{}", waves.len() + 1);
+        let size = at_a_border(left, groups, fits);
+        let mut wave = wave_of(question, &left[..size], name.clone(), rule);
+        // Fewer VMs in another order may take longer.
+        if wave.chance < rule.chance && size < fits {
+            wave = wave_of(question, &left[..fits], name, rule);
+        }
+        (left, guess) = (&left[wave.places.len()..], fits);
+        waves.push(wave);
     }
-    waves
+    let rest = (!left.is_empty()).then(|| wave_of(question, left, REST.into(), rule));
+    Proposal { waves, rest }
 }
+
+/// The name of the wave that has what is left.
+const REST: &str = "rest";
 
 /// How many of the first VMs fit together; 1 at the least. Looked for from a guess, in steps that double, and then halved in
 /// between: a long fleet is not simulated as a whole for each wave.
@@ -122,10 +140,10 @@ fn chance(makespans: &[f64], window_s: f64) -> f64 {
     makespans.iter().filter(|it| **it <= window_s).count() as f64 / makespans.len().max(1) as f64
 }
 
-fn wave_of(question: &Question, vms: &[usize], number: usize, rule: WaveRule) -> ProposedWave {
+fn wave_of(question: &Question, vms: &[usize], name: String, rule: WaveRule) -> ProposedWave {
     let makespans = drawn(question, vms);
     ProposedWave {
-        name: format!("wave-{number}"),
+        name,
         places: vms.to_vec(),
         vms: vms.iter().map(|at| question.vms[*at].name.clone()).collect(),
         bytes: vms.iter().map(|at| question.vms[*at].data_bytes()).sum(),
@@ -147,7 +165,7 @@ mod tests {
     fn each_wave_fits_the_window_and_every_vm_is_in_one() {
         let question = question(60, 2, 20);
         let rule = WaveRule { window_s: 1_200.0, chance: 0.9 };
-        let waves = propose(&question, &names(60, |_| 0), rule);
+        let waves = propose(&question, &names(60, |_| 0), rule, WAVES_MAX).waves;
         assert!(waves.len() > 1 && waves.iter().all(|it| it.chance >= 0.9), "{waves:?}");
         let mut vms: Vec<&String> = waves.iter().flat_map(|it| &it.vms).collect();
         vms.sort();
@@ -162,7 +180,7 @@ mod tests {
     fn groups_stay_together_where_they_fit() {
         let question = question(40, 2, 20);
         let groups = names(40, |at| at / 7);
-        let waves = propose(&question, &groups, WaveRule { window_s: 1_200.0, chance: 0.9 });
+        let waves = propose(&question, &groups, WaveRule { window_s: 1_200.0, chance: 0.9 }, WAVES_MAX).waves;
         let folder_of = |name: &String| {
             let at = question.vms.iter().position(|vm| vm.name == *name).unwrap();
             groups[at].clone()
@@ -176,10 +194,15 @@ mod tests {
     fn a_warm_vm_takes_the_window_for_its_cutover_alone() {
         let mut question = question(40, 2, 100);
         let rule = WaveRule { window_s: 1_800.0, chance: 0.9 };
-        let cold = propose(&question, &names(40, |_| 0), rule).len();
+        let all = |question: &Question| {
+            let proposal = propose(question, &names(40, |_| 0), rule, WAVES_MAX);
+            assert_eq!(proposal.rest, None);
+            proposal.waves
+        };
+        let cold = all(&question).len();
         let warm = WarmWish { interval_ms: 3_600_000, cutover_ms: Some(1), ..WarmWish::default() };
         question.vms.iter_mut().for_each(|vm| vm.warm = Some(warm));
-        let waves = propose(&question, &names(40, |_| 0), rule);
+        let waves = all(&question);
         assert!(waves.len() * 4 < cold, "{} and {cold} waves", waves.len());
         assert!(waves.iter().all(|it| it.makespan_s.p10 > 0.0 && it.places.len() == it.vms.len()));
     }
@@ -187,10 +210,23 @@ mod tests {
     #[test]
     fn a_vm_that_never_fits_is_a_wave_with_its_true_chance() {
         let question = question(2, 1, 500);
-        let waves = propose(&question, &names(2, |_| 0), WaveRule { window_s: 60.0, chance: 0.9 });
+        let rule = WaveRule { window_s: 60.0, chance: 0.9 };
+        let waves = propose(&question, &names(2, |_| 0), rule, WAVES_MAX).waves;
         assert_eq!(
             waves.iter().map(|it| (it.vms.len(), it.chance)).collect::<Vec<_>>(),
             [(1, 0.0), (1, 0.0)]
         );
+    }
+
+    #[test]
+    fn what_is_left_after_the_last_window_is_a_wave_of_its_own() {
+        let question = question(60, 2, 20);
+        let rule = WaveRule { window_s: 1_200.0, chance: 0.9 };
+        let all = propose(&question, &names(60, |_| 0), rule, WAVES_MAX);
+        let Proposal { waves, rest } = propose(&question, &names(60, |_| 0), rule, 1);
+        assert_eq!(waves, all.waves[..1]);
+        let rest = rest.unwrap();
+        assert_eq!((rest.name.as_str(), rest.vms.len()), ("rest", 60 - waves[0].vms.len()));
+        assert!(rest.makespan_s.p50 > rule.window_s, "{rest:?}");
     }
 }

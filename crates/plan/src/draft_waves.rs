@@ -14,10 +14,8 @@ pub struct DraftWave {
     pub note: String,
     /// The wave before it.
     pub after: Option<String>,
-    /// When its window opens, in milliseconds since 1970.
-    pub from_ms: i64,
-    /// When it closes.
-    pub until_ms: i64,
+    /// When its window opens and closes, in milliseconds since 1970; absent: it has none.
+    pub window_ms: Option<(i64, i64)>,
     /// Its VMs.
     pub vms: Vec<DraftMember>,
 }
@@ -46,8 +44,10 @@ fn write_wave(text: &mut String, wave: &DraftWave) -> std::fmt::Result {
     if let Some(after) = &wave.after {
         writeln!(text, "    after: [{}]", quote(after))?;
     }
-    writeln!(text, "    from: {}", moment_text(wave.from_ms))?;
-    writeln!(text, "    until: {}", moment_text(wave.until_ms))?;
+    if let Some((from_ms, until_ms)) = wave.window_ms {
+        writeln!(text, "    from: {}", moment_text(from_ms))?;
+        writeln!(text, "    until: {}", moment_text(until_ms))?;
+    }
     writeln!(text, "    vms:")?;
     wave.vms.iter().try_for_each(|vm| match vm {
         DraftMember::Name(name) => writeln!(text, "      - name: {}", quote(name)),
@@ -68,24 +68,26 @@ mod tests {
             name: format!("wave-{number}"),
             note: "2 VMs,\nlikely".into(),
             after: (number > 1).then(|| format!("wave-{}", number - 1)),
-            from_ms: 1_796_162_400_000 + number * 86_400_000,
-            until_ms: 1_796_162_400_000 + number * 86_400_000 + 3_600_000,
+            window_ms: (number < 3)
+                .then_some(1_796_162_400_000 + number * 86_400_000)
+                .map(|ms| (ms, ms + 3_600_000)),
             vms: vec![
                 DraftMember::Name(format!("a: \"#{number}\"\n")),
                 DraftMember::Id(format!("vm-{number}"), "x\ny".into()),
             ],
         };
-        let drafts = [wave(1), wave(2)];
+        let drafts = [wave(1), wave(2), wave(3)];
         let read = Plan::parse(&(plan.to_string() + &draft_waves(&drafts))).unwrap();
         for (draft, read) in drafts.iter().zip(&read.waves) {
             assert_eq!((&draft.name, draft.after.as_ref()), (&read.wave.name, read.wave.after.first()));
             let window = &read.wave.window;
-            let (from, until) = (window.from_ms.unwrap() as i64, window.until_ms.unwrap() as i64);
-            assert_eq!((draft.from_ms, draft.until_ms), (from, until));
+            let read_ms =
+                window.from_ms.zip(window.until_ms).map(|(from, until)| (from as i64, until as i64));
+            assert_eq!(draft.window_ms, read_ms);
             let members = [DraftMember::Name(read.vms[0].name.clone().unwrap()), draft.vms[1].clone()];
             assert_eq!(draft.vms, members);
             assert_eq!(read.vms[1].id.as_deref(), Some(format!("vm-{}", &read.wave.name[5..]).as_str()));
         }
-        assert_eq!(read.waves.len(), 2);
+        assert_eq!(read.waves.len(), 3);
     }
 }

@@ -330,22 +330,23 @@ pub(crate) fn wave_cells(wave: &WaveForecast) -> [String; 6] {
     ]
 }
 
-/// Proposed waves, and when each opens.
-pub fn proposed_waves_text(waves: &[ProposedWave], opens: &[String]) -> String {
+/// Proposed waves, and when each opens; the rest has no window.
+pub fn proposed_waves_text(waves: &[ProposedWave], opens: &[String], rest: Option<&ProposedWave>) -> String {
     let columns = ["VMS", "TO READ", "P10", "LIKELY", "P90", "FITS"].map(|name| (name, Align::Right));
     let names = [("WAVE", Align::Left), ("OPENS", Align::Left)];
     let mut table = Table::new(&[names.as_slice(), &columns].concat());
-    for (wave, opens) in waves.iter().zip(opens) {
+    let with_windows = waves.iter().zip(opens.iter().map(Some));
+    for (wave, opens) in with_windows.chain(rest.map(|rest| (rest, None))) {
         let Spread { p10, p50, p90 } = wave.makespan_s;
         table.row([
             wave.name.clone(),
-            opens.clone(),
+            opens.map_or(UNKNOWN.into(), String::clone),
             wave.vms.len().to_string(),
             Bytes(wave.bytes).to_string(),
             time(p10),
             time(p50),
             time(p90),
-            format!("{:.0} %", wave.chance * 100.0),
+            opens.map_or(UNKNOWN.into(), |_| format!("{:.0} %", wave.chance * 100.0)),
         ]);
     }
     table.to_string()
@@ -353,8 +354,13 @@ pub fn proposed_waves_text(waves: &[ProposedWave], opens: &[String]) -> String {
 
 /// A proposed wave in a line.
 pub fn proposed_note(wave: &ProposedWave) -> String {
+    format!("{}, fits with {:.0} %", proposed_rest_note(wave), wave.chance * 100.0)
+}
+
+/// The same of what is left, which has no window.
+pub fn proposed_rest_note(wave: &ProposedWave) -> String {
     let (vms, bytes) = (count(wave.vms.len(), "VM"), Bytes(wave.bytes));
-    format!("{vms}, {bytes}, likely {}, fits with {:.0} %", time(wave.makespan_s.p50), wave.chance * 100.0)
+    format!("{vms}, {bytes}, likely {}", time(wave.makespan_s.p50))
 }
 
 /// The model held against published figures.

@@ -52,7 +52,9 @@ pub use copy_display::CopyDisplay;
 pub use display::{Display, RunNow, RunWatch};
 pub use drover_types::shown::{clean, plain};
 pub use follow::{Counts, Followed, Pace, PlanProgress, VmProgress};
-pub use forecast::{forecast_json, forecast_text, proposed_note, proposed_waves_text, reference_text};
+pub use forecast::{
+    forecast_json, forecast_text, proposed_note, proposed_rest_note, proposed_waves_text, reference_text,
+};
 pub use foreseen::{WaitsForCutover, end_text as foreseen_end_text, waits_for_cutover};
 pub use hooks::check_words;
 pub use html::{assess_html, forecast_html, live_report_html, live_several_html, report_html};

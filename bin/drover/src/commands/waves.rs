@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use drover_engine::{Clock, SystemClock};
-use drover_forecast::{ProposedWave, WAVES_MAX, WaveRule, propose};
+use drover_forecast::{Proposal, ProposedWave, WAVES_MAX, WaveRule, propose};
 use drover_plan::{DraftMember, DraftWave, PlannedVm, draft_waves};
 use drover_types::inventory::Vm;
 use drover_types::{Opening, Window, Windows};
@@ -60,35 +60,21 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     question.start_ms = opens;
     let chance = f64::from(args.chance) / 100.0;
     let mut rule = WaveRule { window_s: (closes - opens) as f64 / 1000.0, chance };
-    let waves = loop {
-        let waves = propose(&question, &groups, rule);
+    // One more has the rest.
+    let most = spans.len().min(WAVES_MAX - 1);
+    let proposal = loop {
+        let proposal = propose(&question, &groups, rule, most);
         // Where a clock is put forward, a window may be shorter than the first one.
-        let shortest = spans.iter().take(waves.len()).map(|(from, to)| (to - from) as f64 / 1000.0);
+        let shortest = spans.iter().take(proposal.waves.len()).map(|(from, to)| (to - from) as f64 / 1000.0);
         let shortest = shortest.fold(rule.window_s, f64::min);
         if shortest == rule.window_s {
-            break waves;
+            break proposal;
         }
         rule.window_s = shortest;
     };
-    let placed: usize = waves.iter().map(|wave| wave.places.len()).sum();
-    if placed < vms.len() {
-        let left = vms.len() - placed;
-        return Err(Failure::new(
-            Exit::Plan,
-            format!("{WAVES_MAX} waves are not enough: {left} VMs are left"),
-        )
-        .advise("use a longer --window, or make several plans of it"));
-    }
-    if spans.len() < waves.len() {
-        let (needed, opens) = (waves.len(), spans.len());
-        let text = format!("{needed} waves are needed, and {window} opens {opens} times");
-        return Err(
-            Failure::new(Exit::Plan, text).advise("use a longer --window, or one of each day or week")
-        );
-    }
-    tell(args, &file.plan.name, &waves, rule, window, &spans)?;
+    tell(args, &file.plan.name, &proposal, rule, window, &spans)?;
     if let Some(path) = &args.output {
-        write(path, args.force, &draft_waves(&drafts(&waves, &vms, &spans)))?;
+        write(path, args.force, &draft_waves(&drafts(&proposal, &vms, &spans)))?;
         let what = if file.plan.waves.is_empty() {
             "add it to the end of"
         } else {
@@ -122,8 +108,8 @@ fn group_of(vm: &Vm, category: Option<&str>) -> String {
     }
 }
 
-/// Each wave has a window of its own.
-fn drafts(waves: &[ProposedWave], vms: &[PlannedVm], spans: &[(u64, u64)]) -> Vec<DraftWave> {
+/// Each wave has a window of its own, and the rest none.
+fn drafts(proposal: &Proposal, vms: &[PlannedVm], spans: &[(u64, u64)]) -> Vec<DraftWave> {
     let mut names: HashMap<&str, usize> = HashMap::new();
     vms.iter().for_each(|vm| *names.entry(&vm.vm.name).or_default() += 1);
     let member = |at: &usize| {
@@ -133,21 +119,29 @@ fn drafts(waves: &[ProposedWave], vms: &[PlannedVm], spans: &[(u64, u64)]) -> Ve
             _ => DraftMember::Id(vm.id.clone(), vm.name.clone()),
         }
     };
-    let draft = |(number, (wave, (opens, closes))): (usize, (&ProposedWave, &(u64, u64)))| DraftWave {
-        name: wave.name.clone(),
-        note: drover_view::proposed_note(wave),
-        after: number.checked_sub(1).map(|before| waves[before].name.clone()),
-        from_ms: *opens as i64,
-        until_ms: *closes as i64,
-        vms: wave.places.iter().map(member).collect(),
-    };
-    waves.iter().zip(spans).enumerate().map(draft).collect()
+    let spans = spans.iter().map(|(opens, closes)| Some((*opens as i64, *closes as i64)));
+    let with_spans = proposal.waves.iter().zip(spans).chain(proposal.rest.iter().map(|rest| (rest, None)));
+    let mut drafts: Vec<DraftWave> = Vec::new();
+    for (wave, window_ms) in with_spans {
+        let note = match window_ms {
+            Some(_) => drover_view::proposed_note(wave),
+            None => format!("{}; give it a window", drover_view::proposed_rest_note(wave)),
+        };
+        drafts.push(DraftWave {
+            name: wave.name.clone(),
+            note,
+            after: drafts.last().map(|before| before.name.clone()),
+            window_ms,
+            vms: wave.places.iter().map(member).collect(),
+        });
+    }
+    drafts
 }
 
 fn tell(
     args: &PlanWavesArgs,
     plan: &str,
-    waves: &[ProposedWave],
+    Proposal { waves, rest }: &Proposal,
     rule: WaveRule,
     window: &Window,
     spans: &[(u64, u64)],
@@ -156,22 +150,50 @@ fn tell(
     if args.json {
         crate::out::json(format_args!(
             "{:#}",
-            json!({ "plan": plan, "opens_ms": opens[0], "opens_each_ms": opens, "window_s": rule.window_s, "chance": rule.chance, "waves": waves })
+            json!({ "plan": plan, "opens_ms": opens[0], "opens_each_ms": opens, "window_s": rule.window_s, "chance": rule.chance,
+                "waves": waves, "rest": rest })
         ));
     } else {
-        crate::out::print(&drover_view::proposed_waves_text(
-            waves,
-            &opens.iter().map(|ms| window.moment(*ms)).collect::<Vec<_>>(),
-        ));
+        let opens: Vec<String> = opens.iter().map(|ms| window.moment(*ms)).collect();
+        crate::out::print(&drover_view::proposed_waves_text(waves, &opens, rest.as_ref()));
     }
     for wave in waves.iter().filter(|wave| wave.chance < rule.chance) {
-        let name = drover_view::clean(&wave.vms[0]).into_owned();
-        crate::out::say(format_args!(
-            "warning: {}: {name} alone does not fit the window with that chance; move it warm, or give it a longer window",
-            wave.name
-        ));
+        crate::out::say(format_args!("warning: {}", too_small(wave)));
+    }
+    if let Some(rest) = rest {
+        crate::out::say(format_args!("warning: {}", rest_words(rest, waves.len(), window, spans)));
     }
     Ok(())
+}
+
+/// Why a wave does not fit its window with the chance that was asked for.
+fn too_small(wave: &ProposedWave) -> String {
+    let (name, percent) = (&wave.name, (wave.chance * 100.0).floor());
+    match wave.vms.as_slice() {
+        [vm] => {
+            let vm = drover_view::clean(vm);
+            format!(
+                "{name}: {vm} alone fits the window with {percent} %; move it warm, or give it a longer window"
+            )
+        }
+        vms => format!(
+            "{name}: its {} VMs fit the window with {percent} %; take some of them out, or give it a longer window",
+            vms.len()
+        ),
+    }
+}
+
+/// Why VMs are left.
+fn rest_words(rest: &ProposedWave, waves: usize, window: &Window, spans: &[(u64, u64)]) -> String {
+    let why = match waves < spans.len() {
+        true => format!("no more than {waves} waves are made"),
+        false => format!("{window} opens no more"),
+    };
+    let left = if rest.vms.len() == 1 { "1 VM is".into() } else { format!("{} VMs are", rest.vms.len()) };
+    format!(
+        "{left} left in wave {}, which has no window, for {why}; give it one, or use a longer --window",
+        rest.name
+    )
 }
 
 /// Before anything is asked: minutes of a simulation are not to end in a refusal.
@@ -237,5 +259,30 @@ mod tests {
         assert_eq!(group_of(&vm(&["env:prod", "app:shop"]), Some("app")), "0app:shop");
         assert_eq!(group_of(&vm(&["env:prod"]), Some("app")), "1prod");
         assert_eq!(group_of(&vm(&["app:shop"]), None), "1prod");
+    }
+
+    #[test]
+    fn a_warning_says_whether_one_vm_or_several_do_not_fit_and_why_some_are_left() {
+        let wave = |vms: &[&str]| ProposedWave {
+            name: "wave-1".into(),
+            vms: vms.iter().map(|it| it.to_string()).collect(),
+            places: Vec::new(),
+            bytes: 0,
+            makespan_s: drover_forecast::Spread::default(),
+            chance: 0.899,
+        };
+        let one = "wave-1: web alone fits the window with 89 %; move it warm, or give it a longer window";
+        assert_eq!(too_small(&wave(&["web"])), one);
+        let two = too_small(&wave(&["web", "db"]));
+        assert!(two.starts_with("wave-1: its 2 VMs fit the window with 89 %;"), "{two}");
+        let window: Window = "2026-12-12 20:00-23:00".parse().unwrap();
+        let once = rest_words(&wave(&["web", "db"]), 1, &window, &[(0, 1)]);
+        assert!(
+            once.starts_with("2 VMs are left in wave wave-1, which has no window, for 2026-12-12"),
+            "{once}"
+        );
+        assert!(once.contains("opens no more"), "{once}");
+        let many = rest_words(&wave(&["web"]), 1, &window, &[(0, 1), (2, 3)]);
+        assert!(many.starts_with("1 VM is left") && many.contains("no more than 1 waves are made"), "{many}");
     }
 }
