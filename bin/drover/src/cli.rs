@@ -260,7 +260,7 @@ pub struct PlanNewArgs {
     /// Names or patterns of the VMs to take; all if none is given
     #[arg(long = "vm", value_name = "NAME")]
     pub vms: Vec<String>,
-    /// Table of the VMs to take, with a column name or id, and others for keys such as wave, mode or target_name
+    /// Table of the VMs to take, with a column name or id, and others such as wave, window, mode, cutover or target_name
     #[arg(long, value_name = "CSV", conflicts_with = "vms")]
     pub table: Option<PathBuf>,
     /// Take those alone that run, or are off

@@ -81,15 +81,20 @@ pub fn draft_rows(inventory: &Inventory, table: &DraftTable<'_>, options: &Draft
     let mut waves = String::new();
     if !named.is_empty() {
         waves.push_str(
-            "\nwaves:                    # one after the other; `from` and `until` give each a window\n",
+            "\nwaves:                    # one after the other; `window`, or `from` and `until`, say when each may move\n",
         );
     }
     let mut before: Option<&String> = None;
     // As YAML they are already.
     for wave in table.waves.iter().filter(|wave| named.contains(wave)) {
         let after = before.map(|before| format!(", after: [{before}]")).unwrap_or_default();
+        let quoted = |it: &crate::draft_table::Windows| {
+            let list: Vec<String> = it.list.iter().map(|window| quote(&window.to_string())).collect();
+            format!(", window: [{}]", list.join(", "))
+        };
+        let window = table.windows.get(wave).map(quoted).unwrap_or_default();
         // Writing to a String cannot fail.
-        let _ = writeln!(waves, "  - {{name: {wave}{after}}}");
+        let _ = writeln!(waves, "  - {{name: {wave}{after}{window}}}");
         before = Some(wave);
     }
     plan_of(inventory, &chosen, &waves, options)

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use drover_types::inventory::{Inventory, Vm};
+use drover_types::{Window, WindowError};
 
 use crate::draft::quote;
 use crate::keys::{Kind, SELECTION, SELECTORS};
@@ -21,8 +22,17 @@ pub struct DraftTable<'a> {
     pub(crate) rows: Vec<Row<'a>>,
     /// The waves that rows name, in the order in which they come.
     pub(crate) waves: Vec<String>,
+    /// Their windows, where rows tell some.
+    pub(crate) windows: HashMap<String, Windows>,
     /// Columns that no key of a plan goes by.
     pub unused: Vec<String>,
+}
+
+/// Windows of a wave, and the line that told them first.
+#[derive(Debug)]
+pub(crate) struct Windows {
+    pub list: Vec<Window>,
+    line: u64,
 }
 
 /// A VM, and what its row says of it.
@@ -31,6 +41,8 @@ pub(crate) struct Row<'a> {
     pub vm: &'a Vm,
     /// Keys of its selection, as YAML.
     pub keys: Vec<(&'static str, String)>,
+    /// What it says of the windows of its wave, and the number of that cell.
+    window: Option<(usize, Vec<Window>)>,
 }
 
 /// What a column holds.
@@ -39,6 +51,10 @@ enum Column {
     Name,
     Id,
     Key(&'static str, Kind),
+    /// Of the wave that the row names.
+    Window,
+    /// Of `warm`.
+    Cutover,
     Unused,
 }
 
@@ -50,6 +66,8 @@ impl Column {
         match title.as_str() {
             "name" | "vm" | "vm_name" => Column::Name,
             "id" | "vm_id" => Column::Id,
+            "window" => Column::Window,
+            "cutover" => Column::Cutover,
             _ => key()
                 .filter(|key| is_one_word(key.kind))
                 .map_or(Column::Unused, |key| Column::Key(key.name, key.kind)),
@@ -100,7 +118,12 @@ pub fn draft_table<'a>(text: &str, inventory: &'a Inventory) -> Result<DraftTabl
     }
     let mut names = Names::of(inventory);
     let (mut words, mut lines) = (Words::default(), Lines::of(text));
-    let mut table = DraftTable { rows: Vec::new(), waves: Vec::new(), unused: unused(&titles, &columns) };
+    let mut table = DraftTable {
+        rows: Vec::new(),
+        waves: Vec::new(),
+        windows: HashMap::new(),
+        unused: unused(&titles, &columns),
+    };
     let (mut problems, mut seen) = (Vec::new(), HashMap::new());
     for record in records {
         let record = match record {
@@ -143,6 +166,7 @@ pub fn draft_table<'a>(text: &str, inventory: &'a Inventory) -> Result<DraftTabl
                 table.waves.push(wave.clone());
             }
         }
+        problems.extend(table.take_window(&row, line));
         table.rows.push(row);
     }
     if table.waves.len() > WAVES_MAX {
@@ -153,6 +177,30 @@ pub fn draft_table<'a>(text: &str, inventory: &'a Inventory) -> Result<DraftTabl
         problems.push(Problem::error("", "it names no VM"));
     }
     if problems.is_empty() { Ok(table) } else { Err(problems) }
+}
+
+impl DraftTable<'_> {
+    /// Takes what a row says of the windows of its wave: rows that tell some tell the same.
+    fn take_window(&mut self, row: &Row<'_>, line: u64) -> Option<Problem> {
+        let (number, list) = row.window.as_ref()?;
+        let problem = |text: String| Problem::error("window", text).at(at(line, *number));
+        let Some((_, wave)) = row.keys.iter().find(|(key, _)| *key == "wave") else {
+            return Some(
+                problem("its row names no wave".into())
+                    .advise("windows are those of waves: name it in the column wave"),
+            );
+        };
+        let known = self.windows.entry(wave.clone()).or_insert_with(|| Windows { list: list.clone(), line });
+        (known.list != *list).then(|| {
+            let text = format!("line {} has another window of wave {}", known.line, wave.trim_matches('"'));
+            problem(text).advise("write the same in all rows of a wave, or leave it empty in all but one")
+        })
+    }
+}
+
+/// The windows of a cell, parted by commas or semicolons.
+fn windows_of(cell: &str) -> Result<Vec<Window>, WindowError> {
+    cell.split([',', ';']).map(str::trim).filter(|it| !it.is_empty()).map(str::parse).collect()
 }
 
 /// The first cell of a row that says something and stands below no title.
@@ -272,7 +320,7 @@ impl<'a> Names<'a> {
         columns: &[Column],
         line: u64,
     ) -> Result<Row<'a>, Box<Problem>> {
-        let (mut name, mut id, mut keys) = (None, None, Vec::new());
+        let (mut name, mut id, mut keys, mut window) = (None, None, Vec::new(), None);
         for (number, (cell, column)) in record.iter().zip(columns).enumerate() {
             let cell = cell.trim();
             match column {
@@ -281,6 +329,13 @@ impl<'a> Names<'a> {
                 Column::Id => id = Some((number, cell)),
                 Column::Unused => {}
                 Column::Key(key, kind) => keys.push((*key, value(*kind, cell))),
+                Column::Cutover => keys.push(("warm", format!("{{cutover: {}}}", cutover(cell)))),
+                Column::Window => {
+                    let problem = |error: WindowError| {
+                        Problem::error("window", format!("'{cell}': {error}")).at(at(line, number))
+                    };
+                    window = Some((number, windows_of(cell).map_err(problem)?));
+                }
             }
         }
         let vm = match (id, name) {
@@ -299,7 +354,7 @@ impl<'a> Names<'a> {
             (None, Some((number, name))) => self.named(name).map_err(|problem| problem.at(at(line, number))),
             (None, None) => Err(Problem::error("", "it names no VM").at(at(line, 0))),
         };
-        Ok(Row { vm: vm.map_err(Box::new)?, keys })
+        Ok(Row { vm: vm.map_err(Box::new)?, keys, window })
     }
 
     fn named(&mut self, name: &str) -> Result<&'a Vm, Problem> {
@@ -320,6 +375,14 @@ impl<'a> Names<'a> {
                 Err(Problem::error("name", text).advise("add a column id"))
             }
         }
+    }
+}
+
+/// When a VM moves over, as YAML: a word in whatever case, or a moment.
+fn cutover(cell: &str) -> String {
+    match cell.to_lowercase().as_str() {
+        word @ ("manual" | "auto") => word.into(),
+        _ => quote(cell),
     }
 }
 
@@ -502,6 +565,40 @@ mod tests {
         let problems = told(&format!("name\n{rows}"));
         let near = problems.iter().filter(|it| it.contains("did you mean 'web01'?")).count();
         assert_eq!((problems.len(), near), (30, COMPARED_MAX));
+    }
+
+    #[test]
+    fn a_table_has_the_windows_of_its_waves_and_the_cutovers_of_its_vms() {
+        let text = "name,id,wave,Window,mode,cutover\n\
+                    web01,,Wave 1,\"Sat 22:00-06:00 Europe/Berlin, 2026-12-12\",warm,Manual\n\
+                    ,vm-2,wave 1,,warm,2026-12-05T22:00:00Z\n\
+                    ,vm-3,two,Sat 22:00-06:00 Europe/Berlin; 2026-12-12,,\n\
+                    ,vm-4,three,,warm,auto\n";
+        let read = plan(text);
+        let windows = |at: usize| read.waves[at].wave.window.windows.to_string();
+        let berlin = "Sat 22:00-06:00 Europe/Berlin, 2026-12-12 00:00 - 2026-12-13 00:00 UTC";
+        assert_eq!([windows(0), windows(1), windows(2)], [berlin, berlin, ""]);
+        let cutover = |at: usize| read.vms[at].overrides.warm.cutover;
+        let at = crate::Cutover::At(1_796_508_000_000);
+        let wanted = [Some(crate::Cutover::Manual), Some(at), None, Some(crate::Cutover::Auto)];
+        assert_eq!([0, 1, 2, 3].map(cutover), wanted);
+        assert!(draft_table(text, &inventory()).unwrap().unused.is_empty());
+    }
+
+    #[test]
+    fn windows_that_are_none_or_of_no_wave_or_differ_are_told_with_their_lines() {
+        let told = told(
+            "name,id,wave,window\nweb01,,a,22:00-06:00\n,vm-2,a,23:00-06:00\n,vm-3,,22:00-06:00\n,vm-4,a,late\n",
+        );
+        assert_eq!(
+            told[..2],
+            [
+                "3:4: error: window: line 2 has another window of wave a (write the same in all rows of a wave, or leave it empty in all but \
+                 one)",
+                "4:4: error: window: its row names no wave (windows are those of waves: name it in the column wave)",
+            ]
+        );
+        assert!(told[2].starts_with("5:4: error: window: 'late': ") && told.len() == 3, "{told:?}");
     }
 
     proptest::proptest! {
