@@ -473,7 +473,7 @@ mod tests {
             ("vm-1".into(), rate(1 << 30)),
             ("vm-2".into(), rate(9 << 40)),
         ]);
-        let wish = crate::WarmWish { interval_ms: 0, ..WarmWish::default() };
+        let wish = crate::WarmWish { interval_ms: 0, ..crate::WarmWish::default() };
         let foreseen = |warm| {
             let question = crate::foresee::tests::question(0, 1, 1);
             let vms = crate::FleetVm::of_inventory(&inventory, &written, warm);
