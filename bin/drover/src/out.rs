@@ -7,6 +7,9 @@ pub use drover_console::out::{
     ask, event, fresh_page, gone, json, large_json, line, print, say, say_in_json, say_of,
 };
 
+use drover_plan::{PlannedVm, Problem};
+use drover_view::{CheckedVm, Grouping};
+
 use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 
@@ -35,9 +38,18 @@ pub fn next(args: &RunArgs, command: impl std::fmt::Display) {
 }
 
 /// Says what is wrong with a file, if anything is.
-pub fn problems(file: &std::path::Path, problems: &[drover_plan::Problem]) {
+pub fn problems(file: &std::path::Path, problems: &[Problem]) {
     if !problems.is_empty() {
         say(drover_view::problems_text(file, problems).trim_end());
+    }
+}
+
+/// Says what is wrong with a plan, what its VMs share once; `--verbose` names them all.
+pub fn problems_of(file: &std::path::Path, problems: &[Problem], vms: &[PlannedVm]) {
+    let vms: Vec<CheckedVm> = vms.iter().map(CheckedVm::from).collect();
+    let text = Grouping::new(&vms, crate::log::is_verbose()).problems(file, problems);
+    if !text.is_empty() {
+        say(text.trim_end());
     }
 }
 

@@ -39,8 +39,8 @@ const CANCEL_WAIT: Duration = Duration::from_secs(120);
 pub trait Words: Sync {
     /// A line.
     fn say(&self, line: &str);
-    /// What is wrong with the plan.
-    fn problems(&self, file: &Path, problems: &[Problem]);
+    /// What is wrong with the plan, which has these VMs.
+    fn problems(&self, file: &Path, problems: &[Problem], vms: &[PlannedVm]);
     /// What goes to another site, several lines.
     fn site(&self, summary: &str);
 }
@@ -170,17 +170,17 @@ impl Prepared {
         for told in [plan::told_hosts(&resolution, false), site].iter().filter(|told| !told.is_empty()) {
             words.site(told.trim_end());
         }
-        words.problems(&file.path, &resolution.problems);
+        words.problems(&file.path, &resolution.problems, &resolution.vms);
         if !resolution.is_ok() {
             return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));
         }
         let rights = provider.rights(&resolution, &inventory)?;
-        words.problems(&file.path, &rights);
+        words.problems(&file.path, &rights, &resolution.vms);
         if rights.iter().any(Problem::is_error) {
             return Err(Failure::new(Exit::Access, "rights are missing at the source; nothing was touched"));
         }
         let at_hosts = provider.host_problems(&resolution.vms, &begun);
-        words.problems(&file.path, &at_hosts);
+        words.problems(&file.path, &at_hosts, &resolution.vms);
         if at_hosts.iter().any(Problem::is_error) {
             return Err(Failure::new(
                 Exit::Connection,

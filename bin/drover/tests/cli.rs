@@ -36,6 +36,10 @@ fn a_check_of_a_fleet_says_once_what_its_vms_share() {
     assert!(all.out.contains(&on_both), "{}", all.out);
     let error = "2 VMs (1 on esx1.lab, 1 on esx2.lab): has 1 snapshots (backup)";
     assert!(all.err.contains(error), "{}", all.err);
+    for command in ["migrate", "forecast"] {
+        let refused = stage.run(&[command, &plan]);
+        assert!(refused.err.contains(error) && !refused.err.contains("web-0"), "{command}: {}", refused.err);
+    }
     assert!(!shown.contains("web-0"), "names are for -v and --json: {shown}");
     let named = check(&["-v"]);
     assert!(named.out.contains("    web-000, web-001,") && named.err.contains("    web-007, web-041\n"));

@@ -464,8 +464,8 @@ impl<'a> Resolver<'a> {
             if let Some(twin) = twin {
                 let at = At { line: vm.line, column: 1 };
                 let text = format!(
-                    "{} ({}) and {} ({}) would both be '{}' at the target",
-                    twin.vm.name, twin.vm.id, vm.vm.name, vm.vm.id, vm.target_name
+                        "{} would be '{}' at the target, and so would '{}' (ids {} and {})",
+                    vm.vm.name, vm.target_name, twin.vm.name, vm.vm.id, twin.vm.id
                 );
                 self.error("vms", at, text, "select one of them by `id:` and give it a `target_name`");
             }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use drover_plan::{Concern, Problem, Weight};
+use drover_plan::{Concern, PlannedVm, Problem, Weight};
 
 use crate::problems::problems_text;
 use crate::text::{clean, width};
@@ -17,6 +17,16 @@ pub struct CheckedVm {
     pub target_name: String,
     /// Host that runs it; empty if not told.
     pub host: String,
+}
+
+impl From<&PlannedVm> for CheckedVm {
+    fn from(vm: &PlannedVm) -> CheckedVm {
+        CheckedVm {
+            name: vm.vm.name.clone(),
+            target_name: vm.target_name.clone(),
+            host: vm.host_name.clone().unwrap_or_default(),
+        }
+    }
 }
 
 /// The VMs of a check, and whether each is to be named.

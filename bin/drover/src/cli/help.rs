@@ -1,7 +1,7 @@
 //! What `drover --help` shows: the commands by what they are for, and where to begin.
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{Command, CommandFactory, Error};
+use clap::{Arg, Command, CommandFactory, Error};
 
 use super::Cli;
 
@@ -50,7 +50,18 @@ pub fn program() -> Command {
     let template = format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}Options:\n{{options}}\n\n{BEGIN}\n"
     );
-    program.help_template(template)
+    WITHOUT_SERVER.into_iter().fold(program.help_template(template), |program, name| {
+        program.mut_subcommand(name, |command| command.mut_args(hidden_for_daemons))
+    })
+}
+
+/// Commands that no daemon takes: they know its options, and refuse them with what to do.
+const WITHOUT_SERVER: [&str; 3] = ["clean", "import", "rehearse"];
+
+fn hidden_for_daemons(argument: Arg) -> Arg {
+    let is_for_daemons =
+        ["server", "token_file", "server_ca_file", "project"].contains(&argument.get_id().as_str());
+    if is_for_daemons { argument.hide(true) } else { argument }
 }
 
 fn group_text(program: &Command, title: &str) -> String {
@@ -94,6 +105,22 @@ mod tests {
             assert!(!why.contains("similar"), "{why}");
         }
         assert!(why("copie").contains("unrecognized subcommand") && !why("copie").contains("drover-lab"));
+    }
+
+    #[test]
+    fn commands_that_no_daemon_takes_do_not_offer_one() {
+        let help = |name: &str| {
+            let mut program = program();
+            let command = program.find_subcommand_mut(name).unwrap();
+            command.render_help().to_string() + &command.render_long_help().to_string()
+        };
+        for name in WITHOUT_SERVER {
+            let help = help(name);
+            assert!(!help.contains("--server") && !help.contains("--project"), "{help}");
+            let given = program().try_get_matches_from(["drover", name, "x", "--server", "http://x"]);
+            assert!(given.is_ok(), "it is known still, and refused with what to do");
+        }
+        assert!(help("migrate").contains("--server"));
     }
 
     #[test]

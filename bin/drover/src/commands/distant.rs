@@ -9,7 +9,7 @@ use drover_view::{Display, DisplayMode};
 use serde_json::{Value, json};
 
 use super::migrate::{plan_name, tell_given_up, tell_paused};
-use super::warm::{tell_proceed, tell_retry, tell_taken_back};
+use super::warm::{tell_cutover, tell_proceed, tell_retry, tell_taken_back};
 use super::watch;
 use crate::cli::{
     CancelArgs, CutoverArgs, MigrateArgs, PauseArgs, ProceedArgs, ReportArgs, ResumeArgs, RetryArgs, RunArgs,
@@ -202,22 +202,8 @@ pub fn cutover(daemon: &Remote, args: &CutoverArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
     let order = Order { vms: args.vms.clone(), wave: args.wave.clone(), ..order_of(OrderKind::Cutover) };
     let ordered = give(daemon, &name, &order)?;
-    let running = ordered.after == "running";
-    if args.run.json {
-        crate::out::json(json!({ "plan": name, "cutover": ordered.vms, "running": running }));
-    } else if !args.run.quiet {
-        let when = match running {
-            true => "the drover that runs the plan does it, each in the window of its wave".to_string(),
-            false => {
-                format!("nothing runs the plan: go on with `drover resume {name} --server {}`", daemon.url)
-            }
-        };
-        crate::out::say(format_args!("cutover asked for: {}; {when}", ordered.vms.join(", ")));
-        if running {
-            let url = &daemon.url;
-            crate::out::next(&args.run, format_args!("drover status {name} --watch --server {url}"));
-        }
-    }
+    let at = format!(" --server {}", daemon.url);
+    tell_cutover(&name, &ordered.vms, ordered.after == "running", &at, &args.run);
     Ok(Exit::Success)
 }
 

@@ -48,7 +48,7 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
         nfc.extend(provider.share_out(&file, &mut resolution, &inventory));
         peers.extend(peers_of(&file.plan, &resolution.vms, what_if.state.as_deref()));
-        crate::out::problems(&file.path, &resolution.problems);
+        crate::out::problems_of(&file.path, &resolution.problems, &resolution.vms);
         if resolution.vms.is_empty() {
             return Err(Failure::new(Exit::Plan, format!("plan {} moves no VM", file.plan.name)));
         }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use drover_engine::{Board, GivenUp, PlanRow, PlanState, RunOutcome, Store, StoreError};
-use drover_plan::{Others, Problem};
+use drover_plan::{Others, PlannedVm, Problem};
 use drover_view::{Display, DisplayMode, clean};
 use serde_json::json;
 
@@ -103,8 +103,8 @@ impl Words for Terminal {
         crate::out::say(line);
     }
 
-    fn problems(&self, file: &Path, problems: &[Problem]) {
-        crate::out::problems(file, problems);
+    fn problems(&self, file: &Path, problems: &[Problem], vms: &[PlannedVm]) {
+        crate::out::problems_of(file, problems, vms);
     }
 
     fn site(&self, summary: &str) {

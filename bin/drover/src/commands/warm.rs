@@ -15,20 +15,26 @@ pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
     store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     let asked = drover_engine::ask_cutover(&store, &name, &args.vms, args.wave.as_deref())?;
     let running = drover_engine::is_running(&store, &name)?;
-    if args.run.json {
-        crate::out::json(json!({ "plan": name, "cutover": asked, "running": running }));
-    } else if !args.run.quiet {
-        let when = match running {
-            true => "the drover that runs the plan does it, each in the window of its wave".to_string(),
-            false => format!("nothing runs the plan: go on with `drover resume {name}`"),
-        };
-        crate::out::say(format_args!("cutover asked for: {}; {when}", asked.join(", ")));
-        if running {
-            let state = state_option(&args.run);
-            crate::out::next(&args.run, format_args!("drover status {name} --watch{state}"));
-        }
-    }
+    tell_cutover(&name, &asked, running, &state_option(&args.run), &args.run);
     Ok(Exit::Success)
+}
+
+/// `at` is the option that says where the plan is.
+pub fn tell_cutover(plan: &str, vms: &[String], running: bool, at: &str, run: &RunArgs) {
+    if run.json {
+        return crate::out::json(json!({ "plan": plan, "cutover": vms, "running": running }));
+    }
+    if run.quiet {
+        return;
+    }
+    let when = match running {
+        true => "the drover that runs the plan does it, each in the window of its wave".to_string(),
+        false => format!("nothing runs the plan: go on with `drover resume {plan}{at}`"),
+    };
+    crate::out::say(format_args!("cutover asked for: {}; {when}", vms.join(", ")));
+    if running {
+        crate::out::next(run, format_args!("drover status {plan} --watch{at}"));
+    }
 }
 
 /// Lets the waves after one go on, whatever of it failed.

@@ -29,7 +29,7 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     let mut inventory = provider.inventory()?;
     provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let resolution = plan::resolve_here(&file, &provider, &mut inventory);
-    crate::out::problems(&file.path, &resolution.problems);
+    crate::out::problems_of(&file.path, &resolution.problems, &resolution.vms);
     let vms = resolution.vms;
     if vms.is_empty() {
         return Err(Failure::new(Exit::Plan, format!("plan {} moves no VM", file.plan.name)));

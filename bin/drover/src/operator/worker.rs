@@ -24,7 +24,7 @@ use drover_operator::model::{
     MigrationSpec, Named, Pinned, Place, ProviderSpec, Work, WorkerWord, plan_text,
 };
 use drover_operator::objects::engine_plan;
-use drover_plan::{Others, Problem};
+use drover_plan::{Others, PlannedVm, Problem};
 use drover_types::{Opening, Wave};
 use serde_json::{Value, json};
 
@@ -735,7 +735,7 @@ impl Words for Collected {
         crate::out::say(line);
     }
 
-    fn problems(&self, file: &Path, problems: &[Problem]) {
+    fn problems(&self, file: &Path, problems: &[Problem], _: &[PlannedVm]) {
         crate::out::problems(file, problems);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(problems);
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use drover_engine::{Board, Event, Observer, RunOutcome, ServedRow};
 use drover_mover::StopSignal;
-use drover_plan::{Others, Problem};
+use drover_plan::{Others, PlannedVm, Problem};
 use drover_server::{EventHub, Message};
 use drover_view::{RunNow, RunWatch};
 use serde_json::json;
@@ -122,7 +122,7 @@ impl Words for Job {
         crate::out::say(line);
     }
 
-    fn problems(&self, _: &Path, problems: &[Problem]) {
+    fn problems(&self, _: &Path, problems: &[Problem], _: &[PlannedVm]) {
         self.problems.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(problems);
     }
 
@@ -199,7 +199,7 @@ impl Daemon {
             let folder = row.path.parent().unwrap_or(Path::new("/"));
             let parsed = parse_quietly(row.text.clone(), row.path.clone(), folder.to_path_buf());
             let file = parsed.map_err(|problems| {
-                Words::problems(job, &row.path, &problems);
+                Words::problems(job, &row.path, &problems, &[]);
                 has_problems(problems.len())
             })?;
             Prepared::new(file, others, row.start, &setting)

@@ -276,7 +276,10 @@ fn unknown_and_double_names_are_told_apart() {
     let twins = errors(&plan("[{name: twin}]", ""), &inventory());
     assert!(twins.contains("vm-3 in folder 'a', vm-4 in folder 'b'") && twins.contains("`id:`"), "{twins}");
     assert!(errors(&plan("[{name: twin, folder: a}]", ""), &inventory()).is_empty());
-    assert!(errors(&plan("[{glob: 'twin'}]", ""), &inventory()).contains("would both be 'twin'"));
+    assert!(
+        errors(&plan("[{glob: 'twin'}]", ""), &inventory())
+            .contains("twin would be 'twin' at the target, and so would 'twin' (ids ")
+    );
     assert!(errors(&plan("[{glob: 'nothing*'}]", ""), &inventory()).contains("selects no VM"));
 }
 

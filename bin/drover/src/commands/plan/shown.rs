@@ -36,7 +36,7 @@ impl<'a> Shown<'a> {
         names_all: bool,
     ) -> Result<Shown<'a>, Failure> {
         check_patterns(resolution, args)?;
-        let all: Vec<CheckedVm> = resolution.vms.iter().map(checked).collect();
+        let all: Vec<CheckedVm> = resolution.vms.iter().map(CheckedVm::from).collect();
         let mut blocked = vec![false; all.len()];
         let grouping = Grouping::new(&all, false);
         for problem in problems.iter().filter(|problem| problem.is_error()) {
@@ -101,14 +101,6 @@ impl<'a> Shown<'a> {
 
     fn grouping(&self) -> Grouping<'_> {
         Grouping::new(&self.all, self.names_all)
-    }
-}
-
-fn checked(vm: &PlannedVm) -> CheckedVm {
-    CheckedVm {
-        name: vm.vm.name.clone(),
-        target_name: vm.target_name.clone(),
-        host: vm.host_name.clone().unwrap_or_default(),
     }
 }
 
