@@ -3,6 +3,7 @@
 pub mod agent;
 mod disks;
 mod examples;
+mod filter;
 mod forecast;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -28,6 +29,7 @@ use clap_complete::Shell;
 
 pub use agent::AgentCommand;
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
+pub use filter::FilterArgs;
 pub use forecast::{AssessArgs, ForecastArgs, FormArgs, PlanWavesArgs, SimulateArgs, WhatIfArgs};
 pub use help::{program, told};
 pub use kubectl::{
@@ -474,6 +476,8 @@ pub struct RetryArgs {
 pub struct StatusArgs {
     /// Name of a plan, or its file; all plans if absent
     pub plan: Option<String>,
+    #[command(flatten)]
+    pub filter: FilterArgs,
     /// Follow it until it ends, or all plans that run; with --json one object per look. Ctrl-C ends the watching only
     #[arg(long, short)]
     pub watch: bool,
@@ -485,8 +489,13 @@ pub struct StatusArgs {
 pub struct ReportArgs {
     /// Name of the plan, or its file
     pub plan: String,
-    /// Write one self-contained HTML page to this file
-    #[arg(long, value_name = "FILE")]
+    #[command(flatten)]
+    pub filter: FilterArgs,
+    /// Print a table as CSV, a row for each VM
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+    /// Write one self-contained HTML page of all VMs to this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["csv", "vms", "waves", "states"])]
     pub html: Option<PathBuf>,
     /// Sign the page with this key of OpenSSH, into FILE.sig
     #[arg(long, value_name = "KEY", requires = "html")]

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use drover_console::out::{
-    ask, event, fresh_page, gone, json, large_json, line, print, say, say_in_json, say_of,
+    ask, csv, event, fresh_page, gone, json, large_json, line, print, say, say_in_json, say_of,
 };
 
 use drover_plan::{PlannedVm, Problem};

@@ -103,6 +103,65 @@ fn what_an_ended_run_had_done_is_known_and_nothing_is_waited_for() {
     assert!(text.lines().all(|line| line.starts_with("  try:") || line.chars().count() <= 80), "{text}");
 }
 
+const WAVES: &str =
+    "waves: [{name: pilot, vms: [{name: one}]}, {name: rest, after: [pilot], vms: [{name: two}]}]\nvms:";
+
+#[test]
+fn some_vms_of_a_plan_are_shown_and_told_here_as_by_a_daemon() {
+    let Some(stage) = slow_stage(149, 1, 64) else { return };
+    let plan = stage.plan("some", &[("vms:", WAVES)]);
+    let run = stage.run(&["migrate", &plan]);
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    let state = stage.path("state").display().to_string();
+    assert!(run.out.contains("2 of 2 VMs arrived") && !run.out.contains("Roots of"), "{}", run.out);
+    let whole = format!("\nall VMs and their proof: drover report some --state {state}\n");
+    assert!(run.out.ends_with(&whole), "{}", run.out);
+    assert!(stage.run(&["report", "some"]).out.contains("Roots of"));
+    let daemon = Daemon::start(&stage.drover);
+    let both = |args: &[&str]| {
+        let [here, there] = [stage.run(args), daemon.run(args)].map(|ran| {
+            assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
+            let places = [format!(" --server {}", daemon.url), format!(" --state {state}")];
+            places.iter().fold(ran.out, |out, place| out.replace(place, ""))
+        });
+        assert_eq!(here, there, "{args:?}");
+        here
+    };
+    let status = both(&["status", "some", "--wave", "pilot"]);
+    assert!(status.contains("2 VMs: 2 done\n") && status.contains("\none  done"), "{status}");
+    assert!(status.contains("listed: 1 of 2 VMs") && !status.contains("\ntwo  done"), "{status}");
+    let json = both(&["status", "some", "--vm", "t*", "--json"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((json["vms"].as_array().unwrap().len(), &json["vms"][0]["wave"]), (1, &json!("rest")));
+    assert_eq!(json["progress"]["counts"]["all"], 2);
+    let none = both(&["status", "some", "--only", "failed,waiting"]);
+    assert!(none.contains("listed: 0 of 2 VMs"), "{none}");
+    let report = both(&["report", "some", "--vm", "two"]);
+    assert!(report.contains("two/Hard disk 1") && !report.contains("one/Hard disk 1"), "{report}");
+    let csv = both(&["report", "some", "--csv", "--only", "done"]);
+    let rows: Vec<&str> = csv.split("\r\n").collect();
+    assert!(rows[0].starts_with("name,wave,state,") && rows[1].starts_with("one,pilot,done,"), "{csv}");
+    assert!(rows[2].starts_with("two,rest,done,") && rows.len() == 4, "{csv}");
+    let json: Value = serde_json::from_str(&both(&["report", "some", "--vm", "two", "--json"])).unwrap();
+    assert_eq!((&json["summary"]["vms"], &json["vms"][0]["name"]), (&json!(1), &json!("two")));
+    for (args, why) in [
+        (&["status", "some", "--vm", "onne"][..], "no VM that matches 'onne'\n  try: near names: one"),
+        (&["report", "some", "--wave", "next"], "no VM in a wave 'next'\n  try: its waves: pilot, rest"),
+        (&["status", "some", "--vm", "onne", "--watch"], "no VM that matches 'onne'"),
+        (&["status", "--only", "failed"], "<PLAN>"),
+    ] {
+        let refused = stage.run(args);
+        assert!(refused.code == Some(2) && refused.err.contains(why), "{args:?}: {}", refused.err);
+    }
+    let watched = stage.run(&["status", "some", "--watch", "--json", "--vm", "two"]);
+    let last = objects(&watched.out).pop().unwrap();
+    assert_eq!((last["vms"].as_array().unwrap().len(), &last["vms"][0]["name"]), (1, &json!("two")));
+    let plans: Value = stage.run(&["status", "--json"]).json().unwrap();
+    assert_eq!(plans["plans"][0]["vms"]["arrived"], 2);
+    assert!(stage.run(&["status"]).out.contains("2 of 2"));
+    daemon.stop();
+}
+
 #[test]
 fn a_daemons_plans_are_followed_too() {
     let Some(stage) = slow_stage(148, 24, 4) else { return };

@@ -41,6 +41,11 @@ pub fn fresh_page() {
     put("\x1b[H\x1b[J");
 }
 
+/// Writes a table as CSV, whose cells drive no terminal already; it keeps its line ends.
+pub fn csv(text: &str) {
+    put(text);
+}
+
 /// Asks a person for something, on standard error.
 pub fn ask(text: &str) {
     // Where nobody listens, nobody will answer.

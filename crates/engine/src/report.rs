@@ -14,7 +14,7 @@ use crate::store::{
 use crate::waves::{WaveReport, wave_reports};
 
 /// All that is known of a plan.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PlanReport {
     /// The plan.
     pub plan: PlanRow,
@@ -33,7 +33,7 @@ pub struct PlanReport {
 }
 
 /// A VM of the report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VmReport {
     /// What the store has.
     #[serde(flatten)]
@@ -55,7 +55,7 @@ pub struct VmReport {
 }
 
 /// How a VM moves that keeps running.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WarmReport {
     /// What the store has.
     #[serde(flatten)]
@@ -70,7 +70,7 @@ pub struct WarmReport {
 }
 
 /// A disk of the report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DiskReport {
     /// Label.
     pub label: String,
@@ -97,7 +97,7 @@ pub struct DiskReport {
 }
 
 /// When a phase ran.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseTime {
     /// Name.
     pub phase: String,
@@ -108,7 +108,7 @@ pub struct PhaseTime {
 }
 
 /// A point of the rate chart.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RatePoint {
     /// When.
     pub at_ms: i64,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use drover_plan::{Plan, PlannedVm};
+use drover_plan::Plan;
 use drover_schedule::{Wait, WaveUsage};
 use drover_types::Wave;
 use serde::{Deserialize, Serialize};
@@ -105,10 +105,9 @@ pub fn wave_reports(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Vec<WaveRep
     if waves.is_empty() {
         return Vec::new();
     }
-    let mut members: BTreeMap<String, Vec<&VmRow>> = BTreeMap::new();
+    let mut members: BTreeMap<&str, Vec<&VmRow>> = BTreeMap::new();
     for row in vms {
-        let planned: Option<PlannedVm> = serde_json::from_str(&row.planned).ok();
-        if let Some(wave) = planned.and_then(|vm| vm.wave) {
+        if let Some(wave) = row.wave.as_deref() {
             members.entry(wave).or_default().push(row);
         }
     }
@@ -116,7 +115,7 @@ pub fn wave_reports(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Vec<WaveRep
     let none = Vec::new();
     let now_ms = now_ms().max(0) as u64;
     let report = |wave: Wave| {
-        let vms = members.get(&wave.name).unwrap_or(&none);
+        let vms = members.get(wave.name.as_str()).unwrap_or(&none);
         let count = |fits: fn(VmState) -> bool| vms.iter().filter(|vm| fits(vm.state)).count();
         let done = count(VmState::has_arrived);
         let (running, failed) =

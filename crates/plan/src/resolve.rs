@@ -464,7 +464,7 @@ impl<'a> Resolver<'a> {
             if let Some(twin) = twin {
                 let at = At { line: vm.line, column: 1 };
                 let text = format!(
-                        "{} would be '{}' at the target, and so would '{}' (ids {} and {})",
+                    "{} would be '{}' at the target, and so would '{}' (ids {} and {})",
                     vm.vm.name, vm.target_name, twin.vm.name, vm.vm.id, twin.vm.id
                 );
                 self.error("vms", at, text, "select one of them by `id:` and give it a `target_name`");

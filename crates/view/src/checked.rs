@@ -195,7 +195,7 @@ impl<T> Group<T> {
 }
 
 /// A sentence without what is a VM's own in it: numbers, and words in quotes or brackets.
-fn without_numbers(text: &str) -> String {
+pub(crate) fn without_numbers(text: &str) -> String {
     let (mut kept, mut end) = (String::new(), None);
     for c in text.chars() {
         match (end, c) {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use drover_engine::{DiskActivity, DiskRow, PlanRow, ProgressRow, VmRow, VmState};
+use drover_engine::{CountRow, DiskActivity, DiskRow, Phase, PlanRow, ProgressRow, VmRow, VmState};
 use drover_plan::PlannedVm;
 use drover_types::{Bytes, Rate};
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,11 @@ pub struct Pace {
 pub struct VmProgress {
     /// Name at the target.
     pub name: String,
-    /// State, with `interrupted` for a VM whose run is gone.
+    /// Its wave, where the plan has waves.
+    #[serde(default)]
+    pub wave: Option<String>,
+    /// State, with `interrupted` for a VM whose run is gone, and `waiting` for one that is copied and waits for its next
+    /// pass or its cutover.
     pub state: String,
     /// Phase it is in or ended in.
     pub phase: Option<String>,
@@ -121,7 +125,7 @@ impl PlanProgress {
         let (mut copies, mut verifies) = (false, false);
         for vm in vms {
             let of = look.vm(vm);
-            found.counts.add(vm.state);
+            found.counts.add(vm.state, 1);
             if vm.state != VmState::Skipped {
                 copy.add(&of.copy);
             }
@@ -205,8 +209,9 @@ impl PlanProgress {
     fn by_weight(&self) -> Vec<&VmProgress> {
         let weight = |vm: &&VmProgress| match vm.state.as_str() {
             "running" => 0,
-            "queued" => 2,
-            "done" | "skipped" | "cancelled" => 3,
+            "waiting" => 2,
+            "queued" => 3,
+            "done" | "skipped" | "cancelled" => 4,
             _ => 1,
         };
         let mut vms: Vec<&VmProgress> = self.vms.iter().collect();
@@ -216,6 +221,11 @@ impl PlanProgress {
 }
 
 impl VmProgress {
+    /// Name, wave and state.
+    pub fn key(&self) -> (&str, Option<&str>, &str) {
+        (&self.name, self.wave.as_deref(), &self.state)
+    }
+
     /// `web01: running, copy 50 %, 812 MB/s, ETA 0:12`.
     fn line(&self) -> String {
         let mut parts = vec![format!("{}: {}", clean(&self.name), clean(self.state_word()))];
@@ -232,7 +242,7 @@ impl VmProgress {
     }
 
     /// State for people, who are to see what is bad.
-    fn state_word(&self) -> &str {
+    pub(crate) fn state_word(&self) -> &str {
         match self.state.as_str() {
             "failed" => "FAILED",
             "not_cleaned_up" => "NOT CLEANED UP",
@@ -257,13 +267,25 @@ fn eta_text(pace: &Pace) -> String {
 }
 
 impl Counts {
-    fn add(&mut self, state: VmState) {
-        self.all += 1;
+    /// Of a plan, of what was counted of all.
+    pub fn of(plan: &str, rows: &[CountRow]) -> Counts {
+        let mut counts = Counts::default();
+        for row in rows.iter().filter(|row| row.plan == plan) {
+            // The store has no other words.
+            if let Ok(state) = serde_json::from_value(json!(row.state)) {
+                counts.add(state, row.count as usize);
+            }
+        }
+        counts
+    }
+
+    fn add(&mut self, state: VmState, vms: usize) {
+        self.all += vms;
         match state {
-            VmState::Done | VmState::NotCleanedUp => self.arrived += 1,
-            VmState::Running => self.running += 1,
-            VmState::Queued => self.queued += 1,
-            VmState::Failed => self.failed += 1,
+            VmState::Done | VmState::NotCleanedUp => self.arrived += vms,
+            VmState::Running => self.running += vms,
+            VmState::Queued => self.queued += vms,
+            VmState::Failed => self.failed += vms,
             VmState::Stopped | VmState::Skipped | VmState::Cancelled => {}
         }
     }
@@ -311,6 +333,8 @@ struct OfVm {
     copy: Sums,
     /// Of what is read and not written: a pass, a verification.
     reads: Option<Sums>,
+    /// It is copied, and no pass is under way.
+    waits: bool,
 }
 
 impl<'a> Look<'a> {
@@ -379,7 +403,9 @@ impl<'a> Look<'a> {
             // Its bytes are on top of a copy that is complete.
             (copy.rate, copy.left) = (reads.rate, copy.left.saturating_add(reads.left));
         }
-        OfVm { activity, copy, reads }
+        let between = vm.phase.as_deref() == Some(Phase::Passes.name()) && activity.is_none();
+        let waits = between && !known.is_empty() && known.iter().all(|disk| disk.root.is_some());
+        OfVm { activity, copy, reads, waits }
     }
 
     /// How far the copy of a disk is.
@@ -404,11 +430,13 @@ impl OfVm {
     fn progress(&self, vm: &VmRow, interrupted: bool) -> VmProgress {
         let state = match vm.state {
             VmState::Running if interrupted => json!("interrupted"),
+            VmState::Running if self.waits => json!("waiting"),
             state => json!(state),
         };
         let sums = self.reads.as_ref().unwrap_or(&self.copy);
         VmProgress {
             name: vm.name.clone(),
+            wave: vm.wave.clone(),
             state: state.as_str().unwrap_or_default().into(),
             phase: vm.phase.clone(),
             activity: self.activity.map(str::to_string),

@@ -1,9 +1,10 @@
 //! What was foreseen when a run began, beside what came.
 
 use drover_engine::{ForecastError, PassRow, PassState, PlanReport, PlanState, VmState};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::local;
+use crate::status::EndForeseen;
 use crate::text::{between, clean, count, duration};
 
 /// A forecast and its outcome, in milliseconds.
@@ -60,7 +61,7 @@ pub(crate) fn compared(report: &PlanReport) -> Option<Compared> {
 }
 
 /// What of a plan waits for `drover cutover`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitsForCutover {
     /// VMs that move over only when it says so, and for which it did not yet.
     pub vms: usize,
@@ -104,26 +105,25 @@ pub(crate) fn order_line(name: &str, it: &WaitsForCutover) -> String {
 
 /// When a plan that runs is foreseen to end: as it was said last, and as it was when the run began. Absent where nothing was. Of one
 /// that waits for `drover cutover`: for how many VMs, and when they are ready.
-pub fn end_text(report: &PlanReport) -> Option<String> {
-    let run = report.runs.last().filter(|_| report.plan.state == PlanState::Running)?;
+pub(crate) fn end_text(plan: &str, run: &EndForeseen, waits: Option<&WaitsForCutover>) -> Option<String> {
     let since = |after: [u64; 3]| {
-        after.map(|after_ms| run.at_ms.saturating_add(i64::try_from(after_ms).unwrap_or(i64::MAX)))
+        after.map(|after_ms| run.began_ms.saturating_add(i64::try_from(after_ms).unwrap_or(i64::MAX)))
     };
-    let first = run.facts.foreseen.as_ref();
-    if let Some(waits) = waits_for_cutover(report) {
-        let line = order_line(&clean(&report.plan.name), &waits);
-        let now = run.facts.foreseen_now.and_then(|now| now.ready_ms);
-        let ready = now.or(first.and_then(|it| it.ready_ms).map(since));
+    if let Some(waits) = waits {
+        let line = order_line(&clean(plan), waits);
+        let ready = run.now.and_then(|now| now.ready_ms).or(run.ready_ms.map(since));
         let ready = ready.filter(|_| waits.ready < waits.vms).map(|moments| {
             let [p10, p50, p90] = moments.map(local);
             format!("foreseen to be ready for cutover: {p50}\n  P10 {p10}, P90 {p90}\n")
         });
         return Some(format!("{line}\n{}", ready.unwrap_or_default()));
     }
-    let first = first.map(|it| (since(it.makespan_ms), it.ready_ms.is_none()));
-    let [p10, p50, p90] = run.facts.foreseen_now.map(|now| now.end_ms).or(first.map(|it| it.0))?.map(local);
-    let before = match (run.facts.foreseen_now, first) {
-        (Some(_), Some(([_, first, _], true))) => format!("  as the run began: {}\n", local(first)),
+    let first = run.makespan_ms.map(since);
+    let [p10, p50, p90] = run.now.map(|now| now.end_ms).or(first)?.map(local);
+    let before = match (run.now, first) {
+        (Some(_), Some([_, first, _])) if run.ready_ms.is_none() => {
+            format!("  as the run began: {}\n", local(first))
+        }
         _ => String::new(),
     };
     Some(format!("foreseen to end: {p50}\n  P10 {p10}, P90 {p90}\n{before}"))
@@ -181,27 +181,25 @@ mod tests {
 
     #[test]
     fn a_plan_that_runs_says_when_it_ends_and_when_it_was_to() {
-        let mut report = sample::report();
-        report.plan.state = PlanState::Running;
-        assert_eq!(end_text(&report), None);
-        let run = report.runs.last_mut().unwrap();
-        let at = |after_ms: i64| local(run.at_ms + after_ms);
+        let began_ms = sample::START;
+        let at = |after_ms: i64| local(began_ms + after_ms);
         let [soon, likely, late, now] = [50_000, 90_000, 130_000, 7_000].map(at);
-        let now_ms = run.at_ms + 7_000;
-        run.facts.foreseen = Some(Foreseen { makespan_ms: [50_000, 90_000, 130_000], ..Foreseen::default() });
+        let mut run = EndForeseen { began_ms, makespan_ms: None, ready_ms: None, now: None };
+        assert_eq!(end_text("lab", &run, None), None);
+        run.makespan_ms = Some([50_000, 90_000, 130_000]);
         assert_eq!(
-            end_text(&report).unwrap(),
+            end_text("lab", &run, None).unwrap(),
             format!("foreseen to end: {likely}\n  P10 {soon}, P90 {late}\n")
         );
-        let run = report.runs.last_mut().unwrap();
-        run.facts.foreseen_now = Some(ForeseenNow { at_ms: 1, end_ms: [now_ms; 3], ready_ms: None });
-        let text = end_text(&report).unwrap();
+        run.now = Some(ForeseenNow { at_ms: 1, end_ms: [began_ms + 7_000; 3], ready_ms: None });
         assert_eq!(
-            text,
+            end_text("lab", &run, None).unwrap(),
             format!("foreseen to end: {now}\n  P10 {now}, P90 {now}\n  as the run began: {likely}\n")
         );
-        report.plan.state = PlanState::Done;
-        assert_eq!(end_text(&report), None);
+    }
+
+    fn end(report: &PlanReport) -> Option<String> {
+        end_text("lab", &EndForeseen::of(&report.runs)?, waits_for_cutover(report).as_ref())
     }
 
     #[test]
@@ -228,7 +226,7 @@ mod tests {
         report.vms[0].warm = None;
         let down = "a cutover takes 2.0 s (1.0 s to 3.0 s)";
         assert_eq!(
-            end_text(&report).unwrap(),
+            end(&report).unwrap(),
             format!(
                 "1 VM waits for `drover cutover lab`, 0 ready for it; {down}\nforeseen to be ready for cutover: {likely}\n  P10 {soon}, \
                  P90 {late}\n"
@@ -240,7 +238,7 @@ mod tests {
             ready_ms: None,
             downtime_ms: None,
         });
-        let text = end_text(&report).unwrap();
+        let text = end(&report).unwrap();
         assert_eq!(text, format!("1 VM waits for `drover cutover lab`, 1 ready for it; {down}\n"));
         let (text, json) = (crate::report_text(&report), sample::json(&report));
         assert!(text.contains("1 VM waits for `drover cutover lab`"), "{text}");
@@ -251,7 +249,7 @@ mod tests {
             (waits_for_cutover(&report), sample::json(&report)["waits_for_cutover"].is_null()),
             (None, true)
         );
-        assert!(end_text(&report).unwrap().starts_with("foreseen to end: "));
+        assert!(end(&report).unwrap().starts_with("foreseen to end: "));
         report.plan.state = PlanState::Done;
         report.plan.ended_ms = Some(report.runs.last().unwrap().at_ms + 9_000_000);
         let it = compared(&report).unwrap();

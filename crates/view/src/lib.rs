@@ -15,6 +15,7 @@ mod clock;
 mod copy_display;
 mod display;
 mod evidence;
+mod filter;
 mod follow;
 mod forecast;
 mod forecast_clock;
@@ -35,6 +36,7 @@ mod problems;
 mod report;
 #[cfg(test)]
 mod sample;
+mod sheet;
 mod stage;
 mod status;
 mod summary;
@@ -51,11 +53,12 @@ pub use clock::{local as local_time, now_utc, time_now};
 pub use copy_display::CopyDisplay;
 pub use display::{Display, RunNow, RunWatch};
 pub use drover_types::shown::{clean, plain};
+pub use filter::{Extent, LISTED_MAX, VmFilter};
 pub use follow::{Counts, Followed, Pace, PlanProgress, VmProgress};
 pub use forecast::{
     forecast_json, forecast_text, proposed_note, proposed_rest_note, proposed_waves_text, reference_text,
 };
-pub use foreseen::{WaitsForCutover, end_text as foreseen_end_text, waits_for_cutover};
+pub use foreseen::{WaitsForCutover, waits_for_cutover};
 pub use hooks::check_words;
 pub use html::{assess_html, forecast_html, live_report_html, live_several_html, report_html};
 pub use in_place::{InLines, InPlace};
@@ -71,11 +74,11 @@ pub use live_several::{
 pub use live_words::live_words;
 pub use mode::{DisplayMode, can_move, set_plain_display};
 pub use problems::problems_text;
-pub use report::{ReportJson, report_text};
+pub use report::{ReportJson, report_of, report_part_text, report_text};
+pub use sheet::report_csv;
 pub use stage::terminal_columns;
-pub use status::{plans_text, runs, status_text, waits_text};
+pub use status::{EndForeseen, PlanStatus, plans_text, runs};
 pub use summary::vm_state;
 pub use table::{Align, Table, set_columns};
 pub use text::count;
-pub use warm::warm_status_text;
 pub use waves::waves_text;

@@ -1,12 +1,14 @@
+use std::collections::HashSet;
 use std::fmt::{self, Write};
 
-use drover_engine::{DiskReport, PlanReport, PlanState, VmReport};
+use drover_engine::{DiskReport, PassState, Phase, PlanReport, PlanState, VmReport, VmRow, VmState};
 use drover_types::Bytes;
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Serialize, Serializer};
 
 use crate::clock::local;
 use crate::evidence::evidence;
+use crate::filter::{Extent, LISTED_MAX, VmFilter, others, write_errors};
 use crate::foreseen::{self, compared, order_line, waits_for_cutover};
 use crate::hooks::{write_hooks, write_rehearsals};
 use crate::now::rate_text;
@@ -20,8 +22,69 @@ use crate::waves::waves_text;
 pub fn report_text(report: &PlanReport) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
-    let _ = write_report(&mut text, report);
+    let _ = write_head(&mut text, report, &Summary::of(report)).and_then(|()| write_whole(&mut text, report));
     text
+}
+
+/// A part of it, below the sums of all: of some VMs everything; or, in short, what became of all, with details of those that
+/// failed. `at` is the option that says where the plan is.
+pub fn report_part_text(report: PlanReport, extent: Extent<'_>, at: &str) -> String {
+    let mut text = String::new();
+    let _ = write_part(&mut text, report, extent, at);
+    text
+}
+
+fn write_part(text: &mut String, mut report: PlanReport, extent: Extent<'_>, at: &str) -> fmt::Result {
+    write_head(text, &report, &Summary::of(&report))?;
+    if extent == Extent::Short {
+        return write_short(text, report, at);
+    }
+    let all = report.vms.len();
+    keep(&mut report, extent);
+    write_whole(text, &report)?;
+    text.push_str(&others(report.vms.len(), all));
+    Ok(())
+}
+
+/// The report with the VMs of a filter alone, and with what happened to them; the whole of one that asks for nothing.
+pub fn report_of(mut report: PlanReport, filter: &VmFilter) -> PlanReport {
+    if !filter.is_empty() {
+        keep(&mut report, Extent::Of(filter));
+        let ids: HashSet<&str> = report.vms.iter().map(|vm| vm.row.id.as_str()).collect();
+        report.events.retain(|event| event.vm.as_deref().is_none_or(|vm| ids.contains(vm)));
+    }
+    report
+}
+
+fn keep(report: &mut PlanReport, extent: Extent<'_>) {
+    let keys: Vec<_> = report.vms.iter().map(vm_key).collect();
+    let listed = extent.listed(&keys);
+    let mut vms: Vec<Option<VmReport>> = std::mem::take(&mut report.vms).into_iter().map(Some).collect();
+    report.vms = listed.into_iter().filter_map(|at| vms[at].take()).collect();
+}
+
+/// Name, wave and word of the state.
+pub(crate) fn vm_key(vm: &VmReport) -> (&str, Option<&str>, &'static str) {
+    (&vm.row.name, vm.row.wave.as_deref(), state_word(vm))
+}
+
+fn state_word(vm: &VmReport) -> &'static str {
+    let passes = vm.warm.iter().flat_map(|warm| &warm.passes);
+    let waits = || {
+        vm.row.phase.as_deref() == Some(Phase::Passes.name())
+            && passes.last().is_some_and(|pass| pass.state == PassState::Complete)
+    };
+    match vm.row.state {
+        VmState::Queued => "queued",
+        VmState::Running if waits() => "waiting",
+        VmState::Running => "running",
+        VmState::Done => "done",
+        VmState::NotCleanedUp => "not_cleaned_up",
+        VmState::Failed => "failed",
+        VmState::Stopped => "stopped",
+        VmState::Skipped => "skipped",
+        VmState::Cancelled => "cancelled",
+    }
 }
 
 /// The report of a plan as JSON: all that the store has, and a summary. Keys come in their order at every depth, and what there are
@@ -64,18 +127,16 @@ impl<T: Serialize> Serialize for Each<'_, T> {
     }
 }
 
-fn write_report(text: &mut String, report: &PlanReport) -> fmt::Result {
-    let summary = Summary::of(report);
-    write_head(text, report, &summary)?;
+fn write_whole(text: &mut String, report: &PlanReport) -> fmt::Result {
     if !report.vms.is_empty() {
         write!(text, "\n{}", vm_table(report))?;
     }
     text.push_str(&waves_text(&report.waves));
-    report.vms.iter().try_for_each(|vm| write_vm_notes(text, vm))?;
+    report.vms.iter().try_for_each(|vm| write_notes(text, &vm.row))?;
     write_passes(text, report)?;
     write_hooks(text, report)?;
     write_rehearsals(text, report)?;
-    if summary.disks > 0 {
+    if report.vms.iter().any(|vm| !vm.disks.is_empty()) {
         write!(text, "\n{}", disk_table(report))?;
         write_links(text, report)?;
         writeln!(text, "\nRoots of the hash trees (BLAKE3, a leaf per 64 KiB):")?;
@@ -87,6 +148,31 @@ fn write_report(text: &mut String, report: &PlanReport) -> fmt::Result {
         writeln!(text, "\nEvidence:")?;
     }
     lines.iter().try_for_each(|line| writeln!(text, "  {line}"))
+}
+
+fn write_short(text: &mut String, mut report: PlanReport, at: &str) -> fmt::Result {
+    let all = report.vms.len();
+    let mut notes = String::new();
+    let rows: Vec<&VmRow> = report.vms.iter().map(|vm| &vm.row).collect();
+    write_errors(&mut notes, &rows, Extent::Short.groups(all), write_notes)?;
+    keep(&mut report, Extent::Short);
+    let listed = report.vms.len();
+    if listed > 0 {
+        write!(text, "\n{}", vm_table(&report))?;
+    }
+    text.push_str(&waves_text(&report.waves));
+    text.push_str(&notes);
+    report.vms.retain(|vm| vm.row.error.is_some());
+    write_passes(text, &report)?;
+    write_hooks(text, &report)?;
+    if report.vms.iter().any(|vm| !vm.disks.is_empty()) {
+        write!(text, "\n{}", disk_table(&report))?;
+    }
+    let (part, vms) = match all > LISTED_MAX {
+        true => (format!("listed: {listed} of {all} VMs; "), " --vm '*'"),
+        false => (String::new(), ""),
+    };
+    writeln!(text, "\n{part}all VMs and their proof: drover report {}{vms}{at}", clean(&report.plan.name))
 }
 
 fn write_head(text: &mut String, report: &PlanReport, summary: &Summary) -> fmt::Result {
@@ -137,7 +223,7 @@ fn vm_table(report: &PlanReport) -> Table {
         let size = vm.disks.iter().fold(0u64, |sum, disk| sum.saturating_add(disk.size));
         table.row([
             vm.row.name.clone(),
-            vm_state(vm.row.state).into(),
+            if state_word(vm) == "waiting" { "waiting" } else { vm_state(vm.row.state) }.into(),
             vm.disks.len().to_string(),
             Bytes(size).to_string(),
             Bytes(vm.sum(|disk| disk.data_bytes)).to_string(),
@@ -151,16 +237,16 @@ fn vm_table(report: &PlanReport) -> Table {
     table
 }
 
-fn write_vm_notes(text: &mut String, vm: &VmReport) -> fmt::Result {
-    let name = clean(&vm.row.name);
-    if let Some(started) = &vm.row.started {
+fn write_notes(text: &mut String, row: &VmRow) -> fmt::Result {
+    let name = clean(&row.name);
+    if let Some(started) = &row.started {
         writeln!(text, "\n{name} started: {}", clean(started))?;
     }
-    if let Some(error) = &vm.row.error {
-        let phase = vm.row.phase.as_deref().unwrap_or("its first phase");
-        writeln!(text, "\n{name} {} in {}: {}", vm_state(vm.row.state), clean(phase), clean(error))?;
+    if let Some(error) = &row.error {
+        let phase = row.phase.as_deref().unwrap_or("its first phase");
+        writeln!(text, "\n{name} {} in {}: {}", vm_state(row.state), clean(phase), clean(error))?;
     }
-    if let Some(advice) = &vm.row.advice {
+    if let Some(advice) = &row.advice {
         writeln!(text, "  try: {}", clean(advice))?;
     }
     Ok(())
@@ -304,6 +390,50 @@ Evidence:
 "
         );
         assert_eq!(report_text(&sample::report()), expected);
+    }
+
+    #[test]
+    fn of_a_fleet_the_short_report_has_what_failed_and_a_filter_has_the_rest() {
+        let mut report = sample::report();
+        report.vms[1].row.name = "web02".into();
+        let (done, failed) = (report.vms[0].clone(), report.vms[1].clone());
+        let named = |vm: &VmReport, at: usize| {
+            let mut vm = vm.clone();
+            (vm.row.id, vm.row.name) = (format!("vm-{at}"), format!("web{at:04}"));
+            vm
+        };
+        report.vms = (0..100).map(|at| named(if at < 3 { &failed } else { &done }, at)).collect();
+        let short = report_part_text(report.clone(), Extent::Short, " --state s");
+        for part in [
+            "97 of 100 VMs arrived, 3 failed;",
+            "web0001  FAILED",
+            "\n3 VMs: copy of <db> & \"co\"/Hard disk 1: write: no space left\n  try: make room",
+            "web0002/Hard disk 1",
+            "\nlisted: 3 of 100 VMs; all VMs and their proof: drover report lab --vm '*' --state s\n",
+        ] {
+            assert!(short.contains(part), "{part}:\n{short}");
+        }
+        assert!(
+            short.lines().count() < 30 && !short.contains("web0003") && !short.contains("Roots"),
+            "{short}"
+        );
+        let filter = VmFilter { names: vec!["web0003".into()], ..VmFilter::default() };
+        let part = report_part_text(report.clone(), filter.extent(), "");
+        assert!(part.contains("97 of 100 VMs arrived") && part.contains("listed: 1 of 100 VMs"), "{part}");
+        assert!(part.contains("web0003: vm-3 at the source") && !part.contains("web0004"), "{part}");
+        let json = sample::json(&report_of(report.clone(), &filter));
+        assert_eq!((&json["summary"]["vms"], json["events"].as_array().unwrap().len()), (&1.into(), 0));
+        let read: PlanReport = serde_json::from_value(sample::json(&report)).unwrap();
+        assert_eq!(report_text(&read), report_text(&report), "a daemon's is told as one's own");
+        // Of a small plan a run tells the VMs, and no proof.
+        let small = report_part_text(sample::report(), Extent::Short, "");
+        assert!(
+            small.contains("web01          done")
+                && small.contains("web01 started: ")
+                && !small.contains("web01/Hard disk 1"),
+            "{small}"
+        );
+        assert!(small.ends_with("\nall VMs and their proof: drover report lab\n"), "{small}");
     }
 
     #[test]

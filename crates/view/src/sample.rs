@@ -32,6 +32,7 @@ pub(crate) fn vm(id: &str, name: &str, state: VmState) -> VmRow {
         name: name.into(),
         site: None,
         target_host: None,
+        wave: None,
         state,
         phase: Some("copy".into()),
         planned: String::new(),

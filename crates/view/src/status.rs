@@ -1,18 +1,71 @@
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{self, Write};
 use std::path::Path;
 
-use drover_engine::{DiskRow, PlanRow, PlanState, VmRow, VmState};
+use drover_engine::{DiskRow, ForeseenNow, PlanRow, PlanState, RunRow, VmRow, WarmReport, WaveReport};
+use drover_types::some_of;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::local;
-use crate::follow::{PlanProgress, VmProgress, progress_table};
+use crate::filter::{Extent, VmFilter, by_state, others, write_errors};
+use crate::follow::{Counts, PlanProgress, VmProgress, progress_table};
+use crate::foreseen::{WaitsForCutover, end_text};
 use crate::report::plan_state;
-use crate::summary::vm_state;
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, between, clean, duration};
+use crate::warm::warm_text;
+use crate::waves::waves_text;
 
-/// The plans in the store, which is that file, each with what to do next.
-pub fn plans_text(plans: &[PlanRow], store: &Path) -> String {
+/// Where a plan and its VMs stand.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PlanStatus {
+    /// The plan.
+    pub plan: PlanRow,
+    /// How far it is.
+    pub progress: PlanProgress,
+    /// Its VMs.
+    pub vms: Vec<VmRow>,
+    /// Their disks.
+    pub disks: Vec<DiskRow>,
+    /// Passes and downtimes of those that move warm, by name.
+    pub warm: BTreeMap<String, WarmReport>,
+    /// Its waves.
+    pub waves: Vec<WaveReport>,
+    /// What VMs wait for, by name.
+    pub waits: BTreeMap<String, String>,
+    /// What was foreseen for its latest run; absent if it was never run.
+    pub foreseen: Option<EndForeseen>,
+    /// What of it waits for `drover cutover`; absent where nothing does.
+    pub waits_for_cutover: Option<WaitsForCutover>,
+}
+
+/// When a run is foreseen to end.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct EndForeseen {
+    /// When it began, in milliseconds since 1970.
+    pub began_ms: i64,
+    /// How long it was to take, as it began.
+    pub makespan_ms: Option<[u64; 3]>,
+    /// After how long all that wait for `drover cutover` were to be ready for it, if some do.
+    pub ready_ms: Option<[u64; 3]>,
+    /// As it was said last.
+    pub now: Option<ForeseenNow>,
+}
+
+impl EndForeseen {
+    /// Of the latest of these runs.
+    pub fn of(runs: &[RunRow]) -> Option<EndForeseen> {
+        runs.last().map(|run| EndForeseen {
+            began_ms: run.at_ms,
+            makespan_ms: run.facts.foreseen.as_ref().map(|it| it.makespan_ms),
+            ready_ms: run.facts.foreseen.as_ref().and_then(|it| it.ready_ms),
+            now: run.facts.foreseen_now,
+        })
+    }
+}
+
+/// The plans in the store, which is that file, each with its VMs and what to do next.
+pub fn plans_text(plans: &[(PlanRow, Counts)], store: &Path) -> String {
     match plans {
         [] => format!(
             "no plan was run yet with the state in {}; begin with `drover plan new`, then `drover migrate`, or name another \
@@ -23,31 +76,57 @@ pub fn plans_text(plans: &[PlanRow], store: &Path) -> String {
     }
 }
 
-/// One plan with its VMs, how far they are, what went wrong, and what to do next.
-pub fn status_text(plan: &PlanRow, vms: &[VmRow], disks: &[DiskRow], progress: &PlanProgress) -> String {
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = write_status(&mut text, plan, vms, disks, progress);
-    text
+impl PlanStatus {
+    /// For people: the plan, sums, its VMs as far as they are asked for, what went wrong, and what to do next. `at` is the
+    /// option that says where the plan is.
+    pub fn text(&self, extent: Extent<'_>, at: &str) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = write_status(&mut text, self, extent, at);
+        text
+    }
+
+    /// With these VMs alone; what is told of the plan stays.
+    pub fn only(mut self, filter: &VmFilter) -> PlanStatus {
+        let kept: HashSet<String> = self.listed(Extent::Of(filter)).map(|vm| vm.name.clone()).collect();
+        self.vms.retain(|vm| kept.contains(&vm.name));
+        let ids: HashSet<&str> = self.vms.iter().map(|vm| vm.id.as_str()).collect();
+        self.disks.retain(|disk| ids.contains(disk.vm.as_str()));
+        self.progress.vms.retain(|vm| kept.contains(&vm.name));
+        self.warm.retain(|name, _| kept.contains(name));
+        self.waits.retain(|name, _| kept.contains(name));
+        self
+    }
+
+    fn listed(&self, extent: Extent<'_>) -> impl Iterator<Item = &VmRow> {
+        let found: Vec<_> = self.progress.vms.iter().map(VmProgress::key).collect();
+        let places: HashMap<&str, &VmRow> = self.vms.iter().map(|vm| (vm.name.as_str(), vm)).collect();
+        extent.listed(&found).into_iter().filter_map(move |at| places.get(found[at].0).copied())
+    }
 }
 
-/// What the VMs of a running plan wait for: names, and what for. One line for all that wait for the same.
-pub fn waits_text(waits: &[(String, String)]) -> String {
-    let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    waits.iter().for_each(|(name, text)| by_text.entry(text).or_default().push(name));
-    let line = |(text, names): (&str, Vec<&str>)| {
-        let shown = names.iter().take(WAITING_SHOWN).map(|name| clean(name).to_string());
-        let more = names.len().saturating_sub(WAITING_SHOWN);
-        let more = (more > 0).then(|| format!("{more} more"));
-        let names: Vec<String> = shown.chain(more).collect();
-        format!("waits for {}: {}\n", clean(text), names.join(", "))
+/// What VMs of a running plan wait for: one line for all that wait for the same, those that the most wait for first.
+fn waits_text<'a>(waits: impl Iterator<Item = (&'a String, &'a String)>) -> String {
+    let mut by_text: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+    waits.for_each(|(name, text)| by_text.entry(text).or_default().push(clean(name)));
+    let mut lines: Vec<_> = by_text.into_iter().collect();
+    lines.sort_by_key(|(_, names)| std::cmp::Reverse(names.len()));
+    let rest: usize = lines.iter().skip(WAITS_SHOWN).map(|(_, names)| names.len()).sum();
+    let line = |(text, names): &(&str, Vec<_>)| {
+        format!("waits for {}: {}\n", clean(text), some_of(names, WAITING_SHOWN))
     };
-    let lines: String = by_text.into_iter().map(line).collect();
-    if lines.is_empty() { lines } else { format!("\n{lines}") }
+    let shown: String = lines.iter().take(WAITS_SHOWN).map(line).collect();
+    match (shown.is_empty(), rest) {
+        (true, _) => shown,
+        (false, 0) => format!("\n{shown}"),
+        (false, rest) => format!("\n{shown}{rest} more wait for something else\n"),
+    }
 }
 
 /// Names of VMs that wait for the same; the others are counted.
 const WAITING_SHOWN: usize = 3;
+/// What VMs wait for, in so many lines.
+const WAITS_SHOWN: usize = 10;
 
 /// Whether a process still runs this program. Its number may have gone to another program since.
 pub(crate) fn is_alive(pid: u32) -> bool {
@@ -74,12 +153,18 @@ pub(crate) fn is_interrupted(plan: &PlanRow, is_alive: impl Fn(u32) -> bool) -> 
     plan.state == PlanState::Running && !plan.pid.is_some_and(is_alive)
 }
 
-fn plans_with(plans: &[PlanRow], is_alive: impl Fn(u32) -> bool) -> String {
-    let columns =
-        [("PLAN", Align::Left), ("STATE", Align::Left), ("BEGAN", Align::Left), ("NEXT", Align::Left)];
+fn plans_with(plans: &[(PlanRow, Counts)], is_alive: impl Fn(u32) -> bool) -> String {
+    let columns = [
+        ("PLAN", Align::Left),
+        ("STATE", Align::Left),
+        ("BEGAN", Align::Left),
+        ("VMS DONE", Align::Right),
+        ("FAILED", Align::Right),
+        ("NEXT", Align::Left),
+    ];
     let mut table = Table::new(&columns).fitted();
     let mut first = None;
-    for plan in plans {
+    for (plan, vms) in plans {
         let interrupted = is_interrupted(plan, &is_alive);
         let next = match plan.state {
             PlanState::Running if interrupted => "resume",
@@ -92,7 +177,8 @@ fn plans_with(plans: &[PlanRow], is_alive: impl Fn(u32) -> bool) -> String {
             first.get_or_insert((plan, next));
         }
         let state = state_word(plan.state, interrupted);
-        table.row([&plan.name, state, &local(plan.started_ms), next]);
+        let done = format!("{} of {}", vms.arrived, vms.all);
+        table.row([&plan.name, state, &local(plan.started_ms), &done, &vms.failed.to_string(), next]);
     }
     let next = |(plan, next): (&PlanRow, &str)| format!("\nnext: drover {next} {}\n", clean(&plan.name));
     table.to_string() + &first.map(next).unwrap_or_default()
@@ -102,16 +188,10 @@ fn state_word(state: PlanState, interrupted: bool) -> &'static str {
     if interrupted { "interrupted" } else { plan_state(state) }
 }
 
-fn write_status(
-    text: &mut String,
-    plan: &PlanRow,
-    vms: &[VmRow],
-    disks: &[DiskRow],
-    progress: &PlanProgress,
-) -> fmt::Result {
+fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: &str) -> fmt::Result {
+    let PlanStatus { plan, progress, vms, .. } = status;
     let interrupted = progress.state == "interrupted";
-    let name = clean(&plan.name);
-    write!(text, "plan {name}: {}", state_word(plan.state, interrupted))?;
+    write!(text, "plan {}: {}", clean(&plan.name), state_word(plan.state, interrupted))?;
     match plan.pid.filter(|_| plan.state == PlanState::Running) {
         Some(pid) if interrupted => write!(text, " (process {pid} is gone)")?,
         Some(pid) => write!(text, " (process {pid})")?,
@@ -131,52 +211,72 @@ fn write_status(
         writeln!(text, "{}", progress.figures())?;
     }
     if !vms.is_empty() {
-        write!(text, "\n{}", vm_table(vms, disks, progress))?;
+        let states: Vec<&str> = progress.vms.iter().map(|vm| vm.state.as_str()).collect();
+        writeln!(text, "{}", by_state(&states))?;
     }
-    vms.iter().try_for_each(|vm| write_error(text, vm))?;
-    match plan.state {
-        PlanState::Running if !interrupted => {
-            let has_failed = vms.iter().any(|vm| vm.state == VmState::Failed);
-            let retry = format!("try again with:  drover retry {name} --all-failed\n");
+    // One whose process is gone ends when somebody resumes it.
+    let runs = plan.state == PlanState::Running && !interrupted;
+    let end = |run: EndForeseen| end_text(&status.plan.name, &run, status.waits_for_cutover.as_ref());
+    if let Some(end) = status.foreseen.filter(|_| runs).and_then(end) {
+        write!(text, "\n{end}")?;
+    }
+    text.push_str(&waves_text(&status.waves));
+    let listed: Vec<&VmRow> = status.listed(extent).collect();
+    let groups = extent.groups(vms.len());
+    if !listed.is_empty() {
+        write!(text, "\n{}", vm_table(&listed, status))?;
+    }
+    // Of those that failed for one cause all are counted.
+    let told = if groups { vms.iter().collect() } else { listed.clone() };
+    write_errors(text, &told, groups, write_error)?;
+    text.push_str(&warm_text(listed.iter().filter_map(|vm| Some((&*vm.name, status.warm.get(&vm.name)?)))));
+    let is_told: HashSet<&str> = told.iter().map(|vm| vm.name.as_str()).collect();
+    text.push_str(&waits_text(status.waits.iter().filter(|(name, _)| is_told.contains(name.as_str()))));
+    text.push_str(&others(listed.len(), vms.len()));
+    write_next(text, status, runs, at)
+}
+
+/// What comes next.
+fn write_next(text: &mut String, status: &PlanStatus, runs: bool, at: &str) -> fmt::Result {
+    let name = clean(&status.plan.name);
+    match status.plan.state {
+        PlanState::Running if runs => {
+            let retry = format!("try again with:  drover retry {name} --all-failed{at}\n");
             writeln!(
                 text,
-                "\n{}follow it with:  drover status {name} --watch\nstop it with:    drover pause {name}",
-                if has_failed { &retry } else { "" }
+                "\n{}follow it with:  drover status {name} --watch{at}\nstop it with:    drover pause {name}{at}",
+                if status.progress.counts.failed > 0 { &retry } else { "" }
             )
         }
         PlanState::Running | PlanState::Incomplete => {
             writeln!(
                 text,
-                "\nresume with:     drover resume {name}\ngive it up with: drover cancel {name}, which removes what was copied"
+                "\nresume with:     drover resume {name}{at}\ngive it up with: drover cancel {name}{at}, which removes what was copied"
             )
         }
-        PlanState::Done => writeln!(text, "\nsee its proof:   drover report {name}"),
+        PlanState::Done => writeln!(text, "\nsee its proof:   drover report {name}{at}"),
         PlanState::Cancelled => Ok(()),
     }
 }
 
-fn vm_table(vms: &[VmRow], disks: &[DiskRow], progress: &PlanProgress) -> Table {
-    let interrupted = progress.state == "interrupted";
+fn vm_table(vms: &[&VmRow], status: &PlanStatus) -> Table {
     let mut table = progress_table(&[("TIME", Align::Right), ("DISKS", Align::Right)]);
-    let of: HashMap<&str, &VmProgress> = progress.vms.iter().map(|vm| (vm.name.as_str(), vm)).collect();
+    let of: HashMap<&str, &VmProgress> =
+        status.progress.vms.iter().map(|vm| (vm.name.as_str(), vm)).collect();
     let mut copied: HashMap<&str, (usize, usize)> = HashMap::new();
-    for disk in disks {
+    for disk in &status.disks {
         let (done, all) = copied.entry(&disk.vm).or_default();
         *all += 1;
         *done += usize::from(disk.root.is_some());
     }
     for vm in vms {
-        let state = match vm.state {
-            VmState::Running if interrupted => "interrupted",
-            state => vm_state(state),
-        };
+        let Some(progress) = of.get(vm.name.as_str()) else { continue };
         let time = vm.started_ms.zip(vm.ended_ms).map(|(began, ended)| duration(between(began, ended)));
-        let [share, rate, eta] =
-            of.get(vm.name.as_str()).map_or([UNKNOWN; 3].map(String::from), |vm| vm.cells());
+        let [share, rate, eta] = progress.cells();
         let copied = copied.get(vm.id.as_str()).map(|(done, all)| format!("{done} of {all}"));
         table.row([
             vm.name.clone(),
-            state.into(),
+            progress.state_word().into(),
             vm.phase.clone().unwrap_or_else(|| UNKNOWN.into()),
             share,
             rate,
@@ -203,8 +303,50 @@ fn write_error(text: &mut String, vm: &VmRow) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
+    use drover_engine::VmState;
+
     use super::*;
-    use crate::sample::{disk, plan, vm};
+    use crate::sample::{self, disk, plan, vm};
+
+    fn status(plan: PlanRow, vms: &[VmRow], disks: &[DiskRow]) -> PlanStatus {
+        let progress = PlanProgress::new(&plan, vms, disks, &[], 0);
+        let (vms, disks) = (vms.to_vec(), disks.to_vec());
+        let (warm, waits) = (BTreeMap::new(), BTreeMap::new());
+        PlanStatus {
+            plan,
+            progress,
+            vms,
+            disks,
+            warm,
+            waves: vec![],
+            waits,
+            foreseen: None,
+            waits_for_cutover: None,
+        }
+    }
+
+    /// A plan of 3000 VMs in two waves, three of which failed for one cause.
+    fn fleet() -> PlanStatus {
+        let row = |at: usize| {
+            let state = match at {
+                0..3 => VmState::Failed,
+                3..5 => VmState::Running,
+                5..2000 => VmState::Done,
+                _ => VmState::Queued,
+            };
+            let name = format!("web{at:04}");
+            let error = (at < 3).then(|| format!("{name} has no way to esx1"));
+            let wave = Some(if at % 2 == 0 { "even" } else { "odd" }.to_string());
+            VmRow { error, wave, ..vm(&format!("vm-{at}"), &name, state) }
+        };
+        let rows: Vec<VmRow> = (0..3000).map(row).collect();
+        let mut fleet = status(plan("fleet", PlanState::Running), &rows, &[disk("vm-4", 0)]);
+        fleet.waves = vec![sample::wave()];
+        fleet.waits =
+            (2000..3000).map(|at| (format!("web{at:04}"), format!("{} of 20 VMs", at % 50))).collect();
+        fleet.warm = [("web0004".to_string(), sample::warm())].into();
+        fleet
+    }
 
     #[test]
     fn a_state_without_plans_names_its_folder() {
@@ -214,15 +356,17 @@ mod tests {
 
     #[test]
     fn plans_say_what_to_do_next_and_a_dead_process_is_an_interruption() {
+        let counts = Counts { all: 5, arrived: 2, failed: 1, ..Counts::default() };
         let plans =
-            [plan("a", PlanState::Running), plan("lab", PlanState::Incomplete), plan("old", PlanState::Done)];
+            [plan("a", PlanState::Running), plan("lab", PlanState::Incomplete), plan("old", PlanState::Done)]
+                .map(|plan| (plan, counts));
         assert_eq!(
             plans_with(&plans, |_| false),
             "\
-PLAN  STATE        BEGAN                NEXT
-a     interrupted  2026-03-01 14:05:10  resume
-lab   incomplete   2026-03-01 14:05:10  resume
-old   done         2026-03-01 14:05:10  report
+PLAN  STATE        BEGAN                VMS DONE  FAILED  NEXT
+a     interrupted  2026-03-01 14:05:10    2 of 5       1  resume
+lab   incomplete   2026-03-01 14:05:10    2 of 5       1  resume
+old   done         2026-03-01 14:05:10    2 of 5       1  report
 
 next: drover resume a
 "
@@ -244,14 +388,14 @@ next: drover resume a
             VmRow { phase: None, started_ms: None, ended_ms: None, ..vm("vm-3", "mail", VmState::Queued) };
         let running = VmRow { ended_ms: None, ..vm("vm-1", "web01", VmState::Running) };
         let disks = [disk("vm-1", 0), DiskRow { root: None, ..disk("vm-1", 1) }, disk("vm-2", 0)];
-        let (plan, vms) = (plan("lab", PlanState::Running), [running, failed, queued]);
-        let progress = PlanProgress::new(&plan, &vms, &disks, &[], 0);
-        assert_eq!(progress.state, "interrupted", "that process is not this program");
-        let text = status_text(&plan, &vms, &disks, &progress);
+        let status = status(plan("lab", PlanState::Running), &[running, failed, queued], &disks);
+        assert_eq!(status.progress.state, "interrupted", "that process is not this program");
+        let text = status.text(Extent::Short, " --state s");
         assert_eq!(
             text,
             "\
 plan lab: interrupted (process 4711 is gone), began 2026-03-01 14:05:10
+3 VMs: 1 interrupted, 1 queued, 1 failed
 
 VM     STATE        PHASE   DONE  RATE  ETA        TIME   DISKS
 web01  interrupted  copy    50 %    --   --          --  1 of 2
@@ -262,8 +406,8 @@ db: write: no space left
   try: make room
   snapshot snapshot-7 is still at the source; resume and cancel remove it
 
-resume with:     drover resume lab
-give it up with: drover cancel lab, which removes what was copied
+resume with:     drover resume lab --state s
+give it up with: drover cancel lab --state s, which removes what was copied
 "
         );
     }
@@ -271,10 +415,7 @@ give it up with: drover cancel lab, which removes what was copied
     #[test]
     fn a_plan_says_to_which_site_it_goes() {
         let far = |id: &str| VmRow { site: Some("site-b".into()), ..vm(id, id, VmState::Done) };
-        let text = |vms: &[VmRow]| {
-            let plan = plan("lab", PlanState::Done);
-            status_text(&plan, vms, &[], &PlanProgress::new(&plan, vms, &[], &[], 0))
-        };
+        let text = |vms: &[VmRow]| status(plan("lab", PlanState::Done), vms, &[]).text(Extent::Short, "");
         let sites = text(&[far("a"), far("b")]);
         assert_eq!(sites.matches("to site site-b\n").count(), 1, "{sites}");
         assert!(!text(&[vm("a", "a", VmState::Done)]).contains("site"));
@@ -292,20 +433,60 @@ give it up with: drover cancel lab, which removes what was copied
     }
 
     #[test]
+    fn of_a_fleet_a_screen_is_told_and_a_filter_tells_the_rest() {
+        let fleet = fleet();
+        let text = fleet.text(Extent::Short, "");
+        assert!(text.lines().count() < 50, "{text}");
+        for part in [
+            "3000 VMs: 1995 done, 2 interrupted, 1000 queued, 3 failed\n",
+            "WAVE",
+            "web0000  FAILED",
+            "web0004  interrupted",
+            "\n3 VMs: web0000 has no way to esx1; similar for the others\n",
+            "web0004: moved over",
+            "waits for 0 of 20 VMs: web2000, web2050, web2100 and 17 more\n",
+            "800 more wait for something else\n",
+            "\nlisted: 5 of 3000 VMs; others by --vm '*', --only STATE, --wave NAME\n",
+        ] {
+            assert!(text.contains(part), "{part}:\n{text}");
+        }
+        assert!(!text.contains("web0005"), "{text}");
+        assert!(fleet.text(Extent::Whole, "").lines().count() > 3000);
+        let filter =
+            VmFilter { names: vec!["web000?".into()], waves: vec!["odd".into()], ..VmFilter::default() };
+        let text = fleet.text(filter.extent(), "");
+        assert!(
+            text.contains("web0009") && text.contains("3000 VMs: ") && !text.contains("web0008"),
+            "{text}"
+        );
+        assert!(text.contains("listed: 5 of 3000 VMs"), "{text}");
+        let read: PlanStatus = serde_json::from_value(serde_json::json!(fleet)).unwrap();
+        assert_eq!(
+            read.text(Extent::Short, ""),
+            fleet.text(Extent::Short, ""),
+            "a daemon's is told as one's own"
+        );
+        let only =
+            fleet.only(&VmFilter { names: vec!["web0004".into(), "web2000".into()], ..VmFilter::default() });
+        assert_eq!((only.vms.len(), only.progress.vms.len(), only.disks.len()), (2, 2, 1));
+        assert_eq!((only.warm.len(), only.waits.len(), only.progress.counts.all), (1, 1, 3000));
+    }
+
+    #[test]
     fn vms_that_wait_for_the_same_share_a_line() {
-        let wait = |name: &str, text: &str| (name.to_string(), text.to_string());
         let full = "esx3: 20 of 20 VMs at once";
+        let wait = |name: &str, text: &str| (name.to_string(), text.to_string());
         let mut waits: Vec<_> = ["a", "b", "c", "d", "e"].map(|name| wait(name, full)).to_vec();
         waits.push(wait("f", "its window to open"));
         let text =
-            "\nwaits for esx3: 20 of 20 VMs at once: a, b, c, 2 more\nwaits for its window to open: f\n";
-        assert_eq!((waits_text(&waits).as_str(), waits_text(&[]).as_str()), (text, ""));
+            "\nwaits for esx3: 20 of 20 VMs at once: a, b, c and 2 more\nwaits for its window to open: f\n";
+        let told = |waits: &[(String, String)]| waits_text(waits.iter().map(|(name, text)| (name, text)));
+        assert_eq!((told(&waits).as_str(), told(&[]).as_str()), (text, ""));
     }
 
     #[test]
     fn an_empty_plan_has_a_status() {
-        let plan = plan("", PlanState::Done);
-        let progress = PlanProgress::new(&plan, &[], &[], &[], 0);
-        assert!(status_text(&plan, &[], &[], &progress).starts_with("plan : done"));
+        let text = status(plan("", PlanState::Done), &[], &[]).text(Extent::Short, "");
+        assert!(text.starts_with("plan : done"), "{text}");
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-use drover_engine::{Downtime, PassKind, PassRow, PassState, PlanReport, VmReport};
+use drover_engine::{Downtime, PassKind, PassRow, PassState, PlanReport, VmReport, WarmReport};
 use drover_types::Bytes;
 
 use crate::clock::{local, time_of_day};
@@ -55,10 +55,13 @@ fn state_word(pass: &PassRow) -> &'static str {
 
 /// How a warm VM moved over, or what it would take now; nothing for a cold one.
 pub(crate) fn downtime_words(vm: &VmReport) -> Option<String> {
-    let warm = vm.warm.as_ref()?;
+    vm.warm.as_ref().map(warm_words)
+}
+
+fn warm_words(warm: &WarmReport) -> String {
     let forecast = warm.row.forecast.as_ref().map(forecast_words);
     let predicted = forecast.clone().unwrap_or_else(|| UNKNOWN.into());
-    Some(match (warm.ready_ms, warm.row.down_ms) {
+    match (warm.ready_ms, warm.row.down_ms) {
         (Some(ready_ms), _) => {
             let why = warm.row.reason.as_deref().map_or(String::new(), |why| format!(" ({})", clean(why)));
             format!("moved over{why}: {}, predicted {predicted}", cutover_words(warm.downtime_ms, ready_ms))
@@ -71,13 +74,12 @@ pub(crate) fn downtime_words(vm: &VmReport) -> Option<String> {
             }
             None => format!("{} done, predicted downtime {predicted}", count(warm.passes.len(), "pass")),
         },
-    })
+    }
 }
 
-/// Where each warm VM of a plan stands, a line each; empty if all move cold.
-pub fn warm_status_text(report: &PlanReport) -> String {
-    let line = |vm: &VmReport| Some(format!("{}: {}\n", clean(&vm.row.name), downtime_words(vm)?));
-    let lines: String = report.vms.iter().filter_map(line).collect();
+/// Where warm VMs of these names stand, a line each; empty if there is none.
+pub(crate) fn warm_text<'a>(vms: impl Iterator<Item = (&'a str, &'a WarmReport)>) -> String {
+    let lines: String = vms.map(|(name, warm)| format!("{}: {}\n", clean(name), warm_words(warm))).collect();
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
@@ -182,7 +184,8 @@ web01: change tracking is damaged
         report.vms[0].warm.as_mut().unwrap().downtime_ms = None;
         let words = downtime_words(&report.vms[0]).unwrap();
         assert!(words.contains("ready to be started after 14 s") && !words.contains("down for"), "{words}");
-        assert_eq!(warm_status_text(&report).lines().count(), 2);
+        let of_first = report.vms[0].warm.iter().map(|warm| ("web01", warm));
+        assert_eq!(warm_text(of_first).lines().count(), 2);
         let warm = report.vms[0].warm.as_mut().unwrap();
         warm.ready_ms = None;
         (warm.row.down_ms, warm.row.next_ms) = (None, Some(sample::START + 90_000));

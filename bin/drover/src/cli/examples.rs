@@ -159,6 +159,7 @@ pub const STATUS: &str = "\
 Examples:
   drover status
   drover status web.yaml
+  drover status fleet.yaml --only failed,waiting --wave pilot
   drover status web.yaml --watch
   drover status --watch --json | jq .percent
 
@@ -167,6 +168,8 @@ Next: drover report web.yaml";
 pub const REPORT: &str = "\
 Examples:
   drover report web.yaml
+  drover report fleet.yaml --vm 'web*'
+  drover report fleet.yaml --csv > fleet.csv
   drover report web.yaml --html web.html --sign ~/.ssh/id_ed25519
 
 Next: drover verify --report web.html --signers allowed, where the page was signed";

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Command};
-use drover_engine::Store;
+use drover_engine::{Store, VmRow};
 
 use crate::cli::program;
 use crate::exit::{Exit, Failure};
@@ -32,7 +32,8 @@ pub fn run(words: &[String]) -> Result<Exit, Failure> {
     let word = words.last().map_or("", String::as_str);
     let mut found = match typed.argument.as_deref() {
         Some("plan" | "plans") => plans(&typed, word),
-        Some("vm" | "vms") => typed.first.as_deref().map_or(Vec::new(), |plan| vms(&typed, plan)),
+        Some("vm" | "vms") => of_vms(&typed, |vm| Some(vm.name)),
+        Some("wave" | "waves") => of_vms(&typed, |vm| vm.wave),
         _ => Vec::new(),
     };
     found.retain(|it| it.starts_with(word) && !it.contains(char::is_control));
@@ -128,15 +129,16 @@ fn files(word: &str) -> Vec<String> {
     entries.flatten().filter_map(entry).collect()
 }
 
-/// Names of the VMs of a plan that was begun.
-fn vms(typed: &Typed, plan: &str) -> Vec<String> {
+/// Names that the VMs of a plan have that was begun.
+fn of_vms(typed: &Typed, name: impl Fn(VmRow) -> Option<String>) -> Vec<String> {
+    let Some(plan) = typed.first.as_deref() else { return Vec::new() };
     let path = Path::new(plan);
-    let name = match path.is_file() {
+    let plan = match path.is_file() {
         true => read_quietly(path).map(|file| file.plan.name),
         false => Some(plan.to_string()),
     };
-    let rows = name.and_then(|name| typed.store()?.vms(&name).ok());
-    rows.unwrap_or_default().into_iter().map(|vm| vm.name).collect()
+    let rows = plan.and_then(|plan| typed.store()?.vms(&plan).ok());
+    rows.unwrap_or_default().into_iter().filter_map(name).collect()
 }
 
 /// What is put before the script that clap makes for a shell, and what replaces a text in it: the program is asked
@@ -216,6 +218,9 @@ mod tests {
         assert_eq!(asks("cutover web web0"), (Some("vms".into()), true, Some("web".into())));
         assert_eq!(asks("retry web web01 web0"), (Some("vms".into()), true, Some("web".into())));
         assert_eq!(asks("rehearse web --vm we").0.as_deref(), Some("vm"));
+        assert_eq!(asks("status web --vm we"), (Some("vms".into()), false, Some("web".into())));
+        assert_eq!(asks("report web --only failed --wave we").0.as_deref(), Some("waves"));
+        assert_eq!(asks("cutover web --wave we").0.as_deref(), Some("wave"));
         assert_eq!(asks("rehearse web --for 7 --vm web01 --vm we").2.as_deref(), Some("web"));
         assert_eq!(asks("resume --js").0, None, "an option is the shell's");
         assert_eq!(asks("res").0, None, "so is a command");

@@ -3,14 +3,14 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use drover_engine::{Board, Event, Observer};
+use drover_engine::{Board, Event, Observer, PlanReport};
 use drover_server::{Order, OrderKind, Ordered, Page, Plan, Submission, Wanted, default_project};
-use drover_view::{Display, DisplayMode};
+use drover_view::{Display, DisplayMode, Extent};
 use serde_json::{Value, json};
 
 use super::migrate::{plan_name, tell_given_up, tell_paused};
 use super::warm::{tell_cutover, tell_proceed, tell_retry, tell_taken_back};
-use super::watch;
+use super::{show, watch};
 use crate::cli::{
     CancelArgs, CutoverArgs, MigrateArgs, PauseArgs, ProceedArgs, ReportArgs, ResumeArgs, RetryArgs, RunArgs,
     StatusArgs,
@@ -140,7 +140,9 @@ fn end(daemon: &Remote, plan: &Plan, args: &RunArgs) -> Result<Exit, Failure> {
         return Err(Failure { exit, message: error.clone(), advice: plan.advice.clone() });
     }
     if !args.json && !args.quiet {
-        crate::out::print(&daemon.text(&format!("/v1/plans/{}/report?format=text", part(&plan.name)))?);
+        let report: PlanReport = daemon.get(&format!("/v1/plans/{}/report", part(&plan.name)))?;
+        let at = format!(" --server {}", daemon.url);
+        crate::out::print(&drover_view::report_part_text(report, Extent::Short, &at));
     }
     if exit == Exit::Success {
         let (name, url) = (&plan.name, &daemon.url);
@@ -262,12 +264,8 @@ pub fn status(daemon: &Remote, args: &StatusArgs) -> Result<Exit, Failure> {
         return watch::there(daemon, args);
     }
     let Some(text) = &args.plan else { return plans(daemon, args.run.json) };
-    let path = format!("/v1/plans/{}/status", part(&plan_name(text)?));
-    if args.run.json {
-        crate::out::json(format_args!("{:#}", daemon.get::<Value>(&path)?));
-    } else {
-        crate::out::print(&daemon.text(&format!("{path}?format=text"))?);
-    }
+    let status = daemon.get(&format!("/v1/plans/{}/status", part(&plan_name(text)?)))?;
+    show::tell_status(status, args, &format!(" --server {}", daemon.url))?;
     Ok(Exit::Success)
 }
 
@@ -285,13 +283,14 @@ fn plans(daemon: &Remote, as_json: bool) -> Result<Exit, Failure> {
         ("BEGAN", Left),
         ("ENDED", Left),
         ("VMS DONE", Right),
+        ("FAILED", Right),
     ])
     .fitted();
     for plan in page.items {
         let time = |ms: Option<i64>| ms.map_or("--".to_string(), local_time);
         let done = format!("{} of {}", plan.vms.done + plan.vms.not_cleaned_up, plan.vms.all);
         let (began, ended) = (time(plan.started_ms), time(plan.ended_ms));
-        table.row([plan.name, plan.state, plan.project, began, ended, done]);
+        table.row([plan.name, plan.state, plan.project, began, ended, done, plan.vms.failed.to_string()]);
     }
     crate::out::print(&table.to_string());
     Ok(Exit::Success)
@@ -304,12 +303,9 @@ pub fn report(daemon: &Remote, args: &ReportArgs) -> Result<Exit, Failure> {
         let failed = |error| Failure::new(Exit::Target, format!("writing {}: {error}", file.display()));
         std::fs::write(file, daemon.text(&format!("{path}?format=html"))?).map_err(failed)?;
         crate::out::say(format_args!("wrote {}", file.display()));
-    } else if args.run.json {
-        crate::out::json(format_args!("{:#}", daemon.get::<Value>(&path)?));
-    } else {
-        crate::out::print(&daemon.text(&format!("{path}?format=text"))?);
+        return Ok(Exit::Success);
     }
-    Ok(Exit::Success)
+    show::tell_report(daemon.get(&path)?, args, &format!(" --server {}", daemon.url))
 }
 
 #[cfg(test)]

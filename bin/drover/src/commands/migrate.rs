@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use drover_engine::{Board, GivenUp, PlanRow, PlanState, RunOutcome, Store, StoreError};
 use drover_plan::{Others, PlannedVm, Problem};
-use drover_view::{Display, DisplayMode, clean};
+use drover_view::{Display, DisplayMode, Extent, clean};
 use serde_json::json;
 
 use crate::cli::{CancelArgs, MigrateArgs, PauseArgs, ResumeArgs, RunArgs};
@@ -124,7 +124,10 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
     if !args.json && !args.quiet {
         let report = open_store_to_read(args).and_then(|store| Ok(drover_engine::plan_report(&store, name)?));
         match report {
-            Ok(Some(report)) => crate::out::print(&drover_view::report_text(&report)),
+            Ok(Some(report)) => {
+                let text = drover_view::report_part_text(report, Extent::Short, &state_option(args));
+                crate::out::print(&text);
+            }
             Ok(None) => {}
             Err(failure) => crate::out::say(failure),
         }

@@ -1,12 +1,12 @@
 //! `drover status` and `drover report`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use drover_engine::{Clock, DiskRow, PlanReport, PlanRow, PlanState, Store, SystemClock, VmReport, VmRow};
-use drover_view::PlanProgress;
-use serde_json::{Value, json};
+use drover_engine::{Clock, PlanReport, PlanRow, PlanState, Store, SystemClock, VmReport, VmRow};
+use drover_view::{Counts, EndForeseen, Extent, LISTED_MAX, PlanProgress, PlanStatus, VmFilter, clean};
+use serde_json::json;
 
-use super::migrate::{open_store_to_read, plan_name, unknown_plan};
+use super::migrate::{open_store_to_read, plan_name, state_option, unknown_plan};
 use super::watch;
 use crate::cli::{ReportArgs, StatusArgs};
 use crate::exit::{Exit, Failure};
@@ -20,9 +20,17 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
     let store = open_store_to_read(&args.run)?;
     match &args.plan {
         None => {
-            let plans = store.plans()?;
+            let counted = store.vm_counts()?;
+            let plans = store.plans()?.into_iter().map(|plan| (Counts::of(&plan.name, &counted), plan));
+            let plans: Vec<(PlanRow, Counts)> = plans.map(|(counts, plan)| (plan, counts)).collect();
             if args.run.json {
-                crate::out::json(format_args!("{:#}", serde_json::json!({ "plans": plans })));
+                let document = |(plan, counts): &(PlanRow, Counts)| {
+                    let mut document = json!(plan);
+                    document["vms"] = json!(counts);
+                    document
+                };
+                let plans: Vec<_> = plans.iter().map(document).collect();
+                crate::out::json(format_args!("{:#}", json!({ "plans": plans })));
             } else {
                 crate::out::print(&drover_view::plans_text(&plans, store.path()));
             }
@@ -30,81 +38,84 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
         Some(text) => {
             let name = plan_name(text)?;
             let plan = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
-            let status = PlanStatus::of(&store, plan)?;
-            if args.run.json {
-                crate::out::json(format_args!("{:#}", status.json()));
-            } else {
-                crate::out::print(&status.text());
-            }
+            tell_status(status_of(&store, plan)?, args, &state_option(&args.run))?;
         }
     }
     Ok(Exit::Success)
 }
 
-/// Where a plan and its VMs stand.
-pub struct PlanStatus {
-    report: PlanReport,
-    vms: Vec<VmRow>,
-    disks: Vec<DiskRow>,
-    progress: PlanProgress,
-    /// What VMs wait for, by name.
-    waits: Vec<(String, String)>,
+/// Where a plan stands, as far as it is asked for; `at` is the option that says where it is.
+pub fn tell_status(status: PlanStatus, args: &StatusArgs, at: &str) -> Result<(), Failure> {
+    let filter = args.filter.filter();
+    check_filter(
+        &filter,
+        &status.plan.name,
+        status.progress.vms.iter().map(|vm| (&*vm.name, vm.wave.as_deref())),
+    )?;
+    if args.run.json {
+        let status = if filter.is_empty() { status } else { status.only(&filter) };
+        crate::out::json(format_args!("{:#}", json!(status)));
+    } else {
+        crate::out::print(&status.text(filter.extent(), at));
+    }
+    Ok(())
 }
 
-impl PlanStatus {
-    /// That of a plan in a store.
-    pub fn of(store: &Store, plan: PlanRow) -> Result<PlanStatus, Failure> {
-        let (vms, disks) = (store.vms(&plan.name)?, store.disks(&plan.name)?);
-        let report =
-            drover_engine::plan_report(store, &plan.name)?.ok_or_else(|| unknown_plan(store, &plan.name))?;
-        let waits = waits(store, &report.plan, &vms)?;
-        let rows = store.progress(&plan.name)?;
-        let progress = PlanProgress::new(&report.plan, &vms, &disks, &rows, SystemClock.now_ms());
-        Ok(PlanStatus { report, vms, disks, progress, waits })
+/// Refuses names and waves that no VM of a plan has, of which each has a name and maybe a wave.
+///
+/// # Errors
+/// If there is one.
+pub fn check_filter<'a>(
+    filter: &VmFilter,
+    plan: &str,
+    vms: impl Iterator<Item = (&'a str, Option<&'a str>)>,
+) -> Result<(), Failure> {
+    let (names, waves): (Vec<&str>, Vec<Option<&str>>) = vms.unzip();
+    let mut waves: Vec<&str> = waves.into_iter().flatten().collect();
+    waves.sort_unstable();
+    waves.dedup();
+    let is_unknown = |asked: &&String| !names.iter().any(|name| drover_plan::name_matches(asked, name));
+    if let Some(asked) = filter.names.iter().find(is_unknown) {
+        let what = format!("plan {plan} has no VM that matches '{}'", clean(asked));
+        let advice = match drover_plan::near(asked, names.iter().copied()) {
+            near if near.is_empty() => format!("see `drover status {plan}` for its VMs"),
+            near => format!("near names: {}", clean(&near.join(", "))),
+        };
+        return Err(Failure::new(Exit::Usage, what).advise(advice));
     }
+    match filter.waves.iter().find(|asked| !waves.contains(&asked.as_str())) {
+        Some(asked) => {
+            let what = format!("plan {plan} has no VM in a wave '{}'", clean(asked));
+            let advice = match waves.is_empty() {
+                true => "it has no waves: leave --wave out".to_string(),
+                false => format!("its waves: {}", clean(&waves.join(", "))),
+            };
+            Err(Failure::new(Exit::Usage, what).advise(advice))
+        }
+        None => Ok(()),
+    }
+}
 
-    /// For people.
-    pub fn text(&self) -> String {
-        let text = drover_view::status_text(&self.report.plan, &self.vms, &self.disks, &self.progress);
-        let waves = drover_view::waves_text(&self.report.waves);
-        // One whose process is gone ends when somebody resumes it.
-        let end =
-            drover_view::foreseen_end_text(&self.report).filter(|_| drover_view::runs(&self.report.plan));
-        let end = end.map(|line| format!("\n{line}"));
-        text + &end.unwrap_or_default()
-            + &waves
-            + &drover_view::warm_status_text(&self.report)
-            + &drover_view::waits_text(&self.waits)
-    }
-
-    /// For programs.
-    pub fn json(&self) -> Value {
-        let warm = |vm: &VmReport| Some((vm.row.name.clone(), json!(vm.warm.as_ref()?)));
-        let warm: serde_json::Map<_, _> = self.report.vms.iter().filter_map(warm).collect();
-        let waits = self.waits.iter().map(|(name, text)| (name.clone(), text.as_str().into()));
-        let waits: serde_json::Map<_, _> = waits.collect();
-        json!({
-            "plan": self.report.plan,
-            "progress": self.progress,
-            "vms": self.vms,
-            "disks": self.disks,
-            "warm": warm,
-            "waves": self.report.waves,
-            "waits": waits,
-            "foreseen": self.report.runs.last().map(|run| json!({
-                "makespan_ms": run.facts.foreseen.as_ref().map(|it| it.makespan_ms),
-                "ready_ms": run.facts.foreseen.as_ref().and_then(|it| it.ready_ms),
-                "now": run.facts.foreseen_now,
-            })),
-            "waits_for_cutover": drover_view::waits_for_cutover(&self.report),
-        })
-    }
+/// Where a plan of a store stands.
+pub fn status_of(store: &Store, plan: PlanRow) -> Result<PlanStatus, Failure> {
+    let (vms, disks) = (store.vms(&plan.name)?, store.disks(&plan.name)?);
+    let report =
+        drover_engine::plan_report(store, &plan.name)?.ok_or_else(|| unknown_plan(store, &plan.name))?;
+    let (foreseen, waits_for_cutover) =
+        (EndForeseen::of(&report.runs), drover_view::waits_for_cutover(&report));
+    let PlanReport { plan, vms: reports, waves, .. } = report;
+    let waits = waits(store, &plan, &vms)?;
+    let rows = store.progress(&plan.name)?;
+    let progress = PlanProgress::new(&plan, &vms, &disks, &rows, SystemClock.now_ms());
+    let warm = |vm: VmReport| Some((vm.row.name, vm.warm?));
+    let warm = reports.into_iter().filter_map(warm).collect();
+    Ok(PlanStatus { plan, progress, vms, disks, warm, waves, waits, foreseen, waits_for_cutover })
 }
 
 /// What the VMs of a plan that runs wait for, by name.
-fn waits(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Result<Vec<(String, String)>, Failure> {
+fn waits(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Result<BTreeMap<String, String>, Failure> {
     if plan.state != PlanState::Running {
-        return Ok(Vec::new());
+        return Ok(BTreeMap::new());
     }
     let names: HashMap<&str, &str> = vms.iter().map(|vm| (vm.id.as_str(), vm.name.as_str())).collect();
     let named = |(id, text): (String, String)| Some((names.get(id.as_str())?.to_string(), text));
@@ -122,10 +133,29 @@ pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
         if let Some(key) = &args.sign {
             crate::out::say(format_args!("wrote {}", signature::sign(path, key)?.display()));
         }
+        return Ok(Exit::Success);
+    }
+    tell_report(report, args, &state_option(&args.run))
+}
+
+/// What a plan did, as far as it is asked for; `at` is the option that says where it is.
+pub fn tell_report(report: PlanReport, args: &ReportArgs, at: &str) -> Result<Exit, Failure> {
+    let filter = args.filter.filter();
+    check_filter(
+        &filter,
+        &report.plan.name,
+        report.vms.iter().map(|vm| (&*vm.row.name, vm.row.wave.as_deref())),
+    )?;
+    if args.csv {
+        crate::out::csv(&drover_view::report_csv(&report, &filter));
     } else if args.run.json {
-        crate::out::large_json(&drover_view::ReportJson(&report));
+        crate::out::large_json(&drover_view::ReportJson(&drover_view::report_of(report, &filter)));
     } else {
-        crate::out::print(&drover_view::report_text(&report));
+        let extent = match filter.extent() {
+            Extent::Short if report.vms.len() <= LISTED_MAX => Extent::Whole,
+            extent => extent,
+        };
+        crate::out::print(&drover_view::report_part_text(report, extent, at));
     }
     Ok(Exit::Success)
 }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::distant::PLANS_PAGE;
 use super::migrate::{open_store_to_read, plan_name, state_option, unknown_plan};
+use super::show::check_filter;
 use crate::cli::{RunArgs, StatusArgs};
 use crate::exit::{Exit, Failure};
 use crate::remote::{Remote, part};
@@ -48,12 +49,26 @@ fn follow(plans: &dyn Plans, args: &StatusArgs) -> Result<Exit, Failure> {
     let named = args.plan.as_deref().map(plan_name).transpose()?;
     let mut names: Vec<String> = named.iter().cloned().collect();
     let mut shown = Shown::new(&args.run);
+    let filter = args.filter.filter();
+    let mut is_unchecked = true;
     loop {
         if named.is_none() {
             let new: Vec<_> = plans.running()?.into_iter().filter(|name| !names.contains(name)).collect();
             names.extend(new);
         }
-        let found = names.iter().map(|name| plans.one(name)).collect::<Result<Vec<_>, _>>()?;
+        let mut found = names.iter().map(|name| plans.one(name)).collect::<Result<Vec<_>, _>>()?;
+        for plan in &mut found {
+            // One that was not begun has no VMs yet.
+            if is_unchecked && !plan.vms.is_empty() {
+                let known = plan.vms.iter().map(|vm| (vm.name.as_str(), vm.wave.as_deref()));
+                check_filter(&filter, &plan.plan, known)?;
+                is_unchecked = false;
+            }
+            plan.vms.retain(|vm| {
+                let (name, wave, state) = vm.key();
+                filter.fits(name, wave, state)
+            });
+        }
         let over = !found.iter().any(PlanProgress::runs);
         shown.show(&found);
         if over {

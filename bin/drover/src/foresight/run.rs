@@ -477,6 +477,7 @@ mod tests {
             trace_id: String::new(),
             site: None,
             target_host: None,
+            wave: None,
             state,
             phase: phase.map(str::to_string),
             planned: String::new(),

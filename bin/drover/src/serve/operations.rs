@@ -13,6 +13,7 @@ use drover_server::{
     LivePlan, Operations, Order, OrderKind, Ordered, Outcome, Page, Plan, PlanEvent, PlanGauges, Problem,
     RatePoint, Resources, Submission, VmDetails, VmLine, VmQuery, Wanted, default_project,
 };
+use drover_view::Extent;
 use serde_json::Value;
 
 use super::decide::{wanted_of, word};
@@ -59,10 +60,10 @@ impl Operations for Daemon {
 
     fn status(&self, plan: &str, form: Form) -> Outcome<Document> {
         let row = self.0.look.plan(plan).map_err(store_problem)?.ok_or_else(|| not_begun(plan))?;
-        let status = show::PlanStatus::of(&self.0.look, row).map_err(|failure| problem(&failure))?;
+        let status = show::status_of(&self.0.look, row).map_err(|failure| problem(&failure))?;
         Ok(match form {
-            Form::Json => Document::Json(status.json().to_string()),
-            Form::Text | Form::Html => Document::Text(status.text()),
+            Form::Json => Document::Json(serde_json::json!(status).to_string()),
+            Form::Text | Form::Html => Document::Text(status.text(Extent::Whole, "")),
         })
     }
 

@@ -2,13 +2,13 @@
 
 use drover_plan::{AFTER_WAVE, BEFORE_WAVE};
 use rusqlite::params;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Durable, Outcome, Store, now_ms, state, word};
 use crate::hooks::{Answer, CallKind, HookResult};
 
 /// A call of a hook or a check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookRow {
     /// VM's id.
     #[serde(skip)]
@@ -57,7 +57,7 @@ pub(crate) fn wave_key(wave: &str) -> String {
 }
 
 /// A call about a wave.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaveCall {
     /// Wave.
     pub wave: String,

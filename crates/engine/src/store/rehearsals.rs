@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Durable, Outcome, Store, now_ms, state, word};
 
 /// A rehearsal of a VM's copy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RehearsalRow {
     /// When it began, in milliseconds since 1970.
     pub began_ms: i64,

@@ -50,7 +50,7 @@ impl VmState {
 }
 
 /// A plan in the store.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanRow {
     /// Name.
     pub name: String,
@@ -70,7 +70,7 @@ pub struct PlanRow {
 }
 
 /// A VM in the store.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmRow {
     /// The source's id.
     pub id: String,
@@ -83,6 +83,8 @@ pub struct VmRow {
     pub site: Option<String>,
     /// The host among several of the target that it goes to, and why.
     pub target_host: Option<TargetHost>,
+    /// Its wave, where the plan has waves.
+    pub wave: Option<String>,
     /// State.
     pub state: VmState,
     /// Phase it is in or ended in.
@@ -119,7 +121,7 @@ impl VmRow {
 }
 
 /// A disk in the store.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskRow {
     /// VM's id.
     pub vm: String,
@@ -164,7 +166,7 @@ pub struct DiskRow {
 }
 
 /// An event in the store.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventRow {
     /// When.
     pub at_ms: i64,
@@ -218,6 +220,7 @@ pub(super) fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
         trace_id: row.get("trace_id")?,
         site: place.site,
         target_host: place.target_host,
+        wave: place.wave,
         state: state(row, "state")?,
         phase: row.get("phase")?,
         planned,
@@ -233,11 +236,12 @@ pub(super) fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
     })
 }
 
-/// Of a planned VM only where it goes, which those of an earlier drover do not have.
+/// Of a planned VM only where and in which wave it goes, which those of an earlier drover do not have.
 #[derive(Default, Deserialize)]
 struct Place {
     site: Option<String>,
     target_host: Option<TargetHost>,
+    wave: Option<String>,
 }
 
 fn place_of(planned: &str) -> Place {

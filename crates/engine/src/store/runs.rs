@@ -130,7 +130,7 @@ pub struct ForeseenVm {
 }
 
 /// A run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRow {
     /// When it began, in milliseconds since 1970.
     pub at_ms: i64,

@@ -32,7 +32,7 @@ pub enum PassState {
 }
 
 /// A pass over a VM's disks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassRow {
     /// The source's id of the VM.
     pub vm: String,
@@ -122,7 +122,7 @@ pub struct Downtime {
 }
 
 /// What is kept of a warm VM besides its passes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WarmRow {
     /// Whether `drover cutover` was said.
     pub cutover_asked: bool,

@@ -1,0 +1,246 @@
+//! Which VMs of a plan are told, and how much of a large plan where nobody asks for some of them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::{self, Write};
+
+use drover_engine::VmRow;
+use drover_plan::name_matches;
+use drover_types::some_of;
+
+use crate::checked::without_numbers;
+use crate::text::{clean, count};
+
+/// Of a plan with more VMs not all are listed, unless somebody asks for them.
+pub const LISTED_MAX: usize = 40;
+/// VMs that are named for an error that they share.
+const NAMES_MAX: usize = 5;
+
+/// Words of all states in the order in which they are counted.
+const STATES: [&str; 10] = [
+    "done",
+    "waiting",
+    "running",
+    "interrupted",
+    "queued",
+    "failed",
+    "not_cleaned_up",
+    "stopped",
+    "skipped",
+    "cancelled",
+];
+/// The states that are listed of a large plan, what needs somebody first.
+const LISTED: [&str; 6] = ["failed", "not_cleaned_up", "stopped", "interrupted", "running", "waiting"];
+
+/// Which VMs of a plan: those that fit one value of each list that has some.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmFilter {
+    /// Names at the target, or patterns of them.
+    pub names: Vec<String>,
+    /// Waves.
+    pub waves: Vec<String>,
+    /// Words of states: `failed`, `waiting`. `running` is also a VM whose run is gone.
+    pub states: Vec<String>,
+}
+
+/// How much of a plan is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent<'a> {
+    /// All.
+    Whole,
+    /// A summary; of a plan with more than [`LISTED_MAX`] VMs only those that run, failed or wait for somebody.
+    Short,
+    /// These VMs.
+    Of(&'a VmFilter),
+}
+
+impl VmFilter {
+    /// Whether nothing is asked for.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.waves.is_empty() && self.states.is_empty()
+    }
+
+    /// What of a plan it asks for.
+    pub fn extent(&self) -> Extent<'_> {
+        if self.is_empty() { Extent::Short } else { Extent::Of(self) }
+    }
+
+    /// Whether a VM fits, by its name, its wave and the word of its state.
+    pub fn fits(&self, name: &str, wave: Option<&str>, state: &str) -> bool {
+        let has_gone = |asked: &str| asked == "running" && state == "interrupted";
+        let none_or =
+            |list: &[String], fits: &dyn Fn(&str) -> bool| list.is_empty() || list.iter().any(|it| fits(it));
+        none_or(&self.names, &|asked| name_matches(asked, name))
+            && none_or(&self.waves, &|asked| wave == Some(asked))
+            && none_or(&self.states, &|asked| asked == state || has_gone(asked))
+    }
+}
+
+impl Extent<'_> {
+    /// The places of the VMs that are listed, of all with their names, waves and words of states.
+    pub(crate) fn listed(self, vms: &[(&str, Option<&str>, &str)]) -> Vec<usize> {
+        let fitting = |fits: &dyn Fn(&(&str, Option<&str>, &str)) -> bool| {
+            let found = vms.iter().enumerate().filter(|(_, vm)| fits(vm));
+            found.map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        match self {
+            Extent::Of(filter) => fitting(&|(name, wave, state)| filter.fits(name, *wave, state)),
+            Extent::Short if vms.len() > LISTED_MAX => LISTED
+                .iter()
+                .flat_map(|word| fitting(&|(.., state)| state == word).into_iter().take(LISTED_MAX))
+                .collect(),
+            Extent::Whole | Extent::Short => (0..vms.len()).collect(),
+        }
+    }
+
+    /// Whether what many VMs share is said once.
+    pub(crate) fn groups(self, vms: usize) -> bool {
+        self == Extent::Short && vms > LISTED_MAX
+    }
+}
+
+/// `3000 VMs: 2400 done, 588 queued, 12 failed`.
+pub(crate) fn by_state(states: &[&str]) -> String {
+    let number = |word: &&str| (states.iter().filter(|it| *it == word).count(), word.replace('_', " "));
+    let parts: Vec<String> = STATES
+        .iter()
+        .map(number)
+        .filter(|(number, _)| *number > 0)
+        .map(|(number, word)| format!("{number} {word}"))
+        .collect();
+    format!("{}: {}", count(states.len(), "VM"), parts.join(", "))
+}
+
+/// How to see the VMs that are not listed; nothing if all are.
+pub(crate) fn others(listed: usize, all: usize) -> String {
+    match listed == all {
+        true => String::new(),
+        false => format!("\nlisted: {listed} of {all} VMs; others by --vm '*', --only STATE, --wave NAME\n"),
+    }
+}
+
+/// Errors of VMs and what to try, each for itself; or those of one cause once.
+pub(crate) fn write_errors(
+    text: &mut String,
+    vms: &[&VmRow],
+    groups: bool,
+    one: impl Fn(&mut String, &VmRow) -> fmt::Result,
+) -> fmt::Result {
+    if !groups {
+        return vms.iter().try_for_each(|vm| one(text, vm));
+    }
+    let mut causes: Vec<Vec<&VmRow>> = Vec::new();
+    let mut by_key: HashMap<_, usize> = HashMap::new();
+    for vm in vms.iter().filter(|vm| vm.error.is_some()) {
+        let words = |text: &Option<String>| {
+            without_numbers(&text.as_deref().unwrap_or_default().replace(vm.name.as_str(), ""))
+        };
+        let key = (words(&vm.error), words(&vm.advice));
+        let at = *by_key.entry(key).or_insert_with(|| {
+            causes.push(Vec::new());
+            causes.len() - 1
+        });
+        causes[at].push(vm);
+    }
+    for cause in causes {
+        match cause.as_slice() {
+            [alone] => one(text, alone)?,
+            several => write_cause(text, several)?,
+        }
+    }
+    Ok(())
+}
+
+fn write_cause(text: &mut String, vms: &[&VmRow]) -> fmt::Result {
+    let first = vms[0];
+    let error = clean(first.error.as_deref().unwrap_or_default());
+    let errors: BTreeSet<&Option<String>> = vms.iter().map(|vm| &vm.error).collect();
+    let similar = if errors.len() > 1 { "; similar for the others" } else { "" };
+    let names: Vec<_> = vms.iter().map(|vm| clean(&vm.name)).collect();
+    writeln!(text, "\n{}: {error}{similar}", count(vms.len(), "VM"))?;
+    if let Some(advice) = &first.advice {
+        writeln!(text, "  try: {}", clean(advice))?;
+    }
+    let snapshots = vms.iter().filter(|vm| vm.snapshot.is_some()).count();
+    if snapshots > 0 {
+        writeln!(
+            text,
+            "  {} still at the source; resume and cancel remove them",
+            count(snapshots, "snapshot")
+        )?;
+    }
+    writeln!(text, "  {}", some_of(&names, NAMES_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_engine::VmState;
+
+    use super::*;
+    use crate::sample::vm;
+
+    fn filter(names: &[&str], waves: &[&str], states: &[&str]) -> VmFilter {
+        let own = |list: &[&str]| list.iter().map(|it| it.to_string()).collect();
+        VmFilter { names: own(names), waves: own(waves), states: own(states) }
+    }
+
+    #[test]
+    fn a_vm_fits_one_value_of_each_list_that_has_some() {
+        let web = filter(&["web*", "db"], &["pilot"], &[]);
+        assert!(web.fits("web01", Some("pilot"), "done") && web.fits("db", Some("pilot"), "queued"));
+        assert!(!web.fits("web01", Some("rest"), "done") && !web.fits("web01", None, "done"));
+        assert!(!web.fits("mail", Some("pilot"), "done"));
+        let running = filter(&[], &[], &["running", "failed"]);
+        assert!(["running", "interrupted", "failed"].iter().all(|state| running.fits("a", None, state)));
+        assert!(!["waiting", "done"].iter().any(|state| running.fits("a", None, state)));
+        assert!(VmFilter::default().is_empty() && VmFilter::default().fits("a", None, "done"));
+    }
+
+    #[test]
+    fn of_a_large_plan_those_are_listed_that_somebody_has_to_know_of() {
+        let states = |number: usize, word: &'static str| std::iter::repeat_n(("a", None, word), number);
+        let small: Vec<_> = states(LISTED_MAX, "done").collect();
+        assert_eq!(Extent::Short.listed(&small).len(), LISTED_MAX);
+        let large: Vec<_> =
+            states(3000, "done").chain(states(100, "waiting")).chain(states(2, "failed")).collect();
+        let listed = Extent::Short.listed(&large);
+        assert_eq!(listed[..3], [3100, 3101, 3000], "what failed is first");
+        assert_eq!(listed.len(), 2 + LISTED_MAX);
+        assert_eq!(Extent::Whole.listed(&large).len(), 3102);
+        let all = filter(&["*"], &[], &[]);
+        assert_eq!(all.extent().listed(&large).len(), 3102);
+        let words: Vec<&str> = large.iter().map(|(.., word)| *word).collect();
+        assert_eq!(by_state(&words), "3102 VMs: 3000 done, 100 waiting, 2 failed");
+        assert!(others(42, 3102).chars().count() <= 80 && others(7, 7).is_empty());
+    }
+
+    #[test]
+    fn errors_of_many_vms_are_said_once_for_each_cause() {
+        let failed = |at: usize, error: &str| VmRow {
+            error: Some(error.replace("NAME", &format!("web{at}"))),
+            advice: Some(format!("make room for web{at}")),
+            snapshot: (at == 2).then(|| "snapshot-7".into()),
+            ..vm("vm", &format!("web{at}"), VmState::Failed)
+        };
+        let mut rows: Vec<VmRow> =
+            (1..8).map(|at| failed(at, "copy of NAME/Hard disk 1: no space")).collect();
+        rows.push(failed(8, "NAME is encrypted"));
+        let rows: Vec<&VmRow> = rows.iter().collect();
+        let one = |text: &mut String, vm: &VmRow| writeln!(text, "{} alone", vm.name);
+        let told = |groups| {
+            let mut text = String::new();
+            write_errors(&mut text, &rows, groups, one).unwrap();
+            text
+        };
+        assert_eq!(
+            told(true),
+            "
+7 VMs: copy of web1/Hard disk 1: no space; similar for the others
+  try: make room for web1
+  1 snapshot still at the source; resume and cancel remove them
+  web1, web2, web3, web4, web5 and 2 more
+web8 alone
+"
+        );
+        assert_eq!(told(false).lines().count(), 8);
+    }
+}

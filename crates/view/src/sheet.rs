@@ -1,0 +1,114 @@
+//! Tables for spreadsheets and programs: CSV as RFC 4180 has it, a row for each VM, in cells that drive no terminal.
+
+use drover_engine::{PlanReport, VmReport};
+use drover_types::calendar::moment_text;
+
+use crate::filter::VmFilter;
+use crate::report::vm_key;
+use crate::summary::{Equal, vm_rate, vm_time};
+use crate::text::clean;
+
+const REPORT: [&str; 20] = [
+    "name",
+    "wave",
+    "state",
+    "phase",
+    "disks",
+    "size_bytes",
+    "data_bytes",
+    "read_bytes",
+    "written_bytes",
+    "resumed_bytes",
+    "rate_bytes_per_s",
+    "began",
+    "ended",
+    "time_s",
+    "downtime_s",
+    "predicted_downtime_s",
+    "equal",
+    "root",
+    "error",
+    "advice",
+];
+
+/// The VMs of a report that fit. `root` has those of its disks in their order, with blanks between them.
+pub fn report_csv(report: &PlanReport, filter: &VmFilter) -> String {
+    let fits = |vm: &&VmReport| {
+        let (name, wave, state) = vm_key(vm);
+        filter.fits(name, wave, state)
+    };
+    written(&REPORT, report.vms.iter().filter(fits).map(report_row))
+}
+
+fn report_row(vm: &VmReport) -> [String; 20] {
+    let (name, wave, state) = vm_key(vm);
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let moment = |ms: Option<i64>| ms.map(moment_text).unwrap_or_default();
+    let seconds = |ms: u64| format!("{:.3}", ms as f64 / 1000.0);
+    let size = vm.disks.iter().fold(0u64, |sum, disk| sum.saturating_add(disk.size));
+    let forecast = vm.warm.as_ref().and_then(|warm| warm.row.forecast);
+    let roots: Vec<String> = vm.disks.iter().filter_map(|disk| disk.details.root.clone()).collect();
+    [
+        name.into(),
+        wave.unwrap_or_default().into(),
+        state.into(),
+        text(&vm.row.phase),
+        vm.disks.len().to_string(),
+        size.to_string(),
+        vm.sum(|disk| disk.data_bytes).to_string(),
+        vm.sum(|disk| disk.read_bytes).to_string(),
+        vm.sum(|disk| disk.written_bytes).to_string(),
+        vm.sum(|disk| disk.resumed_bytes).to_string(),
+        vm_rate(vm).map(|rate| format!("{rate:.0}")).unwrap_or_default(),
+        moment(vm.row.started_ms),
+        moment(vm.row.ended_ms),
+        vm_time(vm).map(|time| seconds(time.as_millis() as u64)).unwrap_or_default(),
+        vm.warm.as_ref().and_then(|warm| warm.downtime_ms).map(seconds).unwrap_or_default(),
+        forecast.map(|it| seconds(it.forecast_ms)).unwrap_or_default(),
+        Equal::of_vms([vm]).to_string().to_lowercase(),
+        roots.join(" "),
+        text(&vm.row.error),
+        text(&vm.row.advice),
+    ]
+}
+
+fn written<const N: usize>(titles: &[&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let mut writer = csv::WriterBuilder::new().terminator(csv::Terminator::CRLF).from_writer(Vec::new());
+    // Rows are as long as the titles, and memory takes all.
+    let _ = writer.write_record(titles);
+    rows.for_each(|row| {
+        let _ = writer.write_record(row.iter().map(|cell| clean(cell).into_owned()));
+    });
+    String::from_utf8(writer.into_inner().unwrap_or_default()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_report_is_a_row_for_each_vm_that_fits() {
+        let mut report = sample::report();
+        report.vms[0].row.wave = Some("pilot, first".into());
+        report.vms[0].warm = Some(sample::warm());
+        let text = report_csv(&report, &VmFilter::default());
+        let root = "a1".repeat(32);
+        let rows: Vec<&str> = text.split("\r\n").collect();
+        assert_eq!(rows[0], REPORT.join(","));
+        assert_eq!(
+            rows[1],
+            format!(
+                "web01,\"pilot, first\",done,copy,2,21474836480,4294967296,4294967296,4294967296,0,107374182,\
+                 2026-03-01T14:05:11Z,2026-03-01T14:06:11Z,60.000,14.000,12.000,yes,{root} {root},,"
+            )
+        );
+        assert!(rows[2].starts_with("\"<db> & \"\"co\"\"'s\",,failed,copy,1,"), "{}", rows[2]);
+        assert!(rows[2].contains(",not checked,,") && rows[2].contains("no space left\","), "{}", rows[2]);
+        assert_eq!((rows.len(), rows[3]), (4, ""));
+        let failed = VmFilter { states: vec!["failed".into()], ..VmFilter::default() };
+        assert_eq!(report_csv(&report, &failed).lines().count(), 2);
+        report.vms[0].row.name = "a\u{1b}[31m\nb".into();
+        assert!(!report_csv(&report, &VmFilter::default()).contains('\u{1b}'));
+    }
+}
