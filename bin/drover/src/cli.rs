@@ -19,6 +19,7 @@ mod operator;
 #[cfg(test)]
 mod reference;
 mod relay;
+mod select;
 mod serve;
 mod vddk;
 
@@ -43,6 +44,7 @@ pub use nbd::{NbdCommand, NbdListArgs};
 pub use nfc::{NfcCheckArgs, NfcCommand};
 pub use operator::{OperatorArgs, OperatorCommand, OperatorWorkerArgs};
 pub use relay::{RelayArgs, RelayCommand, TopArgs, Transparent};
+pub use select::SelectArgs;
 pub use serve::{
     AuditArgs, RoleArg, ServeArgs, ServeCommand, ServerArgs, TokenAddArgs, TokenCommand, TokenListArgs,
     TokenNamedArgs,
@@ -247,45 +249,37 @@ pub struct SecretArgs {
 pub struct InventoryArgs {
     #[command(flatten)]
     pub provider: ProviderArgs,
+    #[command(flatten)]
+    pub select: SelectArgs,
     /// Show each disk and NIC too
     #[arg(long)]
     pub details: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Print a table as CSV, a row for each VM; plan new --table reads it
+    #[arg(long, conflicts_with_all = ["json", "details"])]
+    pub csv: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct PlanNewArgs {
     #[command(flatten)]
     pub provider: ProviderArgs,
-    /// Names or patterns of the VMs to take; all if none is given
-    #[arg(long = "vm", value_name = "NAME")]
-    pub vms: Vec<String>,
+    #[command(flatten)]
+    pub select: SelectArgs,
     /// Table of the VMs to take, with a column name or id, and others such as wave, window, mode, cutover or target_name
     #[arg(long, value_name = "CSV", conflicts_with = "vms")]
     pub table: Option<PathBuf>,
-    /// Take those alone that run, or are off
-    #[arg(long, value_name = "STATE")]
-    pub power: Option<PowerWord>,
     /// Plan's name [default: that of the file, else of the VMs]
     #[arg(long)]
     pub name: Option<String>,
     /// Folder that the VMs go to
-    #[arg(long, default_value = "/var/lib/drover/vms")]
-    pub folder: PathBuf,
+    #[arg(long, value_name = "FOLDER", default_value = "/var/lib/drover/vms")]
+    pub target_folder: PathBuf,
     /// File to write; standard output if absent
     #[arg(long, short)]
     pub output: Option<PathBuf>,
-}
-
-/// A power state that VMs are taken by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PowerWord {
-    /// They run
-    On,
-    /// They are off
-    Off,
 }
 
 #[derive(Debug, Args)]

@@ -59,6 +59,44 @@ fn a_check_of_a_fleet_says_once_what_its_vms_share() {
     assert!(none.err.contains("near names: web-001"), "{}", none.err);
 }
 
+#[test]
+fn an_inventory_shows_what_is_asked_for_and_a_plan_takes_the_same() {
+    let Some(stage) = fleet(152) else { return };
+    let source = format!("127.0.0.1:{}", stage.sim.port);
+    let trust = ["--thumbprint", &stage.sim.thumbprint];
+    let inventory = |more: &[&str]| stage.run(&[&["inventory", &source], &trust[..], more].concat());
+    let all = inventory(&[]).out;
+    assert!(all.contains("    and 55 more (all by --vm '*', --json or --csv)\n"), "{all}");
+    assert!(all.ends_with("60 VMs (60 off), 60 disks of 60 MiB\n"), "{all}");
+    let asked = ["--folder", "prod", "--host", "esx1.lab", "--vm", "web-00?", "--vm", "web-05*"];
+    let some = inventory(&asked).out;
+    assert!(some.contains("web-009") && !some.contains("web-010") && !some.contains("web-050"), "{some}");
+    assert!(some.ends_with("10 VMs (10 off) of 60, 10 disks of 10 MiB\n"), "{some}");
+    assert!(some.contains("esx1.lab") && !some.contains("esx2.lab"), "{some}");
+    let json = inventory(&[&asked[..], &["--json"]].concat()).json().unwrap();
+    assert_eq!(
+        (json["vms"].as_array().unwrap().len(), json["concerns"].as_object().unwrap().len()),
+        (10, 10)
+    );
+    let csv = inventory(&[&asked[..], &["--csv"]].concat()).out;
+    assert!(csv.starts_with("name,id,folder,power,host,") && csv.lines().count() == 11, "{csv}");
+    let refused = inventory(&["--folder", "prdo", "--vm", "web*"]);
+    assert_eq!(refused.code, Some(3), "{}", refused.out);
+    assert!(refused.err.contains("has the folder 'prdo'\n  try: near names: prod;"), "{}", refused.err);
+    let plan_new = |more: &[&str]| {
+        let folder = stage.path("there").display().to_string();
+        stage.run(&[&["plan", "new", &source], &trust[..], &["--target-folder", &folder], more].concat())
+    };
+    let plan = plan_new(&asked);
+    assert!(plan.out.matches("- name: ").count() == 10 && plan.out.contains("/there\""), "{}", plan.out);
+    let table = stage.path("fleet.csv");
+    std::fs::write(&table, csv).unwrap();
+    let plan = plan_new(&["--table", table.to_str().unwrap()]);
+    assert_eq!(plan.out.matches("- name: ").count(), 10, "{}{}", plan.out, plan.err);
+    let none = plan_new(&["--folder", "prod", "--host", "esx2.lab"]);
+    assert!(none.code == Some(3) && none.err.contains("no VM fits all that is asked for"), "{}", none.err);
+}
+
 /// Whether a text holds something like a session's or a ticket's id.
 fn has_uuid(text: &str) -> bool {
     let is_uuid = |word: &str| word.len() == 36 && word.bytes().filter(|it| *it == b'-').count() == 4;

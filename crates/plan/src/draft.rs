@@ -9,9 +9,8 @@ use drover_types::inventory::{Inventory, PowerState, Vm};
 
 use crate::concern::{ConcernContext, Weight, concerns};
 use crate::draft_table::DraftTable;
-use crate::glob::matches;
 use crate::model::{ManifestUse, OvaSource};
-use crate::near::near_names;
+use crate::wanted::Wanted;
 
 /// What the user said about the plan to be written.
 #[derive(Clone, Debug, Default)]
@@ -24,14 +23,6 @@ pub struct DraftOptions {
     pub folder: PathBuf,
     /// Whether VMs are started once they have arrived.
     pub start: bool,
-    /// Which power state they have; absent for any.
-    pub power: Option<PowerState>,
-}
-
-impl DraftOptions {
-    fn takes(&self, vm: &Vm) -> bool {
-        self.power.is_none_or(|power| vm.power == power)
-    }
 }
 
 /// Where the VMs of a plan to be written come from.
@@ -62,19 +53,24 @@ impl Default for DraftSource {
     }
 }
 
-/// Writes a plan that takes the VMs whose names fit one of `patterns` (all, if there is none).
+/// Writes a plan that takes the VMs that are wanted.
 ///
-/// VMs that cannot be moved as they are stand in it as comments, with the reason. Absent if all have another power state than is wanted.
-pub fn draft(inventory: &Inventory, patterns: &[String], options: &DraftOptions) -> Option<String> {
-    let wanted = |vm: &&Vm| patterns.is_empty() || patterns.iter().any(|pattern| matches(pattern, &vm.name));
-    let mut vms: Vec<&Vm> = inventory.vms.iter().filter(wanted).filter(|vm| options.takes(vm)).collect();
+/// VMs that cannot be moved as they are stand in it as comments, with the reason. Absent if there is none.
+pub fn draft(inventory: &Inventory, wanted: &Wanted, options: &DraftOptions) -> Option<String> {
+    let mut vms: Vec<&Vm> = inventory.vms.iter().filter(|vm| wanted.takes(vm, inventory)).collect();
     vms.sort_by(|a, b| (&a.folder, &a.name, &a.id).cmp(&(&b.folder, &b.name, &b.id)));
     plan_of(inventory, &vms.iter().map(|vm| (*vm, &[][..])).collect::<Vec<_>>(), "", options)
 }
 
-/// Writes a plan that takes the VMs of a table, in its order; its waves go one after the other. Absent as of [`draft`].
-pub fn draft_rows(inventory: &Inventory, table: &DraftTable<'_>, options: &DraftOptions) -> Option<String> {
-    let rows = table.rows.iter().filter(|row| options.takes(row.vm));
+/// Writes a plan that takes those VMs of a table that are wanted, in its order; its waves go one after the other. Absent as of
+/// [`draft`].
+pub fn draft_rows(
+    inventory: &Inventory,
+    table: &DraftTable<'_>,
+    wanted: &Wanted,
+    options: &DraftOptions,
+) -> Option<String> {
+    let rows = table.rows.iter().filter(|row| wanted.takes(row.vm, inventory));
     let chosen: Vec<Chosen<'_>> = rows.map(|row| (row.vm, row.keys.as_slice())).collect();
     let named = chosen.iter().flat_map(|(_, keys)| *keys).filter(|(key, _)| *key == "wave");
     let named: BTreeSet<&String> = named.map(|(_, wave)| wave).collect();
@@ -118,17 +114,6 @@ fn plan_of(
     text.push_str("\nvms:\n");
     chosen.iter().for_each(|it| text.push_str(&entry(*it, inventory)));
     Some(text)
-}
-
-/// The patterns that fit no VM, each with names that come close.
-pub fn unmatched<'a>(inventory: &'a Inventory, patterns: &'a [String]) -> Vec<(&'a str, Vec<&'a str>)> {
-    let names = || inventory.vms.iter().map(|vm| vm.name.as_str());
-    let fits_none = |pattern: &&String| !names().any(|name| matches(pattern, name));
-    patterns
-        .iter()
-        .filter(fits_none)
-        .map(|pattern| (pattern.as_str(), near_names(pattern, names())))
-        .collect()
 }
 
 fn head(options: &DraftOptions) -> String {
@@ -298,7 +283,7 @@ mod tests {
             },
             ..DraftOptions::default()
         };
-        draft(&inventory, &[], &options).unwrap()
+        draft(&inventory, &Wanted::default(), &options).unwrap()
     }
 
     #[test]
@@ -377,8 +362,7 @@ mod tests {
         let of = |name: &str, power| Vm { power, id: name.into(), ..vm(name, "net") };
         let vms = vec![of("a", PowerState::On), of("b", PowerState::Off), of("c", PowerState::Suspended)];
         let inventory = Inventory { vms, ..Inventory::default() };
-        let options =
-            |power| DraftOptions { name: "p".into(), folder: "/t".into(), power, ..DraftOptions::default() };
+        let options = DraftOptions { name: "p".into(), folder: "/t".into(), ..DraftOptions::default() };
         let names = |text: Option<String>| -> Vec<String> {
             let text = text.unwrap_or_default();
             let name = |line: &str| line.split("- name: ").nth(1).map(|it| it.chars().take(3).collect());
@@ -386,14 +370,14 @@ mod tests {
         };
         let drafted = |power, patterns: &[&str]| {
             let patterns: Vec<String> = patterns.iter().map(|it| it.to_string()).collect();
-            draft(&inventory, &patterns, &options(power))
+            draft(&inventory, &Wanted::of_power(power).named(&patterns), &options)
         };
         assert_eq!(names(drafted(None, &[])), ["\"a\"", "\"b\"", "\"c\""]);
         assert_eq!(names(drafted(Some(PowerState::On), &[])), ["\"a\""]);
         assert_eq!(names(drafted(Some(PowerState::Off), &["*"])), ["\"b\""]);
         assert_eq!(drafted(Some(PowerState::Off), &["a"]), None);
         let table = crate::draft_table("name,wave\na,one\nb,two\n", &inventory).unwrap();
-        let rows = |power| draft_rows(&inventory, &table, &options(Some(power)));
+        let rows = |power| draft_rows(&inventory, &table, &Wanted::of_power(Some(power)), &options);
         let text = rows(PowerState::Off).unwrap();
         assert!(text.contains("- {name: \"two\"}") && !text.contains("one\""), "{text}");
         assert_eq!(rows(PowerState::Suspended), None);
@@ -404,9 +388,8 @@ mod tests {
         let inventory = Inventory { vms: vec![vm("web \"01\"", "net")], ..Inventory::default() };
         let source = OvaSource { path: "/a: b/web.ova".into(), manifest: ManifestUse::Check };
         let source = DraftSource::Ova(source.clone());
-        let options =
-            DraftOptions { name: "p".into(), source, folder: "/t".into(), start: true, power: None };
-        let text = draft(&inventory, &[], &options).unwrap();
+        let options = DraftOptions { name: "p".into(), source, folder: "/t".into(), start: true };
+        let text = draft(&inventory, &Wanted::default(), &options).unwrap();
         let plan = Plan::parse(&text).unwrap();
         let expected = OvaSource { path: "/a: b/web.ova".into(), manifest: ManifestUse::Check };
         assert_eq!((plan.source, plan.start), (crate::Source::Ova(expected), true));

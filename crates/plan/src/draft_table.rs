@@ -413,6 +413,7 @@ mod tests {
     use super::*;
     use crate::draft::{DraftOptions, DraftSource, draft_rows};
     use crate::model::Plan;
+    use crate::wanted::Wanted;
 
     fn inventory() -> Inventory {
         let vm = |id: &str, name: &str| Vm {
@@ -443,7 +444,7 @@ mod tests {
     fn plan(table: &str) -> Plan {
         let inventory = inventory();
         let table = draft_table(table, &inventory).unwrap();
-        let text = draft_rows(&inventory, &table, &options()).unwrap();
+        let text = draft_rows(&inventory, &table, &Wanted::default(), &options()).unwrap();
         Plan::parse(&text).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"))
     }
 
@@ -551,7 +552,7 @@ mod tests {
         let mut inventory = inventory();
         inventory.vms[1].disks.clear();
         let table = draft_table("id,priority\nvm-2,x\nvm-1,y\nvm-3,1\n", &inventory).unwrap();
-        let text = draft_rows(&inventory, &table, &options()).unwrap();
+        let text = draft_rows(&inventory, &table, &Wanted::default(), &options()).unwrap();
         let problems = Plan::parse(&text).unwrap_err();
         let lines: Vec<&str> = text.lines().collect();
         let errors = problems.iter().filter(|it| it.is_error());

@@ -11,6 +11,7 @@
 //! - [`as_begun`] keeps a run at the VMs and disks it began with.
 //! - [`nfc`] tells what reading through VDDK takes of each host, and how much of it there is.
 //! - [`Moves::parse`] reads a file of live moves.
+//! - [`Wanted`] chooses VMs of an inventory by the keys of a plan's selections.
 //! - [`draft`] writes a first plan from an inventory, [`draft_rows`] one from a table of VMs, [`draft_waves`] waves for one.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -36,6 +37,7 @@ mod read;
 mod resolution;
 mod resolve;
 mod told_again;
+mod wanted;
 mod warm;
 
 pub use begun::{Begun, Others, as_begun};
@@ -44,7 +46,7 @@ pub use concern::{
     CATALOGUE, Concern, ConcernContext, Fate, NO_NETWORK_DRIVER, Stays, Weight, concerns, concerns_inside,
     fates, has_known_loader, lacking_driver, lacking_windows_driver, names_of_slots, renamed,
 };
-pub use draft::{DraftOptions, DraftSource, draft, draft_rows, unmatched};
+pub use draft::{DraftOptions, DraftSource, draft, draft_rows};
 pub use draft_table::{DraftTable, draft_table, short_name};
 pub use draft_waves::{DraftMember, DraftWave, draft_waves};
 pub use flat::{FlatSetting, settings};
@@ -61,4 +63,5 @@ pub use resolution::{
     space_needed,
 };
 pub use resolve::{NAMES_SHOWN_MAX, PlannedProxy, chosen_by, kube_name, proxies, resolve};
+pub use wanted::Wanted;
 pub use warm::{Audit, Cutover, Interval, Warm, WarmKeys, moment_text, parse_moment};

@@ -8,6 +8,7 @@ use drover_types::some_of;
 
 use self::names::{ByName, rule_of};
 pub use self::proxy::{PlannedProxy, proxies};
+pub(crate) use self::select::{asked_for, fits, near_to};
 use self::waves::WaveIndex;
 use crate::concern::{ConcernContext, Weight, concerns, unlooked_network_driver};
 use crate::model::*;
@@ -463,6 +464,7 @@ impl<'a> Resolver<'a> {
             let twin = names.insert(name, vm);
             if let Some(twin) = twin {
                 let at = At { line: vm.line, column: 1 };
+                // What begins with one VM's name is said once for many.
                 let text = format!(
                     "{} would be '{}' at the target, and so would '{}' (ids {} and {})",
                     vm.vm.name, vm.target_name, twin.vm.name, vm.vm.id, twin.vm.id

@@ -8,6 +8,7 @@ use drover_types::inventory::{
 };
 use serde_json::{Value, json};
 
+use crate::filter::LISTED_MAX;
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, clean, count};
 
@@ -15,11 +16,12 @@ use crate::text::{UNKNOWN, clean, count};
 type Concerns = BTreeMap<String, Vec<Concern>>;
 
 /// What a provider has, as tables: VMs, their disks and NICs if `details` are wanted, hosts,
-/// datastores, networks; then what there is to know before VMs move, the worst first.
-pub fn inventory_text(inventory: &Inventory, concerns: &Concerns, details: bool) -> String {
+/// datastores, networks; then what there is to know before VMs move, the worst first; and sums. `all` are the VMs that the
+/// provider has, of which the inventory may hold some.
+pub fn inventory_text(inventory: &Inventory, concerns: &Concerns, details: bool, all: usize) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
-    let _ = write_inventory(&mut text, inventory, concerns, details);
+    let _ = write_inventory(&mut text, inventory, concerns, details, all);
     text
 }
 
@@ -39,6 +41,7 @@ fn write_inventory(
     inventory: &Inventory,
     concerns: &Concerns,
     details: bool,
+    all: usize,
 ) -> fmt::Result {
     let about = &inventory.about;
     let build =
@@ -66,7 +69,32 @@ fn write_inventory(
     if inventory.vms.is_empty() {
         writeln!(text, "\nno VMs; if there should be some, look at what this user may see")?;
     }
-    write_concerns(text, concerns)
+    let most = if inventory.vms.len() == all && all > LISTED_MAX { SUBJECTS_MAX } else { usize::MAX };
+    write_concerns(text, concerns, most)?;
+    write_sums(text, inventory, all)
+}
+
+/// Of a large provider, what is named for one concern.
+const SUBJECTS_MAX: usize = 5;
+
+/// `300 VMs (250 on, 50 off) of 3000, 540 disks of 12 TiB`.
+fn write_sums(text: &mut String, inventory: &Inventory, all: usize) -> fmt::Result {
+    let vms = &inventory.vms;
+    if vms.is_empty() {
+        return Ok(());
+    }
+    let states = [PowerState::On, PowerState::Off, PowerState::Suspended, PowerState::Unknown];
+    let part = |state: &PowerState| {
+        let number = vms.iter().filter(|vm| vm.power == *state).count();
+        let word = if *state == PowerState::Unknown { "unknown" } else { power(*state) };
+        (number > 0).then(|| format!("{number} {word}"))
+    };
+    let parts: Vec<String> = states.iter().filter_map(part).collect();
+    let disks = || vms.iter().flat_map(|vm| &vm.disks);
+    let bytes = disks().fold(0u64, |sum, disk| sum.saturating_add(disk.capacity_bytes));
+    let of = if vms.len() == all { String::new() } else { format!(" of {all}") };
+    let (vms, disks) = (count(vms.len(), "VM"), count(disks().count(), "disk"));
+    writeln!(text, "\n{vms} ({}){of}, {disks} of {}", parts.join(", "), Bytes(bytes))
 }
 
 fn vm_table(inventory: &Inventory, concerns: &Concerns) -> Table {
@@ -197,7 +225,7 @@ fn network_table(inventory: &Inventory) -> Table {
 }
 
 /// By weight, then by id and advice, so that what holds for many VMs is said once.
-fn write_concerns(text: &mut String, concerns: &Concerns) -> fmt::Result {
+fn write_concerns(text: &mut String, concerns: &Concerns, most: usize) -> fmt::Result {
     let mut groups: BTreeMap<(Weight, &str, &str), Vec<&Concern>> = BTreeMap::new();
     for concern in concerns.values().flatten() {
         groups.entry((concern.severity, &concern.id, &concern.advice)).or_default().push(concern);
@@ -210,16 +238,19 @@ fn write_concerns(text: &mut String, concerns: &Concerns) -> fmt::Result {
         let has_some = |of_vm: &&Vec<Concern>| of_vm.iter().any(|it| it.severity == weight);
         let vms = count(concerns.values().filter(has_some).count(), "VM");
         writeln!(text, "\n{} ({vms})", weight_title(weight))?;
-        of_weight().try_for_each(|((_, id, advice), group)| write_group(text, id, advice, group))?;
+        of_weight().try_for_each(|((_, id, advice), group)| write_group(text, id, advice, group, most))?;
     }
     Ok(())
 }
 
-fn write_group(text: &mut String, id: &str, advice: &str, group: &[&Concern]) -> fmt::Result {
+fn write_group(text: &mut String, id: &str, advice: &str, group: &[&Concern], most: usize) -> fmt::Result {
     writeln!(text, "  {}", clean(id))?;
     let mut sorted: Vec<_> = group.iter().map(|it| (clean(&it.subject), clean(&it.message))).collect();
     sorted.sort();
-    sorted.iter().try_for_each(|(subject, message)| writeln!(text, "    {subject}: {message}"))?;
+    sorted.iter().take(most).try_for_each(|(subject, message)| writeln!(text, "    {subject}: {message}"))?;
+    if sorted.len() > most {
+        writeln!(text, "    and {} more (all by --vm '*', --json or --csv)", sorted.len() - most)?;
+    }
     if advice.is_empty() { Ok(()) } else { writeln!(text, "    try: {}", clean(advice)) }
 }
 
@@ -282,11 +313,11 @@ fn link(mbps: u32) -> String {
     }
 }
 
-fn yes(set: bool) -> &'static str {
+pub(crate) fn yes(set: bool) -> &'static str {
     if set { "yes" } else { "no" }
 }
 
-fn power(state: PowerState) -> &'static str {
+pub(crate) fn power(state: PowerState) -> &'static str {
     match state {
         PowerState::On => "on",
         PowerState::Off => "off",
@@ -295,7 +326,7 @@ fn power(state: PowerState) -> &'static str {
     }
 }
 
-fn firmware(vm: &Vm) -> &'static str {
+pub(crate) fn firmware(vm: &Vm) -> &'static str {
     match (vm.firmware, vm.secure_boot) {
         (None, _) => UNKNOWN,
         (Some(Firmware::Bios), _) => "BIOS",
@@ -323,12 +354,12 @@ fn bus(bus: DiskBus) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use drover_types::inventory::{About, Datastore, HostAddress, Network, Nic, PhysicalNic};
 
     use super::*;
 
-    fn sample() -> (Inventory, Concerns) {
+    pub(crate) fn sample() -> (Inventory, Concerns) {
         let disk = |label: &str, rdm| VmDisk {
             label: label.into(),
             capacity_bytes: 20 << 30,
@@ -413,7 +444,7 @@ mod tests {
     fn an_inventory_is_tables_and_then_concerns_by_weight() {
         let (inventory, concerns) = sample();
         assert_eq!(
-            inventory_text(&inventory, &concerns, false),
+            inventory_text(&inventory, &concerns, false, 2),
             "\
 VMware vCenter Server 8.0.2
 
@@ -444,14 +475,34 @@ Good to know (2 VMs)
     bare: is so
     web01: is so
     try: change it
+
+2 VMs (1 on, 1 off), 2 disks of 40 GiB
 "
         );
     }
 
     #[test]
+    fn of_a_large_provider_a_few_are_named_for_a_concern_and_of_a_part_all() {
+        let (mut inventory, concerns) = sample();
+        let vm = inventory.vms[0].clone();
+        inventory.vms = (0..100).map(|at| Vm { id: format!("vm-{at}"), ..vm.clone() }).collect();
+        let concern = concerns["vm-2"][0].clone();
+        let of = |at: usize| Concern { subject: format!("web{at:03}"), ..concern.clone() };
+        let concerns: Concerns = (0..100).map(|at| (format!("vm-{at}"), vec![of(at)])).collect();
+        let text = inventory_text(&inventory, &concerns, false, 100);
+        assert!(
+            text.contains("    web004: is so\n    and 95 more (all by --vm '*', --json or --csv)\n    try:"),
+            "{text}"
+        );
+        assert!(text.ends_with("\n100 VMs (100 on), 200 disks of 3.9 TiB\n"), "{text}");
+        let part = inventory_text(&inventory, &concerns, false, 3000);
+        assert!(part.contains("web099: is so") && part.contains("\n100 VMs (100 on) of 3000, "), "{part}");
+    }
+
+    #[test]
     fn details_are_disks_and_nics() {
         let (inventory, concerns) = sample();
-        let text = inventory_text(&inventory, &concerns, true);
+        let text = inventory_text(&inventory, &concerns, true, 2);
         assert!(
             text.contains(
                 "web01/Hard disk 2  20 GiB  yes   SCSI 0:0  no   physical RDM  [ds1] web01/web01.vmdk"
@@ -463,7 +514,7 @@ Good to know (2 VMs)
 
     #[test]
     fn nothing_is_said_of_an_empty_provider_but_that() {
-        let text = inventory_text(&Inventory::default(), &BTreeMap::new(), true);
+        let text = inventory_text(&Inventory::default(), &BTreeMap::new(), true, 0);
         assert!(text.contains("no VMs"), "{text}");
         assert!(inventory_json(&Inventory::default(), &BTreeMap::new())["concerns"].is_object());
     }

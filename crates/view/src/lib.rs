@@ -75,7 +75,7 @@ pub use live_words::live_words;
 pub use mode::{DisplayMode, can_move, set_plain_display};
 pub use problems::problems_text;
 pub use report::{ReportJson, report_of, report_part_text, report_text};
-pub use sheet::report_csv;
+pub use sheet::{inventory_csv, report_csv};
 pub use stage::terminal_columns;
 pub use status::{EndForeseen, PlanStatus, plans_text, runs};
 pub use summary::vm_state;

@@ -1,12 +1,17 @@
 //! Tables for spreadsheets and programs: CSV as RFC 4180 has it, a row for each VM, in cells that drive no terminal.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use drover_engine::{PlanReport, VmReport};
+use drover_plan::{Concern, Weight};
 use drover_types::calendar::moment_text;
+use drover_types::inventory::{Inventory, Vm};
 
 use crate::filter::VmFilter;
+use crate::inventory::{firmware, power, yes};
 use crate::report::vm_key;
 use crate::summary::{Equal, vm_rate, vm_time};
-use crate::text::clean;
+use crate::text::{UNKNOWN, clean};
 
 const REPORT: [&str; 20] = [
     "name",
@@ -72,6 +77,67 @@ fn report_row(vm: &VmReport) -> [String; 20] {
     ]
 }
 
+const INVENTORY: [&str; 19] = [
+    "name",
+    "id",
+    "folder",
+    "power",
+    "host",
+    "cluster",
+    "datastores",
+    "networks",
+    "tags",
+    "guest",
+    "firmware",
+    "cpus",
+    "memory_mib",
+    "disks",
+    "size_bytes",
+    "change_tracking",
+    "blocks",
+    "warnings",
+    "notes",
+];
+
+/// The VMs of an inventory, with the concerns of each by its id; several values of a cell have a semicolon between them. `drover
+/// plan new --table` reads it.
+pub fn inventory_csv(inventory: &Inventory, concerns: &BTreeMap<String, Vec<Concern>>) -> String {
+    let row = |vm: &Vm| {
+        let host = inventory.host(&vm.host_id);
+        let found = concerns.get(&vm.id).map_or(&[][..], Vec::as_slice);
+        let ids = |weight: Weight| {
+            once_each(found.iter().filter(|it| it.severity == weight).map(|it| it.id.as_str()))
+        };
+        let size = vm.disks.iter().fold(0u64, |sum, disk| sum.saturating_add(disk.capacity_bytes));
+        [
+            vm.name.clone(),
+            vm.id.clone(),
+            vm.folder.clone(),
+            power(vm.power).replace(UNKNOWN, ""),
+            host.map_or(vm.host_id.clone(), |host| host.name.clone()),
+            host.and_then(|host| host.cluster.clone()).unwrap_or_default(),
+            once_each(vm.disks.iter().map(|disk| disk.datastore.as_str())),
+            once_each(vm.nics.iter().map(|nic| nic.network.as_str())),
+            vm.tags.join(";"),
+            vm.guest_id.clone(),
+            firmware(vm).replace(UNKNOWN, ""),
+            vm.cpus.to_string(),
+            vm.memory_mib.to_string(),
+            vm.disks.len().to_string(),
+            size.to_string(),
+            yes(vm.change_tracking).into(),
+            ids(Weight::Blocks),
+            ids(Weight::Warning),
+            ids(Weight::Info),
+        ]
+    };
+    written(&INVENTORY, inventory.vms.iter().map(row))
+}
+
+fn once_each<'a>(words: impl Iterator<Item = &'a str>) -> String {
+    words.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(";")
+}
+
 fn written<const N: usize>(titles: &[&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let mut writer = csv::WriterBuilder::new().terminator(csv::Terminator::CRLF).from_writer(Vec::new());
     // Rows are as long as the titles, and memory takes all.
@@ -86,6 +152,24 @@ fn written<const N: usize>(titles: &[&str; N], rows: impl Iterator<Item = [Strin
 mod tests {
     use super::*;
     use crate::sample;
+
+    #[test]
+    fn an_inventory_is_a_table_that_a_plan_is_made_of() {
+        let (mut inventory, concerns) = crate::inventory::tests::sample();
+        inventory.vms[0].tags = vec!["env:prod".into(), "app:shop, old".into()];
+        let text = inventory_csv(&inventory, &concerns);
+        let rows: Vec<&str> = text.split("\r\n").collect();
+        assert_eq!(rows[0], INVENTORY.join(","));
+        assert_eq!(
+            rows[1],
+            "web01,vm-1,prod/web,on,esx1,old,ds1,LAN,\"env:prod;app:shop, old\",,UEFI,4,8192,2,42949672960,yes,\
+             rdm-physical,,cbt-off"
+        );
+        assert_eq!(rows.len(), 4);
+        inventory.vms[1].name = "bare".into();
+        let table = drover_plan::draft_table(&inventory_csv(&inventory, &concerns), &inventory).unwrap();
+        assert_eq!(table.unused.len(), INVENTORY.len() - 2, "no column is a key of a plan by chance");
+    }
 
     #[test]
     fn a_report_is_a_row_for_each_vm_that_fits() {

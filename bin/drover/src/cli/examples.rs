@@ -4,6 +4,8 @@ pub const INVENTORY: &str = "\
 Examples:
   drover inventory vcenter.example.org --thumbprint AA:BB:...
   drover inventory vcenter.example.org --ca-file ca.pem --details
+  drover inventory vcenter.example.org --ca-file ca.pem --folder prod/web --power on
+  drover inventory vcenter.example.org --ca-file ca.pem --csv > fleet.csv
   drover inventory web.ova
 
 Next: drover plan new vcenter.example.org --vm 'web*' -o web.yaml";
@@ -40,6 +42,7 @@ pub const PLAN_NEW: &str = "\
 Examples:
   drover plan new vcenter.example.org --thumbprint AA:BB:... --vm 'web*' -o web.yaml
   drover plan new vcenter.example.org --password-file secret --vm web01 --vm db01 -o two.yaml
+  drover plan new vcenter.example.org --password-file secret --folder prod --tag app:shop -o shop.yaml
   drover plan new vcenter.example.org --password-file secret --table waves.csv -o fleet.yaml
 
 Next: edit the file, then drover plan check web.yaml";

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use drover_engine::PlanState;
-use drover_plan::{DraftOptions, DraftSource, ManifestUse, Others, OvaSource};
+use drover_plan::{DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Wanted};
 
 use super::{migrate, plan};
 use crate::appliance::Appliance;
@@ -28,9 +28,8 @@ pub fn run(args: &ImportArgs) -> Result<Exit, Failure> {
         source: DraftSource::Ova(source),
         folder: folder.clone(),
         start: args.start,
-        power: None,
     };
-    let text = drover_plan::draft(&inventory, &[], &options).unwrap_or_default();
+    let text = drover_plan::draft(&inventory, &Wanted::default(), &options).unwrap_or_default();
     if args.plan_only {
         crate::out::print(&text);
         return Ok(Exit::Success);

@@ -1,10 +1,11 @@
 //! `drover inventory`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use drover_plan::{Concern, ConcernContext, ManifestUse, OvaSource, concerns};
+use drover_plan::{Concern, ConcernContext, ManifestUse, OvaSource, Wanted, concerns};
 use drover_types::inventory::{Inventory, WriteRates};
+use drover_view::clean;
 
 use crate::appliance::{self, Appliance};
 use crate::cli::{InventoryArgs, ProviderArgs};
@@ -14,16 +15,48 @@ use crate::provider::{Provider, write_rates};
 
 /// Shows what a provider has.
 pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
-    let Found { inventory, warnings, .. } = ask(&args.provider, Counters::LeaveAlone)?;
+    let Found { mut inventory, warnings, .. } = ask(&args.provider, Counters::LeaveAlone)?;
     warnings.iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
-    let concerns = all_concerns(&inventory);
-    if args.json {
+    let (mut concerns, all) = (all_concerns(&inventory), inventory.vms.len());
+    let wanted = args.select.wanted();
+    if !wanted.is_all() {
+        check_wanted(&wanted, &args.provider.provider, &inventory)?;
+        wanted.keep(&mut inventory);
+        let kept: HashSet<&str> = inventory.vms.iter().map(|vm| vm.id.as_str()).collect();
+        concerns.retain(|id, _| kept.contains(id.as_str()));
+    }
+    if args.csv {
+        crate::out::csv(&drover_view::inventory_csv(&inventory, &concerns));
+    } else if args.json {
         crate::out::json(format_args!("{:#}", drover_view::inventory_json(&inventory, &concerns)));
     } else {
-        crate::out::print(&drover_view::inventory_text(&inventory, &concerns, args.details));
+        crate::out::print(&drover_view::inventory_text(&inventory, &concerns, args.details, all));
         say_what_is_next(&args.provider);
     }
     Ok(Exit::Success)
+}
+
+/// Refuses what selects no VM, and tags that are not known.
+///
+/// # Errors
+/// If there is any of it.
+pub fn check_wanted(wanted: &Wanted, provider: &str, inventory: &Inventory) -> Result<(), Failure> {
+    if let Some(why) = inventory.tags_unknown.as_ref().filter(|_| wanted.goes_by_tags()) {
+        let text = format!("which VMs of {provider} have a tag is not known: {why}");
+        return Err(Failure::new(Exit::Plan, text).advise("leave --tag out, and select by something else"));
+    }
+    let unmatched = wanted.unmatched(inventory);
+    if unmatched.is_empty() {
+        return Ok(());
+    }
+    let asked: Vec<&str> = unmatched.iter().map(|(asked, _)| asked.as_str()).collect();
+    let near: Vec<&str> = unmatched.iter().flat_map(|(_, near)| near).copied().collect();
+    let advice = match near.is_empty() {
+        true => "see `drover inventory` for all, and `--json` for hosts and clusters".to_string(),
+        false => format!("near names: {}; see `drover inventory` for all", clean(&near.join(", "))),
+    };
+    let text = format!("no VM of {provider} has {}", clean(&asked.join(", nor ")));
+    Err(Failure::new(Exit::Plan, text).advise(advice))
 }
 
 /// The command that comes after a look at a provider, to people.

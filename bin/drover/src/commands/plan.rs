@@ -11,13 +11,13 @@ use drover_plan::{
     OvaSource, Plan, PlanWave, PlannedDisk, PlannedVm, Problem, Resolution, Target, TargetHost, TargetKind,
     Weight, resolve, space_needed,
 };
-use drover_types::inventory::{Inventory, PowerState};
+use drover_types::inventory::Inventory;
 use drover_types::{Bytes, Opening, some_of};
 use drover_view::{clean, count};
 
 use crate::appliance;
-use crate::cli::{PlanCheckArgs, PlanNewArgs, PowerWord};
-use crate::commands::inventory::{Counters, ask};
+use crate::cli::{PlanCheckArgs, PlanNewArgs};
+use crate::commands::inventory::{Counters, ask, check_wanted};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::far;
@@ -499,20 +499,7 @@ fn check_matches(args: &PlanNewArgs, inventory: &Inventory) -> Result<(), Failur
             Failure::new(Exit::Plan, text).advise("see `drover inventory`, and the rights of the user")
         );
     }
-    let unmatched = drover_plan::unmatched(inventory, &args.vms);
-    if unmatched.is_empty() {
-        return Ok(());
-    }
-    let patterns: Vec<String> =
-        unmatched.iter().map(|(pattern, _)| format!("'{}'", clean(pattern))).collect();
-    let near: Vec<String> =
-        unmatched.iter().flat_map(|(_, near)| near).map(|name| clean(name).to_string()).collect();
-    let advice = match near.is_empty() {
-        true => "see `drover inventory` for the names".to_string(),
-        false => format!("near names: {}; see `drover inventory` for all", near.join(", ")),
-    };
-    let text = format!("no VM of {provider} has a name that matches {}", patterns.join(", "));
-    Err(Failure::new(Exit::Plan, text).advise(advice))
+    check_wanted(&args.select.wanted(), provider, inventory)
 }
 
 /// Writes a plan to a file that is not there yet.
@@ -539,14 +526,14 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure
             insecure: secret.insecure,
         },
     };
-    let power = args.power.map(|word| match word {
-        PowerWord::On => PowerState::On,
-        PowerWord::Off => PowerState::Off,
-    });
-    let (name, folder) = (draft_name(args), args.folder.clone());
-    let options = DraftOptions { name, source, folder, start: false, power };
+    let (name, folder, wanted) = (draft_name(args), args.target_folder.clone(), args.select.wanted());
+    let options = DraftOptions { name, source, folder, start: false };
+    let none = || {
+        Failure::new(Exit::Plan, "no VM fits all that is asked for")
+            .advise("see `drover inventory` with the same options, and leave one of them out")
+    };
     let Some(path) = &args.table else {
-        return drover_plan::draft(inventory, &args.vms, &options).ok_or_else(|| none_of_power(args));
+        return drover_plan::draft(inventory, &wanted, &options).ok_or_else(none);
     };
     let text = read_text(path, TABLE_BYTES_MAX).map_err(|error| {
         let what = format!("table {}: {error}", path.display());
@@ -562,7 +549,7 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure
             clean(&table.unused.join(", "))
         ));
     }
-    let text = drover_plan::draft_rows(inventory, &table, &options).ok_or_else(|| none_of_power(args))?;
+    let text = drover_plan::draft_rows(inventory, &table, &wanted, &options).ok_or_else(none)?;
     // What a cell holds may be no value of its key.
     if let Err(problems) = drover_plan::Plan::parse(&text) {
         let told = args.output.as_deref().unwrap_or(Path::new("plan"));
@@ -575,16 +562,6 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure
     Ok(text)
 }
 
-/// All that were asked for have another power state.
-fn none_of_power(args: &PlanNewArgs) -> Failure {
-    let is = match args.power {
-        Some(PowerWord::Off) => "is off",
-        Some(PowerWord::On) | None => "runs",
-    };
-    Failure::new(Exit::Plan, format!("none of these VMs {is}"))
-        .advise("see `drover inventory`, or leave `--power` out")
-}
-
 /// A table of VMs may not be larger.
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 
@@ -593,7 +570,7 @@ fn draft_name(args: &PlanNewArgs) -> String {
     let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let candidates = [
         args.output.as_deref().and_then(stem),
-        Some(args.vms.join("-")),
+        Some(args.select.words().join("-")),
         args.table.as_deref().and_then(stem),
         Some(args.provider.provider.clone()),
     ];
@@ -630,6 +607,7 @@ mod tests {
         assert_eq!(name("-o plans/Web_1.yaml"), "web-1");
         assert_eq!(name("-o=--.yaml --vm web*"), "web");
         assert_eq!(name("--vm web* --vm db01"), "web-db01");
+        assert_eq!(name("--folder prod/web --tag app:shop --power on"), "prod-web-app-shop");
         assert_eq!(name(""), "vc-example-org");
     }
 }

@@ -138,35 +138,12 @@ impl<'a> Resolver<'a> {
     /// Whether a selector chooses a VM for the plan, or leaves it out. One that was begun may have been moved since: where it was then
     /// counts.
     fn chooses(&self, selector: &Selector, vm: &Vm) -> bool {
-        self.selects_at(selector, vm, self.inventory.places.get(&vm.id))
+        fits(selector, vm, self.inventory, self.inventory.places.get(&vm.id))
     }
 
     /// Whether a selector selects a VM where it is now.
     pub(super) fn selects(&self, selector: &Selector, vm: &Vm) -> bool {
-        self.selects_at(selector, vm, None)
-    }
-
-    fn selects_at(&self, selector: &Selector, vm: &Vm, then: Option<&VmPlace>) -> bool {
-        let host = || self.inventory.host(then.map_or(&vm.host_id, |then| &then.host_id));
-        let lies_in = |name: &String| match then {
-            Some(then) => then.datastores.contains(name),
-            None => vm.disks.iter().any(|disk| disk.datastore == *name),
-        };
-        let below = |folder: &String| {
-            vm.folder == *folder
-                || vm.folder.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
-        };
-        selector.name.as_ref().is_none_or(|name| *name == vm.name)
-            && selector.glob.as_ref().is_none_or(|glob| matches(glob, &vm.name))
-            && selector.folder.as_ref().is_none_or(below)
-            && selector.tag.as_ref().is_none_or(|tag| vm.tags.iter().any(|it| matches(tag, it)))
-            && selector.id.as_ref().is_none_or(|id| *id == vm.id)
-            && selector.host.as_ref().is_none_or(|name| host().is_some_and(|it| it.name == *name))
-            && selector
-                .cluster
-                .as_ref()
-                .is_none_or(|name| host().is_some_and(|it| it.cluster.as_ref() == Some(name)))
-            && selector.datastore.as_ref().is_none_or(lies_in)
+        fits(selector, vm, self.inventory, None)
     }
 
     fn nothing_found(&mut self, selector: &Selector) {
@@ -184,7 +161,7 @@ impl<'a> Resolver<'a> {
                 (format!("there is no VM called '{name}'"), advice)
             }
             None => {
-                let advice = self.near_to(selector).map_or_else(
+                let advice = near_to(selector, self.inventory).map_or_else(
                     || "see `drover inventory` for names, folders and tags; `--json` has hosts, clusters and datastores".into(),
                     |near| format!("did you mean '{near}'?"),
                 );
@@ -192,25 +169,6 @@ impl<'a> Resolver<'a> {
             }
         };
         self.error(&selector.path.clone(), selector.at, message, advice);
-    }
-
-    /// What a misspelt folder, tag or cluster may have meant.
-    fn near_to(&self, selector: &Selector) -> Option<&'a str> {
-        let Inventory { vms, hosts, .. } = self.inventory;
-        let parents = |vm: &'a Vm| {
-            vm.folder.match_indices('/').map(|(at, _)| &vm.folder[..at]).chain([vm.folder.as_str()])
-        };
-        let (asked, near) = match (&selector.folder, &selector.tag, &selector.cluster) {
-            (Some(folder), ..) => (folder, nearest(folder, vms.iter().flat_map(parents))),
-            (_, Some(tag), _) => {
-                (tag, nearest(tag, vms.iter().flat_map(|vm| vm.tags.iter().map(String::as_str))))
-            }
-            (.., Some(cluster)) => {
-                (cluster, nearest(cluster, hosts.iter().filter_map(|host| host.cluster.as_deref())))
-            }
-            _ => return None,
-        };
-        near.filter(|near| near != asked)
     }
 
     fn several_found(&mut self, selector: &Selector, found: &[&Vm]) {
@@ -227,8 +185,53 @@ impl<'a> Resolver<'a> {
     }
 }
 
+/// Whether a selector selects a VM, where it was `then` if that is given.
+pub(crate) fn fits(selector: &Selector, vm: &Vm, inventory: &Inventory, then: Option<&VmPlace>) -> bool {
+    let host = || inventory.host(then.map_or(&vm.host_id, |then| &then.host_id));
+    let lies_in = |name: &String| match then {
+        Some(then) => then.datastores.contains(name),
+        None => vm.disks.iter().any(|disk| disk.datastore == *name),
+    };
+    let below = |folder: &String| {
+        vm.folder == *folder
+            || vm.folder.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
+    };
+    selector.name.as_ref().is_none_or(|name| *name == vm.name)
+        && selector.glob.as_ref().is_none_or(|glob| matches(glob, &vm.name))
+        && selector.folder.as_ref().is_none_or(below)
+        && selector.tag.as_ref().is_none_or(|tag| vm.tags.iter().any(|it| matches(tag, it)))
+        && selector.id.as_ref().is_none_or(|id| *id == vm.id)
+        && selector.host.as_ref().is_none_or(|name| host().is_some_and(|it| it.name == *name))
+        && selector
+            .cluster
+            .as_ref()
+            .is_none_or(|name| host().is_some_and(|it| it.cluster.as_ref() == Some(name)))
+        && selector.datastore.as_ref().is_none_or(lies_in)
+}
+
+/// What a misspelt folder, tag, cluster, host or datastore may have meant.
+pub(crate) fn near_to<'a>(selector: &Selector, inventory: &'a Inventory) -> Option<&'a str> {
+    let Inventory { vms, hosts, datastores, .. } = inventory;
+    let parents =
+        |vm: &'a Vm| vm.folder.match_indices('/').map(|(at, _)| &vm.folder[..at]).chain([vm.folder.as_str()]);
+    let [folder, tag, _, host, cluster, datastore] = selector.beside_name();
+    let (asked, near) = match (folder, tag, cluster, host, datastore) {
+        (Some(folder), ..) => (folder, nearest(folder, vms.iter().flat_map(parents))),
+        (_, Some(tag), ..) => {
+            (tag, nearest(tag, vms.iter().flat_map(|vm| vm.tags.iter().map(String::as_str))))
+        }
+        (_, _, Some(cluster), ..) => {
+            (cluster, nearest(cluster, hosts.iter().filter_map(|host| host.cluster.as_deref())))
+        }
+        (.., Some(host), _) => (host, nearest(host, hosts.iter().map(|host| host.name.as_str()))),
+        (.., Some(store)) => (store, nearest(store, datastores.iter().map(|store| store.name.as_str()))),
+        _ => return None,
+    };
+    near.filter(|near| near != asked)
+}
+
 /// What a selector asks for, as the plan has it.
-fn asked_for(selector: &Selector) -> String {
+pub(crate) fn asked_for(selector: &Selector) -> String {
     let [folder, tag, id, host, cluster, datastore] = selector.beside_name();
     let keys = [
         ("glob", &selector.glob),

@@ -570,7 +570,8 @@ fn a_draft_parses_and_its_movable_vms_resolve() {
         folder: "/t".into(),
         ..crate::DraftOptions::default()
     };
-    let text = crate::draft(&inventory, &["web*".into()], &options).unwrap();
+    let web = crate::Wanted::default().named(&["web*".into()]);
+    let text = crate::draft(&inventory, &web, &options).unwrap();
     let plan = Plan::parse(&text).unwrap();
     let resolution = resolve(&plan, &inventory);
     assert!(resolution.is_ok(), "{text}\n{:#?}", resolution.problems);
@@ -578,7 +579,7 @@ fn a_draft_parses_and_its_movable_vms_resolve() {
     assert!(text.contains("# cannot be moved as it is") && text.contains("# - name: \"web02\""), "{text}");
     assert_eq!(
         text,
-        crate::draft(&inventory, &["web*".into()], &options).unwrap(),
+        crate::draft(&inventory, &web, &options).unwrap(),
         "the same inventory gives the same text"
     );
 }
