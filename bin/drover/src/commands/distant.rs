@@ -140,9 +140,12 @@ fn end(daemon: &Remote, plan: &Plan, args: &RunArgs) -> Result<Exit, Failure> {
         return Err(Failure { exit, message: error.clone(), advice: plan.advice.clone() });
     }
     if !args.json && !args.quiet {
-        let report: PlanReport = daemon.get(&format!("/v1/plans/{}/report", part(&plan.name)))?;
         let at = format!(" --server {}", daemon.url);
-        crate::out::print(&drover_view::report_part_text(report, Extent::Short, &at));
+        match daemon.get::<PlanReport>(&format!("/v1/plans/{}/report", part(&plan.name))) {
+            Ok(report) => crate::out::print(&drover_view::report_part_text(report, Extent::Short, &at)),
+            // It ended as it ended, told or not.
+            Err(failure) => crate::out::say(failure),
+        }
     }
     if exit == Exit::Success {
         let (name, url) = (&plan.name, &daemon.url);
