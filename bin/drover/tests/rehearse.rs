@@ -162,7 +162,7 @@ fn a_replica_is_converted_on_its_overlays_and_stays_as_it_is() {
         return;
     };
     let checks = format!("checks: {{post_start: [{{serial: 'DROVER-DONE', within: {BOOT}}}]}}");
-    let warm = format!("mode: warm\nwarm: {{interval: 1s, cutover: manual}}\n{checks}");
+    let warm = format!("mode: warm\nwarm: {{interval: 1h, cutover: manual}}\n{checks}");
     let plan = stage.plan("replica", &[("mode: cold", warm.as_str()), ("convert: never", "convert: always")]);
     let tools = stage.path("tools");
     let reads = "sed -n \"s/.*<source file='\\([^']*\\)'.*/\\1/p\" \"$3\" >\"$(dirname \"$0\")/converted\"";

@@ -39,6 +39,8 @@ pub struct Grouping<'a> {
 
 /// Hosts named for a group; the others are counted.
 const HOSTS_SHOWN: usize = 3;
+/// So many VMs are always named.
+const NAMED_MAX: usize = 4;
 /// Columns of lines with names.
 const COLUMNS: usize = 80;
 
@@ -161,9 +163,9 @@ impl<'a> Grouping<'a> {
         }
     }
 
-    /// The names of several VMs on lines of their own, if they are to be named.
+    /// The names of several VMs on lines of their own, if they are few or to be named.
     fn names(&self, vms: &[usize]) -> String {
-        if !self.names_all || vms.len() < 2 {
+        if vms.len() < 2 || (vms.len() > NAMED_MAX && !self.names_all) {
             return String::new();
         }
         let (mut text, mut line) = (String::new(), String::from("   "));
