@@ -521,12 +521,12 @@ fn a_tenant_without_room_of_its_own_does_not_close_the_host_to_others() {
 
 #[test]
 fn a_tenant_moves_over_as_many_at_once_as_its_own_limit_lets_and_holds_up_nobody_elses() {
-    let warm = || Job { is_warm: true, ..job("a", 1, 9, 0) };
+    let warm = |host: &str| Job { is_warm: true, ..job(host, 1, 9, 0) };
     let mut scheduler = of(&[], 20, 20);
     scheduler.set_budgets(Budgets { cutovers: 3, ..scheduler.budgets().clone() });
     scheduler.set_tenant(Tenant(1), TenantLimits { cutovers: Some(1), ..TenantLimits::default() });
-    scheduler.add(Tenant(1), vec![warm(), warm(), warm()], 0);
-    scheduler.add(Tenant(2), vec![warm(), warm(), warm()], 0);
+    scheduler.add(Tenant(1), vec![warm("a"), warm("a"), warm("a")], 0);
+    scheduler.add(Tenant(2), vec![warm("b"), warm("b"), warm("b")], 0);
     assert_eq!(admitted(&mut scheduler).len(), 6);
     assert_eq!(scheduler.ask_cutover(JobId(0), 0), Ok(()));
     let own_full = Wait::OwnCutovers { held: 1, of: 1 };
