@@ -342,6 +342,18 @@ mod tests {
     }
 
     #[test]
+    fn what_fails_after_its_wave_let_others_go_on_keeps_none_of_them() {
+        for rule in [IfFailed::Stop, IfFailed::Wait] {
+            let waves = [Wave { if_failed: rule, ..wave("a", &[], &[], &[]) }, wave("b", &["a"], &[], &[])];
+            let over = order(&waves, &[("a", 0, 2, 0), ("b", 3, 0, 0)]);
+            // One that was given up is made anew, and fails.
+            let later = Order::new(&waves, counts(&[("a", 0, 2, 1), ("b", 3, 0, 0)]), over.kept.clone(), 0);
+            assert_eq!(later.standing("b", 0), WaveStanding::Open { closes: None }, "{rule:?}");
+            assert!(later.held(0).is_empty(), "{rule:?}");
+        }
+    }
+
+    #[test]
     fn windows_and_freezes_are_heeded_at_the_moment_that_is_asked_of() {
         // 2026-12-18, a Friday.
         let friday = 20_805 * DAY;

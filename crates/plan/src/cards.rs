@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use drover_types::guest::{CardSettings, Route, Windows, WindowsAddresses};
 
+use crate::model::NetworkTarget;
 use crate::resolution::PlannedVm;
 
 /// What the network cards of a Windows are given, and what becomes of its routes.
@@ -52,14 +53,27 @@ pub fn cards(vm: &PlannedVm, windows: Option<&Windows>) -> Cards {
         card.gateways.extend(given.gateway);
         card.dns.extend(&given.dns);
     }
+    // Nobody told addresses of these, and the registry may have some.
+    let untold = vm.nics.iter().filter(|nic| vm.keeps_addresses && nic.target != NetworkTarget::None);
+    for mac in untold.map(|nic| nic.mac.to_ascii_lowercase()) {
+        if !cards.iter().any(|card| card.mac == mac) {
+            kept.insert(mac.clone());
+            cards.push(CardSettings { mac, ..CardSettings::default() });
+        }
+    }
     let place = |mac: &str| vm.nics.iter().position(|nic| nic.mac.eq_ignore_ascii_case(mac));
     cards.sort_by_key(|card| place(&card.mac).unwrap_or(usize::MAX));
-    let Some(windows) = windows else { return Cards { settings: cards, ..Cards::default() } };
+    let Some(windows) = windows else {
+        cards.retain(|card| !card.addresses.is_empty());
+        return Cards { settings: cards, ..Cards::default() };
+    };
     let mut by_dhcp = Vec::new();
     for card in cards.iter_mut().filter(|card| kept.contains(&card.mac)) {
         let is_it =
             |mac: &Option<String>| mac.as_ref().is_some_and(|mac| mac.eq_ignore_ascii_case(&card.mac));
-        let is_fixed = windows.fixed.iter().any(|it| is_it(&it.mac));
+        // A card that is part of a team, or of a virtual switch, asks for an address while the team has its own.
+        let has_own = |it: &WindowsAddresses| it.addresses.iter().any(|text| holds(card, text));
+        let is_fixed = windows.fixed.iter().any(|it| is_it(&it.mac) || has_own(it));
         if let Some(now) = only_one(windows, &card.mac) {
             take(card, now);
         } else if !is_fixed
@@ -133,6 +147,12 @@ fn only_one<'a>(windows: &'a Windows, mac: &str) -> Option<&'a WindowsAddresses>
     let is_it = |it: &&WindowsAddresses| it.mac.as_ref().is_some_and(|its| its.eq_ignore_ascii_case(mac));
     let mut found = windows.fixed.iter().filter(is_it);
     found.next().filter(|_| found.next().is_none())
+}
+
+/// Whether a card has this address, `192.0.2.7/24`.
+fn holds(card: &CardSettings, text: &str) -> bool {
+    let ip = text.split('/').next().and_then(|ip| ip.parse::<IpAddr>().ok());
+    ip.is_some_and(|ip| card.addresses.iter().any(|(own, _)| *own == ip))
 }
 
 /// Replaces what VMware Tools told of IPv4.
@@ -245,6 +265,35 @@ mod tests {
         let both = with(vec![registry(Some(MAC), &["198.51.100.7/25"])]);
         assert!(cards(&vm(true), Some(&both)).by_dhcp.is_empty());
         assert!(cards(&vm(false), Some(&with(vec![]))).by_dhcp.is_empty());
+    }
+
+    #[test]
+    fn a_fixed_address_of_the_registry_is_kept_where_vmware_tools_told_none() {
+        let mut untold = vm(true);
+        untold.first_boot.addresses.clear();
+        let windows =
+            Windows { fixed: vec![registry(Some(MAC), &["198.51.100.7/25"])], ..Windows::default() };
+        assert_eq!(cards(&untold, Some(&windows)).settings, [], "its addresses are not kept");
+        untold.keeps_addresses = true;
+        let given = cards(&untold, Some(&windows)).settings.remove(0);
+        assert_eq!(given.addresses, [("198.51.100.7".parse().unwrap(), 25)]);
+        assert_eq!(
+            (cards(&untold, None).settings, cards(&untold, Some(&Windows::default())).settings),
+            (vec![], vec![])
+        );
+        untold.nics[0].target = NetworkTarget::None;
+        assert_eq!(cards(&untold, Some(&windows)).settings, []);
+    }
+
+    #[test]
+    fn a_card_of_a_team_keeps_the_address_that_the_team_has() {
+        let team = registry(None, &["192.0.2.7/24"]);
+        let windows = Windows { by_dhcp: vec![MAC.into()], fixed: vec![team], ..Windows::default() };
+        let told = cards(&vm(true), Some(&windows));
+        assert!(
+            told.by_dhcp.is_empty()
+                && told.settings[0].addresses.contains(&("192.0.2.7".parse().unwrap(), 24))
+        );
     }
 
     /// A VM with these cards, `a` to the first, which are given these addresses in this order.

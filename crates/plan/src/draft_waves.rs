@@ -14,7 +14,7 @@ pub struct DraftWave {
     pub note: String,
     /// The wave before it.
     pub after: Option<String>,
-    /// When its window opens and closes, in milliseconds since 1970; absent: it has none.
+    /// When its window opens and closes, in milliseconds since 1970; absent: somebody has to write one, and the plan is refused before.
     pub window_ms: Option<(i64, i64)>,
     /// Its VMs.
     pub vms: Vec<DraftMember>,
@@ -44,9 +44,13 @@ fn write_wave(text: &mut String, wave: &DraftWave) -> std::fmt::Result {
     if let Some(after) = &wave.after {
         writeln!(text, "    after: [{}]", quote(after))?;
     }
-    if let Some((from_ms, until_ms)) = wave.window_ms {
-        writeln!(text, "    from: {}", moment_text(from_ms))?;
-        writeln!(text, "    until: {}", moment_text(until_ms))?;
+    match wave.window_ms {
+        Some((from_ms, until_ms)) => {
+            writeln!(text, "    from: {}", moment_text(from_ms))?;
+            writeln!(text, "    until: {}", moment_text(until_ms))?;
+        }
+        // Without one it would begin when the wave before it ends, out of hours or in them.
+        None => writeln!(text, "    window: to be written")?,
     }
     writeln!(text, "    vms:")?;
     wave.vms.iter().try_for_each(|vm| match vm {
@@ -76,7 +80,7 @@ mod tests {
                 DraftMember::Id(format!("vm-{number}"), "x\ny".into()),
             ],
         };
-        let drafts = [wave(1), wave(2), wave(3)];
+        let drafts = [wave(1), wave(2)];
         let read = Plan::parse(&(plan.to_string() + &draft_waves(&drafts))).unwrap();
         for (draft, read) in drafts.iter().zip(&read.waves) {
             assert_eq!((&draft.name, draft.after.as_ref()), (&read.wave.name, read.wave.after.first()));
@@ -88,6 +92,8 @@ mod tests {
             assert_eq!(draft.vms, members);
             assert_eq!(read.vms[1].id.as_deref(), Some(format!("vm-{}", &read.wave.name[5..]).as_str()));
         }
-        assert_eq!(read.waves.len(), 3);
+        assert_eq!(read.waves.len(), 2);
+        let refused = Plan::parse(&(plan.to_string() + &draft_waves(&[wave(3)])));
+        assert!(refused.unwrap_err().iter().any(|it| it.message.contains("to be written")));
     }
 }

@@ -183,7 +183,7 @@ pub(crate) fn by_end(it: &Forecast) -> Vec<&VmForecast> {
 
 /// Until all have arrived, or are ready for the cutovers that somebody has to order.
 pub(crate) fn foreseen(it: &Forecast) -> Spread {
-    it.on_order.map_or(it.makespan_s, |waits| waits.ready_s.unwrap_or_default())
+    it.on_order.map_or(it.makespan_s, |waits| waits.ready_s.unwrap_or(it.makespan_s))
 }
 
 /// `3 VMs wait for `drover cutover``.

@@ -87,11 +87,16 @@ impl Operator {
         let word = asked_waves(said.as_deref(), status.proceeded.as_deref(), &plan.waves, &status.proceed);
         let Some(word) = word else { return Ok(()) };
         let notes = word.notes(&plan.waves);
+        let before = status.clone();
         let answer = self.write(name, |status| {
             status.proceed.extend(word.waves);
             status.proceeded = said;
         })?;
         if answer["status"]["proceeded"].is_null() {
+            // Nothing goes by what is not kept.
+            if let Some(plan) = self.plans.get_mut(name) {
+                plan.status = before;
+            }
             let what = format!(
                 "the cluster does not keep what {PROCEED} says (apply deploy/crds.yaml of this version of drover)"
             );

@@ -545,14 +545,21 @@ impl TargetProvider for Domains {
                 ProviderError::new(Cause::Target, what).advise("see who undefined it, then `drover resume`")
             );
         };
-        // Also where it seems to run: a start that an earlier run asked for may be under way still and fail, and the daemon answers after it.
         let path = start_lock(vm);
         let locked = File::options().create(true).truncate(false).write(true).open(&path).and_then(|file| {
             file.lock()?;
             Ok(file)
         });
         let held = locked.map_err(|error| io_error("locking", &path, error))?;
+        // Also where it seems to run: a start that an earlier run asked for may be under way still, and fail.
         let started = daemon.start(&domain.uuid, held);
+        let until = Instant::now() + START_TIME_MAX;
+        while started.is_err()
+            && Instant::now() < until
+            && daemon.is_starting(&domain.uuid).map_err(qemu_error)?
+        {
+            std::thread::sleep(LOOK);
+        }
         // Looked at also after a failure: the answer of a daemon may be lost where the domain came up.
         match self.ours(vm)? {
             Some(domain) if domain.runs => {

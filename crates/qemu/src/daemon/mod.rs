@@ -111,6 +111,14 @@ impl Daemon {
         self.virsh.ask_with(&["start", uuid], held.into()).map(drop)
     }
 
+    /// Whether a start of a domain that somebody asked for is under way.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn is_starting(&self, uuid: &str) -> Result<bool, QemuError> {
+        Ok(self.virsh.ask(&["domstate", uuid, "--reason"])?.trim() == "paused (starting up)")
+    }
+
     /// Asks a guest to shut down.
     ///
     /// # Errors

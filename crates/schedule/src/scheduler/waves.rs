@@ -50,9 +50,9 @@ enum Gate {
 }
 
 impl State {
-    /// Whether it failed, and its rule for that holds.
+    /// Whether it failed, and its rule for that holds. What fails of it after it let others go on keeps none of them.
     fn holds(&self, rule: IfFailed) -> bool {
-        self.failed > 0 && !self.may_go_on && self.wave.if_failed == rule
+        self.failed > 0 && !self.may_go_on && !self.passed && self.wave.if_failed == rule
     }
 
     /// Looks whether those after it may go on.

@@ -242,12 +242,12 @@ impl Row {
         line.trim_end().to_string()
     }
 
-    /// Whether its words are to be read.
-    fn is_said(&self) -> bool {
+    /// Whether its words are to be read, where those of its Plan are or not.
+    fn is_said(&self, with_plan: bool) -> bool {
         let is_ordinary = matches!(self.reason.as_str(), "" | "Moving" | "Starting" | "Arrived")
                 // Of waves the Plan tells.
                 || matches!(self.reason.as_str(), "WaitsForSlot" | "WaitsForWindow" | "WaitsForWave")
-                || [WAVE_FAILED, WAVE_STOPPED].contains(&self.reason.as_str())
+                || (with_plan && [WAVE_FAILED, WAVE_STOPPED].contains(&self.reason.as_str()))
                 || self.phase == "Cancelled";
         !is_ordinary && !self.message.is_empty()
     }
@@ -384,7 +384,7 @@ pub fn shown(namespace: &str, plans: &[PlanRow], rows: &[&Row], is_summary: bool
         let waits = plan.waves.iter().filter_map(|wave| Some((&wave.name, wave.waits.as_ref()?)));
         waits.map(|(wave, why)| format!("wave {wave} of Plan {} waits: {why}", plan.name))
     });
-    let of_rows = rows.iter().filter(|row| row.is_said() && !is_summary).map(|row| {
+    let of_rows = rows.iter().filter(|row| row.is_said(!plans.is_empty()) && !is_summary).map(|row| {
         let off = if row.guest_off { " (its guest is off)" } else { "" };
         format!("{}{off}: {}", row.vm, row.message)
     });
@@ -489,6 +489,8 @@ mod tests {
                     {"type": "WavesHeld", "status": "True", "reason": "WaveStopped", "message": "1 VM of wave pilot failed"}]},
         }));
         let text = shown("vms", std::slice::from_ref(&plan), &rows.iter().collect::<Vec<_>>(), false);
+        let named = shown("vms", &[], &[&rows[3]], false);
+        assert!(named.contains("app02: WaveStopped in words"), "no Plan tells of it: {named}");
         for part in [
             "PLAN  VMS  DONE  FAILED  RESOLVED",
             "web     2     0       1  PlanHasErrors",
