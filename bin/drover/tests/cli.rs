@@ -35,14 +35,15 @@ fn a_check_of_a_fleet_says_once_what_its_vms_share() {
         format!("note: {FLEET} VMs (40 on esx1.lab, 20 on esx2.lab): changed block tracking is off");
     assert!(all.out.contains(&on_both), "{}", all.out);
     let error = "2 VMs (1 on esx1.lab, 1 on esx2.lab): has 1 snapshots (backup)";
-    assert!(all.err.contains(error), "{}", all.err);
+    let few = "\n    web-007, web-041\n";
+    assert!(all.err.contains(error) && all.err.contains(few), "{}", all.err);
     for command in ["migrate", "forecast"] {
         let refused = stage.run(&[command, &plan]);
-        assert!(refused.err.contains(error) && !refused.err.contains("web-0"), "{command}: {}", refused.err);
+        assert!(refused.err.contains(error) && refused.err.contains(few), "{command}: {}", refused.err);
     }
-    assert!(!shown.contains("web-0"), "names are for -v and --json: {shown}");
+    assert!(!shown.replace(few, "").contains("web-0"), "names of many are for -v and --json: {shown}");
     let named = check(&["-v"]);
-    assert!(named.out.contains("    web-000, web-001,") && named.err.contains("    web-007, web-041\n"));
+    assert!(named.out.contains("    web-000, web-001,") && named.err.contains(few));
     let one = check(&["--vm", "web-04*", "--folder", "test"]);
     assert!(one.out.contains("shown: 10 of 60 VMs\n"), "{}", one.out);
     assert!(one.out.contains("note: 10 VMs on esx2.lab: changed block tracking"), "{}", one.out);

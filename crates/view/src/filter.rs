@@ -75,10 +75,13 @@ impl VmFilter {
     }
 }
 
+/// The name of a VM, its wave, and the word of its state.
+type Told<'a> = (&'a str, Option<&'a str>, &'a str);
+
 impl Extent<'_> {
-    /// The places of the VMs that are listed, of all with their names, waves and words of states.
-    pub(crate) fn listed(self, vms: &[(&str, Option<&str>, &str)]) -> Vec<usize> {
-        let fitting = |fits: &dyn Fn(&(&str, Option<&str>, &str)) -> bool| {
+    /// The places of the VMs that are listed.
+    pub(crate) fn listed(self, vms: &[Told<'_>]) -> Vec<usize> {
+        let fitting = |fits: &dyn Fn(&Told<'_>) -> bool| {
             let found = vms.iter().enumerate().filter(|(_, vm)| fits(vm));
             found.map(|(at, _)| at).collect::<Vec<_>>()
         };

@@ -336,7 +336,7 @@ mod tests {
             };
             let name = format!("web{at:04}");
             let error = (at < 3).then(|| format!("{name} has no way to esx1"));
-            let wave = Some(if at % 2 == 0 { "even" } else { "odd" }.to_string());
+            let wave = Some(if at.is_multiple_of(2) { "even" } else { "odd" }.to_string());
             VmRow { error, wave, ..vm(&format!("vm-{at}"), &name, state) }
         };
         let rows: Vec<VmRow> = (0..3000).map(row).collect();

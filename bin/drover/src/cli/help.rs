@@ -111,7 +111,7 @@ mod tests {
     fn commands_that_no_daemon_takes_do_not_offer_one() {
         let help = |name: &str| {
             let mut program = program();
-            let command = program.find_subcommand_mut(name).unwrap();
+            let command = program.find_subcommand_mut(name).expect("a command");
             command.render_help().to_string() + &command.render_long_help().to_string()
         };
         for name in WITHOUT_SERVER {
