@@ -193,8 +193,8 @@ fn waves_are_proposed_so_that_they_fit_and_the_forecast_says_how_likely_that_is(
     assert_eq!(left.as_array().unwrap().len() + waves[0]["vms"].as_array().unwrap().len(), 6, "{left}");
     let keys = std::fs::read_to_string(&rest).unwrap();
     let refused = stage.run(&["plan", "check", &plan(&stage, "unwritten", &keys)]);
-    assert!(refused.code != Some(0) && refused.err.contains("to be written"), "{}", refused.err);
-    let with_rest = plan(&stage, "with-rest", &keys.replace("to be written", "2099-01-02 22:00-22:01"));
+    assert!(refused.code != Some(0) && refused.err.contains("to-be-written"), "{}", refused.err);
+    let with_rest = plan(&stage, "with-rest", &keys.replace("to-be-written", "2099-01-02 22:00-22:01"));
     let checked = stage.run(&["plan", "check", &with_rest]);
     assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
     // What is there is left alone without leave.

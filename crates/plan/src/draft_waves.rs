@@ -50,7 +50,7 @@ fn write_wave(text: &mut String, wave: &DraftWave) -> std::fmt::Result {
             writeln!(text, "    until: {}", moment_text(until_ms))?;
         }
         // Without one it would begin when the wave before it ends, out of hours or in them.
-        None => writeln!(text, "    window: to be written")?,
+        None => writeln!(text, "    window: to-be-written")?,
     }
     writeln!(text, "    vms:")?;
     wave.vms.iter().try_for_each(|vm| match vm {
@@ -94,6 +94,6 @@ mod tests {
         }
         assert_eq!(read.waves.len(), 2);
         let refused = Plan::parse(&(plan.to_string() + &draft_waves(&[wave(3)])));
-        assert!(refused.unwrap_err().iter().any(|it| it.message.contains("to be written")));
+        assert!(refused.unwrap_err().iter().any(|it| it.message.contains("to-be-written")));
     }
 }
