@@ -99,11 +99,13 @@ impl Hypervisor for Qemu {
         Ok(())
     }
 
-    fn start(&self, home: &Home<'_>) -> Result<String, Refusal> {
+    fn start(&self, home: &Home<'_>) -> Result<(String, Duration), Refusal> {
         let spec = spec(home).map_err(refusal)?;
         let running = drover_qemu::start(&spec, &RunOptions::default()).map_err(refusal)?;
         let notes: String = running.notes.iter().map(|note| format!("; {note}")).collect();
-        Ok(format!("process {}, serial line in {}{notes}", running.pid, running.serial_log().display()))
+        let words =
+            format!("process {}, serial line in {}{notes}", running.pid, running.serial_log().display());
+        Ok((words, running.watched))
     }
 
     fn runs(&self, folder: &Path) -> Result<bool, Refusal> {

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use drover_disk::Disk;
 use drover_engine::{
-    Cause, Converted, OneWay, OpenedTarget, ProviderError, TargetPlace, TargetProvider, chain,
+    Cause, Converted, OneWay, OpenedTarget, ProviderError, Started, TargetPlace, TargetProvider, chain,
 };
 use drover_mover::StopSignal;
 use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
@@ -432,7 +432,7 @@ impl TargetProvider for PlanTarget {
         self.at(vm)?.make_ready(vm)
     }
 
-    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+    fn start(&self, vm: &PlannedVm) -> Result<Started, ProviderError> {
         self.at(vm)?.start(vm)
     }
 

@@ -494,3 +494,27 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
     landing.arrives(&["cancel", "gone"]);
     wait_until("all goes", PATIENCE, || landing.all().is_empty());
 }
+
+#[test]
+fn a_guest_that_its_node_pauses_after_its_start_goes_back_to_its_source_with_the_reason() {
+    let landing = Landing::new(185, true, |folder| {
+        vec![with(vm("web01", &[&disk_file(folder, "a", 2 * MIB)]), json!({"power": "on"}))]
+    });
+    let Some(mut landing) = landing else { return };
+    landing.cluster.volume("v-a", Volume::Block, 2 * MIB).unwrap();
+    let plan = landing.plan("pauses", &[("mode: cold", "mode: cold\nstart: true")]);
+    let mut command = landing.stage.drover.command(&["migrate", &plan]);
+    let running = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let path = "/apis/kubevirt.io/v1/namespaces/vms/virtualmachineinstances/web01";
+    let phase = || landing.cluster.get(path).unwrap().unwrap_or_default()["status"]["phase"].clone();
+    wait_until("its guest runs", PATIENCE, || phase() == "Running");
+    let paused = json!({"type": "Paused", "status": "True", "reason": "PausedIOError", "message": "low-level IO error"});
+    let status = json!({"status": {"conditions": [paused]}});
+    let merged = landing.cluster.merge(&format!("{path}/status"), &status);
+    merged.or_else(|_| landing.cluster.merge(path, &status)).unwrap();
+    let failed = running.wait_with_output().unwrap();
+    let words = String::from_utf8_lossy(&failed.stderr);
+    assert!(!failed.status.success(), "{words}");
+    assert!(words.contains("its guest is paused (PausedIOError: low-level IO error)"), "{words}");
+    assert_eq!(landing.stage.sim.vm("web01").unwrap()["power"], "poweredOn");
+}

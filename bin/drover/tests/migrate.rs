@@ -331,6 +331,54 @@ fn a_guest_that_drover_starts_inherits_no_password() {
     );
 }
 
+/// A QEMU that emulates where it is to use KVM, and ends three seconds later as one whose KVM fails.
+const FAILING_QEMU: &str = "PATH=${PATH#*:}
+doomed= before=
+for word; do
+  shift
+  case $before in
+    -D) log=$word ;;
+    -pidfile) pid=$word ;;
+    -accel) [ $word = kvm ] && word=tcg doomed=1 ;;
+  esac
+  before=$word
+  set -- \"$@\" \"$word\"
+done
+fail() {
+  for second in 1 2 3 4 5 6 7 8 9; do [ -s \"$pid\" ] && break; sleep 1; done
+  sleep 3
+  echo 'error: kvm run failed Bad address' >>\"$log\"
+  kill -9 $(cat \"$pid\")
+}
+[ -z \"$doomed\" ] || fail >/dev/null 2>&1 </dev/null &
+exec qemu-system-x86_64 \"$@\"";
+
+#[test]
+fn a_guest_that_kvm_gives_up_some_seconds_after_its_start_goes_back_to_its_source() {
+    let Some(stage) = Stage::new(18, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        vec![with(vm("one", &[&a]), json!({"power": "on"}))]
+    }) else {
+        return;
+    };
+    std::fs::create_dir(stage.path("bin")).unwrap();
+    drover_lab::put_script(&stage.path("bin").join("qemu-system-x86_64"), FAILING_QEMU).unwrap();
+    let path = format!("{}:{}", stage.path("bin").display(), std::env::var("PATH").unwrap());
+    let edits = [("convert: never", "convert: never\nstart: true"), ("accelerator: tcg", "accelerator: kvm")];
+    let mut command = stage.drover.command(&["migrate", &stage.plan("kvm", &edits)]);
+    command.env("PATH", &path).env_remove("DROVER_ACCEL");
+    let failed = drover_stage::moves::run(command);
+    if failed.err.contains("is not installed") || failed.err.contains("/dev/kvm") {
+        return println!("skipped: {}", failed.err);
+    }
+    assert_ne!(failed.code, Some(0), "{}{}", failed.out, failed.err);
+    assert!(failed.err.contains("kvm run failed Bad address"), "{}", failed.err);
+    assert!(failed.err.contains("accelerator: tcg"), "{}", failed.err);
+    assert_eq!(stage.sim.vm("one").unwrap()["power"], "poweredOn");
+    let folder = drover_qemu::VmFolder::new(stage.vms().join("one"));
+    assert!(drover_qemu::find_running(&folder).unwrap().is_none());
+}
+
 #[test]
 fn a_collector_gets_one_trace_for_each_vm_and_one_that_does_not_answer_fails_nothing() {
     let Some(stage) = Stage::new(19, |folder| {

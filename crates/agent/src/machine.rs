@@ -268,6 +268,9 @@ pub struct Told {
     /// A line about what was done.
     #[serde(default)]
     pub words: String,
+    /// Of a start: how long its guest was watched, and ran.
+    #[serde(default)]
+    pub watched_ms: u64,
     /// A command that starts it on its host.
     #[serde(default)]
     pub start_with: Option<String>,

@@ -17,7 +17,7 @@ use drover_types::inventory::{PowerState, Snapshot, Vm};
 
 use crate::{
     Board, Cause, Converted, Frozen, NoObserver, OpenedSource, OpenedTarget, ProviderError, RunOutcome,
-    Runner, SourceProvider, Store, SystemClock, TargetProvider, VmState, cancel,
+    Runner, SourceProvider, Started, Store, SystemClock, TargetProvider, VmState, cancel,
 };
 
 /// A target provider to be held against the suite.
@@ -442,7 +442,7 @@ impl TargetProvider for Watched<'_> {
         self.call("make ready", |target| target.make_ready(vm))
     }
 
-    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+    fn start(&self, vm: &PlannedVm) -> Result<Started, ProviderError> {
         self.call("start", |target| target.start(vm))
     }
 

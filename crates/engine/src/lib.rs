@@ -50,7 +50,7 @@ pub use orders::{
 pub use phase::Phase;
 pub use provider::{
     Attachment, Compared, Converted, LateNotes, LinkBytes, Linked, OneWay, OpenedSource, OpenedTarget,
-    PowerWatch, Record, SourceProvider, TargetPlace, TargetProvider, Upload,
+    PowerWatch, Record, SourceProvider, Started, TargetPlace, TargetProvider, Upload,
 };
 pub use rehearsal::{CopyState, HeldPlan, copy_of, hold_plan};
 pub use report::{

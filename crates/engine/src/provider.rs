@@ -192,8 +192,8 @@ pub trait TargetProvider: Send + Sync {
         Ok(())
     }
 
-    /// Starts the machine and sees that it runs; gives a line about it.
-    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError>;
+    /// Starts the machine and sees that it goes on running: a guest that its accelerator stops some seconds later has not started.
+    fn start(&self, vm: &PlannedVm) -> Result<Started, ProviderError>;
 
     /// Done once the VM has arrived and its source is proven off: what would start the machine without drover (an
     /// autostart) is switched on here and nowhere before.
@@ -209,6 +209,22 @@ pub trait TargetProvider: Send + Sync {
 
     /// Removes images and journals of a VM that was not migrated to its end.
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
+}
+
+/// A machine that was started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// A line about it.
+    pub line: String,
+    /// How long its guest was watched: it ran for so long when the call returned.
+    pub watched: Duration,
+}
+
+impl Started {
+    /// Of a machine that runs since this moment.
+    pub fn now(line: impl Into<String>) -> Started {
+        Started { line: line.into(), watched: Duration::ZERO }
+    }
 }
 
 /// A target disk that takes its bytes once, in order, and gives none back.

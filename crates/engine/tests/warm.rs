@@ -3,6 +3,8 @@
 
 mod fakes;
 
+use std::time::Duration;
+
 use drover_engine::{
     Event, NoObserver, PassKind, PassState, Phase, VmState, ask_cutover, cancel, plan_report,
 };
@@ -26,6 +28,17 @@ fn three_passes_an_automatic_cutover_and_what_arrives_is_what_the_guest_wrote_la
     assert_eq!((report.vms[0].equal(), report.vms[0].phases.len()), (Some(true), 11));
     // Only deltas are read after the first pass.
     assert_eq!(world.calls("shut down"), 1);
+}
+
+#[test]
+fn a_downtime_ends_when_the_guest_runs_and_not_when_it_was_watched() {
+    let ready = |watched| {
+        let world = World::warm_auto();
+        world.state().watched = watched;
+        world.run(&NoObserver);
+        world.warm_row().ready_ms().unwrap()
+    };
+    assert_eq!(ready(Duration::ZERO) - ready(Duration::from_millis(500)), 500);
 }
 
 /// Every call of a warm migration that goes well.

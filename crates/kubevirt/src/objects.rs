@@ -129,6 +129,25 @@ pub fn is_its_guest(instance: &Value, machine: &Value) -> bool {
     is_owned_by(instance, machine) && instance["metadata"]["deletionTimestamp"].is_null()
 }
 
+/// Why the guest of an instance that was seen to run does not run any more, if so: `now` is what is there of its name.
+pub fn why_stopped(instance: &Value, now: Option<&Value>) -> Option<String> {
+    let Some(now) = now.filter(|now| uid(now) == uid(instance)) else {
+        return Some("its instance ended and was removed".into());
+    };
+    let conditions = now["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let told = |it: &Value| {
+        let text = |key: &str| it[key].as_str().unwrap_or_default().to_string();
+        format!("{}: {}", text("reason"), text("message"))
+    };
+    if now["status"]["phase"] == "Failed" {
+        let ready = conditions.iter().find(|it| it["type"] == "Ready" && it["status"] == "False");
+        return Some(format!("its instance failed ({})", ready.map_or_else(|| told(&now["status"]), told)));
+    }
+    let by_itself =
+        |it: &&Value| it["type"] == "Paused" && it["status"] == "True" && it["reason"] != "PausedByUser";
+    conditions.iter().find(by_itself).map(|it| format!("its guest is paused ({})", told(it)))
+}
+
 /// What tells an object from another of its name.
 pub fn uid(object: &Value) -> &str {
     object["metadata"]["uid"].as_str().unwrap_or_default()
@@ -624,5 +643,26 @@ mod tests {
         going["metadata"]["deletionTimestamp"] = json!("now");
         assert!(!is_its_guest(&going, &machine("1")) && is_live(&going));
         assert!(!is_live(&json!({"status": {"phase": "Succeeded"}})) && is_live(&json!({})));
+    }
+
+    #[test]
+    fn a_guest_that_fails_or_is_paused_by_no_user_has_stopped() {
+        let of = |status: Value| json!({"metadata": {"uid": "1"}, "status": status});
+        let paused = |reason: &str| {
+            let it = json!({"type": "Paused", "status": "True", "reason": reason, "message": "low-level IO error"});
+            of(json!({"phase": "Running", "conditions": [it]}))
+        };
+        let ran = of(json!({"phase": "Running"}));
+        let why = |now: Option<Value>| why_stopped(&ran, now.as_ref());
+        assert_eq!(why(Some(ran.clone())), None);
+        assert_eq!(why(Some(of(json!({"phase": "Succeeded"})))), None, "it switched itself off");
+        assert_eq!(why(Some(paused("PausedByUser"))), None);
+        assert!(why(Some(paused("PausedIOError"))).unwrap().contains("PausedIOError: low-level IO error"));
+        let failed =
+            json!({"type": "Ready", "status": "False", "reason": "GuestNotRunning", "message": "crashed"});
+        let failed = of(json!({"phase": "Failed", "conditions": [failed]}));
+        assert_eq!(why(Some(failed)).unwrap(), "its instance failed (GuestNotRunning: crashed)");
+        let another = json!({"metadata": {"uid": "2"}, "status": {"phase": "Running"}});
+        assert!(why(Some(another)).is_some() && why(None).is_some());
     }
 }

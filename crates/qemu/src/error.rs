@@ -37,6 +37,8 @@ pub enum QemuErrorKind {
     WrongFormat,
     /// It did not happen in time.
     Timeout,
+    /// KVM does not run the guest.
+    Kvm,
     /// It was ended, as nobody wanted it any more.
     Stopped,
     /// A program or the system refused for another reason.
@@ -102,6 +104,10 @@ impl QemuError {
             K::Denied => "check owner and permissions of the folder and its files",
             K::WrongFormat => "say the image's true format in the plan",
             K::Exists => "remove it, or choose another folder",
+            K::Kvm => {
+                "with `accelerator: tcg` in the plan's target it runs without KVM, and slowly; this KVM does not run the guest, \
+                 as in some nested VMs"
+            }
             K::Invalid | K::NotFound | K::Timeout | K::Stopped | K::Failed => return None,
         };
         Some(text.into())

@@ -1,6 +1,5 @@
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -25,13 +24,15 @@ pub struct Running {
     pub accelerator: Accelerator,
     /// What the user should know, such as why it is not KVM.
     pub notes: Vec<String>,
+    /// How long its guest was seen to run by [`start`].
+    pub watched: Duration,
     folder: VmFolder,
 }
 
-/// Starts a machine, detached from our terminal, and sees that it runs.
+/// Starts a machine, detached from our terminal, and sees that its guest goes on running.
 ///
-/// With [`Accelerator::Auto`] KVM is tried where `/dev/kvm` opens; a QEMU that dies within two seconds is
-/// started again under TCG, and the notes say so. The environment variable `DROVER_ACCEL` forces one.
+/// With [`Accelerator::Auto`] KVM is tried where `/dev/kvm` opens; a QEMU that dies within eight seconds, or whose guest
+/// KVM stops, is started again under TCG, and the notes say so. The environment variable `DROVER_ACCEL` forces one.
 ///
 /// # Errors
 /// [`QemuErrorKind::AlreadyRunning`]; [`QemuErrorKind::Missing`] without QEMU or firmware; QEMU's own words otherwise.
@@ -65,12 +66,14 @@ pub fn start(spec: &MachineSpec, options: &RunOptions) -> Result<Running, QemuEr
 /// # Errors
 /// If that cannot be told.
 pub fn find_running(folder: &VmFolder) -> Result<Option<Running>, QemuError> {
-    let running =
-        |pid| Running { pid, accelerator: Accelerator::Auto, notes: Vec::new(), folder: folder.clone() };
-    Ok(find_pid(folder)?.map(running))
+    Ok(find_pid(folder)?.map(|pid| Running::new(pid, Accelerator::Auto, folder)))
 }
 
 impl Running {
+    fn new(pid: u32, accelerator: Accelerator, folder: &VmFolder) -> Running {
+        Running { pid, accelerator, notes: Vec::new(), watched: Duration::ZERO, folder: folder.clone() }
+    }
+
     /// What the guest writes to its first serial port.
     pub fn serial_log(&self) -> PathBuf {
         self.folder.serial_log()
@@ -133,7 +136,7 @@ impl Running {
 fn may_fall_back(detected: &Detected, error: &QemuError) -> bool {
     detected.accelerator == Accelerator::Kvm
         && !detected.forced
-        && matches!(error.kind, QemuErrorKind::Failed | QemuErrorKind::Timeout)
+        && matches!(error.kind, QemuErrorKind::Kvm | QemuErrorKind::Failed | QemuErrorKind::Timeout)
 }
 
 fn start_with(
@@ -182,37 +185,80 @@ fn launch(spec: &MachineSpec, options: &RunOptions, what: &str) -> Result<(), Qe
 
 /// QEMU's last words from its log, or what else is known.
 fn failure(folder: &VmFolder, what: &str, otherwise: String) -> QemuError {
-    let words = child::tail(&fs::read(folder.qemu_log()).unwrap_or_default());
+    let log = fs::read(folder.qemu_log()).unwrap_or_default();
+    if let Some(words) = kvm_words(&log) {
+        return QemuError::new(QemuErrorKind::Kvm, what).because(words);
+    }
+    let words = child::tail(&log);
     let why = if words.is_empty() { otherwise } else { words };
     QemuError::new(QemuErrorKind::of_words(&why), what).because(why)
 }
 
-/// Sees that the machine runs, and goes on running for a while.
+/// The line of a log in which QEMU says that KVM gave the guest up. Dozens of lines with its registers follow.
+pub(crate) fn kvm_words(log: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(log);
+    let line = text.lines().rfind(|line| KVM_SIGNS.iter().any(|sign| line.contains(sign)))?;
+    Some(line.trim().to_string())
+}
+
+/// Sees that the guest runs, and goes on running for a while.
 fn watch(spec: &MachineSpec, accelerator: Accelerator, what: &str) -> Result<Running, QemuError> {
-    let folder = spec.folder.clone();
-    let died = || failure(&folder, what, "QEMU ended without a word".into());
-    let pid = find_pid(&folder)?.ok_or_else(died)?;
-    let running = Running { pid, accelerator, notes: Vec::new(), folder: folder.clone() };
-    let until = Instant::now() + if accelerator == Accelerator::Kvm { WATCH_KVM } else { WATCH_TCG };
-    let status = running.qmp().and_then(|mut qmp| qmp.status());
-    while Instant::now() < until && running.is_alive() {
-        thread::sleep(Duration::from_millis(20));
+    let folder = &spec.folder;
+    let time = if accelerator == Accelerator::Kvm { WATCH_KVM } else { WATCH_TCG };
+    let died = || failure(folder, what, "QEMU ended without a word".into());
+    let running = Running::new(find_pid(folder)?.ok_or_else(died)?, accelerator, folder);
+    let began = Instant::now();
+    let seen = running.qmp().and_then(|mut qmp| follow(&mut qmp, began + time));
+    if matches!(&seen, Err(error) if error.kind != QemuErrorKind::Timeout) {
+        wait_gone(running.pid, QUIT_TIME_MAX);
     }
-    match status {
-        Ok(status) if running.is_alive() && LIVING.contains(&status.as_str()) => Ok(running),
+    let (is_alive, watched) = (running.is_alive(), began.elapsed());
+    match seen {
         // A guest that has nothing to do may switch off within the time we watch.
-        Ok(status) if status == "running" && ended_well(&folder) => Ok(running),
-        Ok(status) if running.is_alive() => {
-            Err(QemuError::new(QemuErrorKind::Failed, what).because(format!("the machine is '{status}'")))
+        Ok(Seen::SwitchedOff) => {
+            wait_gone(running.pid, QUIT_TIME_MAX);
+            Ok(Running { watched, ..running })
         }
-        Err(error) if running.is_alive() => Err(error),
+        Ok(Seen::Stopped(status)) => {
+            let what = format!("{what}: the guest stopped after {} s ({status})", watched.as_secs());
+            Err(failure(folder, &what, "QEMU does not say why".into()))
+        }
+        Ok(Seen::Runs) if is_alive => Ok(Running { watched, ..running }),
+        Err(error) if is_alive => Err(error),
         _ => Err(died()),
     }
 }
 
-/// QEMU removes its pid file when it ends in order, and cannot when it is aborted.
-fn ended_well(folder: &VmFolder) -> bool {
-    !folder.pid_file().exists()
+/// What became of a guest.
+enum Seen {
+    Runs,
+    /// It switched itself off.
+    SwitchedOff,
+    /// Its state, in QEMU's word.
+    Stopped(String),
+}
+
+/// Watches a guest until then, or until it does not run any more. QEMU tells of all that stops a guest by an event.
+fn follow(qmp: &mut Qmp, until: Instant) -> Result<Seen, QemuError> {
+    loop {
+        let status = qmp.status();
+        while let Ok(Some(event)) = qmp.next_event(Duration::ZERO) {
+            match event["event"].as_str() {
+                Some("GUEST_PANICKED") => return Ok(Seen::Stopped("guest-panicked".into())),
+                Some("SHUTDOWN") if event["data"]["guest"] == true => return Ok(Seen::SwitchedOff),
+                _ => {}
+            }
+        }
+        let status = status?;
+        if !LIVING.contains(&status.as_str()) {
+            return Ok(Seen::Stopped(status));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(Seen::Runs);
+        }
+        qmp.wait_event(left)?;
+    }
 }
 
 pub(crate) fn kill_machine(pid: u32) {
@@ -223,17 +269,26 @@ pub(crate) fn kill_machine(pid: u32) {
 }
 
 /// States of a machine that was started and is meant to run.
-const LIVING: [&str; 4] = ["running", "prelaunch", "paused", "inmigrate"];
+const LIVING: [&str; 5] = ["running", "prelaunch", "paused", "inmigrate", "suspended"];
+/// What QEMU says of a KVM that does not run the guest.
+///
+/// Source: QEMU `accel/kvm/kvm-all.c`, `target/i386/kvm/kvm.c`.
+const KVM_SIGNS: [&str; 5] =
+    ["KVM: entry failed", "KVM internal error", "KVM: unknown exit", "KVM: exception", "kvm run failed"];
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 const QUIT_TIME_MAX: Duration = Duration::from_secs(10);
 /// Memory of hundreds of GiB may be set up before QEMU goes to the background.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
-/// A KVM that cannot run the guest shows it in this time, mostly.
-const WATCH_KVM: Duration = Duration::from_secs(2);
+/// A KVM that cannot run the guest shows it when firmware, boot loader and kernel first switch the processor's modes.
+pub(crate) const WATCH_KVM: Duration = Duration::from_secs(8);
 const WATCH_TCG: Duration = Duration::from_millis(300);
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -245,5 +300,88 @@ mod tests {
         assert!(!may_fall_back(&detected(Accelerator::Kvm, true), &died));
         assert!(!may_fall_back(&detected(Accelerator::Tcg, false), &died));
         assert!(!may_fall_back(&detected(Accelerator::Kvm, false), &locked));
+    }
+
+    /// A process that names the pid file, and its monitor: it says that the guest runs, and a moment later this.
+    struct Played {
+        _folder: tempfile::TempDir,
+        spec: MachineSpec,
+        process: std::process::Child,
+    }
+
+    impl Played {
+        /// `then` ends the connection where it is empty; `status` is what is answered after it was said.
+        fn new(log: &str, then: &'static str, status: &'static str) -> Played {
+            let folder = tempfile::tempdir().unwrap();
+            let spec = crate::spec::tests::machine(folder.path());
+            fs::write(spec.folder.qemu_log(), log).unwrap();
+            let listener = UnixListener::bind(spec.folder.qmp_socket()).unwrap();
+            // It ends with its input, and with that what it is for.
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", "read line; exit 0", "sh", "-pidfile"]).arg(spec.folder.pid_file());
+            let mut process = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+            let mut input = process.stdin.take();
+            thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(b"{\"QMP\": {}}\n").unwrap();
+                let mut now = "running";
+                for (number, line) in BufReader::new(stream.try_clone().unwrap()).lines().enumerate() {
+                    let Ok(line) = line else { return };
+                    let id = line.rsplit("\"id\":").next().unwrap().trim_end_matches('}').to_string();
+                    let answer = format!("{{\"return\": {{\"status\": \"{now}\"}}, \"id\": {id}}}\n");
+                    stream.write_all(answer.as_bytes()).unwrap();
+                    if number == 1 {
+                        thread::sleep(Duration::from_millis(50));
+                        now = status;
+                        stream.write_all(then.as_bytes()).unwrap();
+                        if status.is_empty() {
+                            input.take();
+                            return;
+                        }
+                    }
+                }
+            });
+            Played { _folder: folder, spec, process }
+        }
+
+        fn watched(&self) -> Result<Running, QemuError> {
+            watch(&self.spec, Accelerator::Kvm, "start of web01 under kvm")
+        }
+    }
+
+    impl Drop for Played {
+        fn drop(&mut self) {
+            let _ = self.process.kill();
+            let _ = self.process.wait();
+        }
+    }
+
+    #[test]
+    fn a_guest_that_kvm_stops_after_a_while_has_not_started() {
+        let log = "KVM: entry failed, hardware error 0x80000021\nEAX=00000000 EBX=00000000\nESI=0\nEIP=0\nCS=0\nSS=0\n";
+        let error = Played::new(log, "{\"event\": \"STOP\"}\n", "internal-error").watched().unwrap_err();
+        assert_eq!(error.kind, QemuErrorKind::Kvm);
+        let words = error.chain();
+        assert!(words.contains("(internal-error): KVM: entry failed, hardware error 0x80000021"), "{words}");
+        assert!(error.advice().unwrap().contains("accelerator: tcg"));
+        assert!(may_fall_back(
+            &Detected { accelerator: Accelerator::Kvm, forced: false, reason: String::new() },
+            &error
+        ));
+    }
+
+    #[test]
+    fn a_guest_that_panics_or_whose_qemu_ends_has_not_started() {
+        let panicked = Played::new("", "{\"event\": \"GUEST_PANICKED\"}\n", "guest-panicked").watched();
+        let words = panicked.unwrap_err().chain();
+        assert!(words.contains("(guest-panicked): QEMU does not say why"), "{words}");
+        let words = Played::new("error: kvm run failed Bad address\n", "", "").watched().unwrap_err().chain();
+        assert!(words.contains("kvm run failed Bad address"), "{words}");
+    }
+
+    #[test]
+    fn a_guest_that_switches_itself_off_has_run() {
+        let off = "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-shutdown\"}}\n";
+        Played::new("", off, "").watched().unwrap();
     }
 }

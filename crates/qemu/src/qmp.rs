@@ -300,6 +300,17 @@ impl Qmp {
         }
     }
 
+    /// Waits until an event is there, or for this time; it is not taken.
+    ///
+    /// # Errors
+    /// If the connection breaks.
+    pub(crate) fn wait_event(&mut self, time_max: Duration) -> Result<(), QemuError> {
+        if let Some(event) = self.next_event(time_max)? {
+            self.events.push_front(event);
+        }
+        Ok(())
+    }
+
     /// Gives whether it offers to take commands out of band. What QEMU had not sent yet to somebody who went away comes
     /// first, and may begin in its middle.
     fn read_greeting(&mut self) -> Result<bool, QemuError> {

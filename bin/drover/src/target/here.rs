@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use drover_agent::Home;
 use drover_disk::{Disk, DiskError, FileDisk, LockedFile};
-use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetPlace, TargetProvider};
+use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, Started, TargetPlace, TargetProvider};
 use drover_mover::{StopSignal, journal_path};
 use drover_plan::{ImageFormat, PlannedDisk, PlannedVm, Target};
 use drover_qcow2::Qcow2Disk;
@@ -269,10 +269,12 @@ impl TargetProvider for Here {
         drover_qemu::undo_definition(&VmFolder::new(&vm.folder)).map_err(qemu_error)
     }
 
-    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+    fn start(&self, vm: &PlannedVm) -> Result<Started, ProviderError> {
         let running = drover_qemu::start(&self.spec(vm)?, &RunOptions::default()).map_err(qemu_error)?;
         let notes: String = running.notes.iter().map(|note| format!("; {note}")).collect();
-        Ok(format!("process {}, serial line in {}{notes}", running.pid, running.serial_log().display()))
+        let line =
+            format!("process {}, serial line in {}{notes}", running.pid, running.serial_log().display());
+        Ok(Started { line, watched: running.watched })
     }
 
     fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use drover_agent::Site;
 use drover_agent::trust::Peer;
 use drover_disk::Disk;
-use drover_engine::{Cause, Converted, OneWay, OpenedTarget, ProviderError, TargetProvider};
+use drover_engine::{Cause, Converted, OneWay, OpenedTarget, ProviderError, Started, TargetProvider};
 use drover_kubevirt::objects::{self, Kind, READY};
 use drover_kubevirt::vm::{self, About, HALTED};
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
@@ -47,6 +47,8 @@ const STOP_WITHIN: Duration = Duration::from_secs(240);
 /// What the ends of all worker pods may take when drover ends.
 const LEAVE_WITHIN: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(500);
+/// A KVM that does not run a guest shows it in this time.
+const WATCH: Duration = Duration::from_secs(8);
 
 /// A namespace of a cluster, for one plan.
 pub struct Claims {
@@ -345,6 +347,25 @@ impl Claims {
         }
     }
 
+    /// Sees that the guest of an instance goes on running; gives for how long it did.
+    fn watch(&self, vm: &PlannedVm, instance: &Value) -> Result<Duration, ProviderError> {
+        let began = Instant::now();
+        while began.elapsed() < WATCH && !self.about.stop.is_set() {
+            std::thread::sleep(LOOK);
+            // A cluster that does not answer says nothing of the guest.
+            let Ok(now) = self.find(vm, Kind::Instance) else { continue };
+            if let Some(why) = objects::why_stopped(instance, now.as_ref()) {
+                let (name, after) = (objects::vm_name(vm), began.elapsed().as_secs());
+                let status = self.own_machine(vm).ok().flatten().unwrap_or_default();
+                let status = status["status"]["printableStatus"].as_str().unwrap_or("unknown").to_string();
+                let what = format!("{name} stopped {after} s after its start: {why}; its status is {status}");
+                return Err(ProviderError::new(Cause::Target, what)
+                    .advise("see `kubectl logs` of its virt-launcher pod, container compute"));
+            }
+        }
+        Ok(began.elapsed())
+    }
+
     /// As [`Claims::machine`], but somebody else's counts as none.
     fn own_machine(&self, vm: &PlannedVm) -> Result<Option<Value>, ProviderError> {
         let owner = objects::owner_of_vm(vm, &self.plan()?);
@@ -585,7 +606,7 @@ impl TargetProvider for Claims {
         Ok(())
     }
 
-    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+    fn start(&self, vm: &PlannedVm) -> Result<Started, ProviderError> {
         let name = format!("VirtualMachine {}/{}", self.kubevirt.namespace, objects::vm_name(vm));
         let Some(machine) = self.own_machine(vm)? else {
             let what = format!("{name} is not there");
@@ -613,8 +634,9 @@ impl TargetProvider for Claims {
             let found = self.find(vm, Kind::Instance)?.filter(|it| objects::is_its_guest(it, &machine));
             let phase =
                 found.as_ref().and_then(|it| it["status"]["phase"].as_str()).unwrap_or("not made yet");
-            if phase == "Running" {
-                return Ok(format!("{name} runs"));
+            if let Some(instance) = found.as_ref().filter(|_| phase == "Running") {
+                let watched = self.watch(vm, instance)?;
+                return Ok(Started { line: format!("{name} runs"), watched });
             }
             if Instant::now() >= until || self.about.stop.is_set() {
                 let status = self.own_machine(vm)?.unwrap_or_default();

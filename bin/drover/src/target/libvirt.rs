@@ -18,7 +18,7 @@ use drover_agent::Home;
 use drover_agent::host::{VARIABLES, variables_in};
 use drover_agent::machine::Machine;
 use drover_disk::Disk;
-use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetPlace, TargetProvider};
+use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, Started, TargetPlace, TargetProvider};
 use drover_mover::{file_tag, journal_path};
 use drover_plan::{
     Accelerator, DiskCache, DiskIo, ImageFormat, Libvirt, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget,
@@ -537,7 +537,7 @@ impl TargetProvider for Domains {
         }
     }
 
-    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+    fn start(&self, vm: &PlannedVm) -> Result<Started, ProviderError> {
         let daemon = self.daemon(vm);
         let Some(domain) = self.ours(vm)? else {
             let what = format!("domain {} is not at {}", vm.target_name, daemon.uri());
@@ -565,7 +565,9 @@ impl TargetProvider for Domains {
             Some(domain) if domain.runs => {
                 let is_kvm = self.is_kvm(&daemon).map_err(qemu_error)?;
                 let how = if is_kvm { "" } else { ", without KVM, and slowly" };
-                Ok(format!("domain {} at {}{how}", domain.name, daemon.uri()))
+                let watched =
+                    daemon.watch(&domain, is_kvm, &|| self.about.stop.is_set()).map_err(qemu_error)?;
+                Ok(Started { line: format!("domain {} at {}{how}", domain.name, daemon.uri()), watched })
             }
             _ => {
                 started.map_err(qemu_error)?;

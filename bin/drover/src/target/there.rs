@@ -16,7 +16,7 @@ use drover_agent::{AgentDisk, AgentOptions, Home, Refusal, Site, Target};
 use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{
-    Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetPlace, TargetProvider,
+    Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, Started, TargetPlace, TargetProvider,
 };
 use drover_mover::{Earlier, StopSignal, earlier, look, why_not_of};
 use drover_plan::{Limits, PlannedDisk, PlannedVm, Problem};
@@ -716,15 +716,21 @@ impl TargetProvider for There {
         Ok(())
     }
 
-    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+    fn start(&self, vm: &PlannedVm) -> Result<Started, ProviderError> {
         let after = self.ready().remove(&vm.vm.id).unwrap_or_default();
         let what = What::Start { machine: self.machine(vm), after };
         let order = self.order_of(vm, what, self.next_number(vm));
+        let asked = Instant::now();
         match self.site.order(&order) {
-            Ok(told) => Ok(format!("started at {}: {}", self.name(), told.words)),
+            Ok(told) => Ok(Started {
+                line: format!("started at {}: {}", self.name(), told.words),
+                watched: Duration::from_millis(told.watched_ms).min(asked.elapsed()),
+            }),
             // No answer came, which tells nothing. After this look, though, it starts no more.
             Err(refusal) if refusal.kind == DiskErrorKind::Transient => match self.is_running(vm)? {
-                true => Ok(format!("started at {}; the answer was lost with the link", self.name())),
+                true => {
+                    Ok(Started::now(format!("started at {}; the answer was lost with the link", self.name())))
+                }
                 false => Err(self.refused(refusal)),
             },
             Err(refusal) => Err(self.refused(refusal)),

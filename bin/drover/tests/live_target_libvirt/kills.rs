@@ -186,3 +186,24 @@ fn cancelled_after_a_kill_at_any_edge_exactly_what_was_made_is_gone() {
         landing.stage.sim.vm("one").unwrap();
     }
 }
+
+#[test]
+fn a_guest_that_its_host_stops_after_its_start_goes_back_to_its_source_with_libvirts_reason() {
+    let Some(landing) = Landing::new(198, |folder| {
+        vec![with(vm("one", &[&disk_file(folder, "a", 2 * MIB)]), json!({"power": "on", "nics": []}))]
+    }) else {
+        return;
+    };
+    let bin = landing.stage.path("bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    // What libvirt says where QEMU stopped a guest and it knows no reason.
+    let script = "PATH=${PATH#*:}\ncase \"$*\" in *domstate*--reason*) echo 'paused (unknown)' ;; *) exec virsh \"$@\" ;; esac";
+    drover_lab::put_script(&bin.join("virsh"), script).unwrap();
+    let failed =
+        landing.run(&["migrate", &landing.plan("stops", &[("mode: cold", "mode: cold\nstart: true")])]);
+    assert_ne!(failed.code, Some(0), "{}{}", failed.out, failed.err);
+    assert!(failed.err.contains("stopped 0 s after its start: paused (unknown)"), "{}", failed.err);
+    assert!(failed.err.contains("/var/log/libvirt/qemu/one.log"), "{}", failed.err);
+    assert_ne!(landing.state("a", "one"), "running");
+    assert_eq!(landing.stage.sim.vm("one").unwrap()["power"], "poweredOn");
+}

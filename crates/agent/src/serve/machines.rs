@@ -54,11 +54,11 @@ pub trait Hypervisor: Send + Sync {
     /// When the machine runs, or the files cannot be removed.
     fn undefine(&self, folder: &Path) -> Result<(), Refusal>;
 
-    /// Starts it; gives a line about it.
+    /// Starts it and sees that it goes on running; gives a line about it, and how long its guest was watched.
     ///
     /// # Errors
     /// When it runs already or does not start.
-    fn start(&self, home: &Home<'_>) -> Result<String, Refusal>;
+    fn start(&self, home: &Home<'_>) -> Result<(String, Duration), Refusal>;
 
     /// Whether the machine of a folder runs.
     ///
@@ -317,8 +317,8 @@ impl Own<'_> {
             }
             What::Start { machine, .. } => {
                 self.check_may_start()?;
-                let words = hypervisor.start(&self.home(machine)?)?;
-                Ok(Told { words, ..Told::default() })
+                let (words, watched) = hypervisor.start(&self.home(machine)?)?;
+                Ok(Told { words, watched_ms: watched.as_millis() as u64, ..Told::default() })
             }
             What::Stop => {
                 if !hypervisor.runs(self.folder())? {

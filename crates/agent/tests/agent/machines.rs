@@ -51,9 +51,9 @@ impl Hypervisor for Files {
         Ok(())
     }
 
-    fn start(&self, home: &Home<'_>) -> Result<String, Refusal> {
+    fn start(&self, home: &Home<'_>) -> Result<(String, Duration), Refusal> {
         std::fs::write(home.folder.join("running"), "").unwrap();
-        Ok("started".to_string())
+        Ok(("started".to_string(), Duration::from_secs(8)))
     }
 
     fn runs(&self, folder: &Path) -> Result<bool, Refusal> {

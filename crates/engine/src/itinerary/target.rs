@@ -1,13 +1,14 @@
 //! What is done at the target once the disks are there.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use drover_plan::PlannedVm;
 use drover_types::inventory::{PowerState, Vm};
 
 use super::{Journey, Outcome};
 use crate::error::{Cause, ProviderError};
-use crate::provider::Converted;
+use crate::provider::{Converted, Started};
 
 impl Journey<'_> {
     pub(super) fn convert(&mut self) -> Outcome<()> {
@@ -79,16 +80,16 @@ impl Journey<'_> {
         if !self.planned.start {
             // Whoever starts it can do so now.
             self.did_nothing = true;
-            return self.end_downtime();
+            return self.end_downtime(Duration::ZERO);
         }
         self.set_touched()?;
         self.memory.started = true;
-        let line = self.context.target.start(self.planned)?;
+        let Started { line, watched } = self.context.target.start(self.planned)?;
         // It runs. What fails from here on does not stop it: a record that it was started may be all that a later run knows.
         (self.started_now, self.stays) = (true, true);
         self.context.store.set_started(self.context.plan, &self.planned.vm.id, Some(&line))?;
         self.note(line);
-        self.end_downtime()
+        self.end_downtime(watched)
     }
 
     /// From now on the images may hold something else than was copied.

@@ -13,8 +13,8 @@ use drover_disk::{Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
     Answer, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Frozen, HookResult,
     HookRunner, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, PowerWatch, ProviderError,
-    Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider, Store, TargetPlace,
-    TargetProvider, VmRow, VmState, begun,
+    Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider, Started, Store,
+    TargetPlace, TargetProvider, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{
@@ -69,6 +69,8 @@ type Before = Box<dyn FnOnce(&mut State) + Send>;
 pub struct State {
     pub vms: BTreeMap<String, Vm>,
     pub running_at_target: BTreeSet<String>,
+    /// How long the target watches a guest that it starts.
+    pub watched: Duration,
     pub defined: BTreeSet<String>,
     pub images: BTreeMap<PathBuf, MemDisk>,
     pub tracks: warm::Tracks,
@@ -779,11 +781,11 @@ impl TargetProvider for World {
         self.call("make ready", &vm.target_name, |_| ())
     }
 
-    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+    fn start(&self, vm: &PlannedVm) -> Result<Started, ProviderError> {
         self.call("start", &vm.target_name, |state| {
             assert!(state.defined.contains(&vm.target_name), "started without a definition");
             assert!(state.running_at_target.insert(vm.target_name.clone()), "started twice");
-            "started".into()
+            Started { line: "started".into(), watched: state.watched }
         })
     }
 

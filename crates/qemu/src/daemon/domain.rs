@@ -1,10 +1,14 @@
 use std::io::Write;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use roxmltree::Node;
 
 use super::{Daemon, parsed};
 use crate::child::private_folder;
-use crate::error::QemuError;
+use crate::error::{QemuError, QemuErrorKind};
+use crate::machine::{WATCH_KVM, kvm_words};
 use crate::xml::Xml;
 
 /// Whose a domain is: of which plan, and which VM of the source.
@@ -79,6 +83,46 @@ impl Daemon {
         Ok(FoundDomain { uuid: uuid.to_string(), name: name.to_string(), owner, runs })
     }
 
+    /// Watches a domain that was started, and gives for how long it ran. What is not answered tells nothing of the domain, and
+    /// is asked again. `is_unwanted` ends it early.
+    ///
+    /// # Errors
+    /// If it stops: its state and the reason, with what QEMU says of it where its log can be read.
+    pub fn watch(
+        &self,
+        domain: &FoundDomain,
+        is_kvm: bool,
+        is_unwanted: &dyn Fn() -> bool,
+    ) -> Result<Duration, QemuError> {
+        let (began, time) = (Instant::now(), if is_kvm { WATCH_KVM } else { LOOK });
+        loop {
+            let state = self.virsh.ask(&["domstate", &domain.uuid, "--reason"]).unwrap_or_default();
+            if has_stopped(state.trim()) {
+                return Err(self.stopped(domain, began.elapsed(), state.trim()));
+            }
+            let left = time.saturating_sub(began.elapsed());
+            if left.is_zero() || is_unwanted() {
+                return Ok(began.elapsed());
+            }
+            thread::sleep(left.min(LOOK));
+        }
+    }
+
+    fn stopped(&self, domain: &FoundDomain, after: Duration, state: &str) -> QemuError {
+        let log = Path::new(LOGS).join(format!("{}.log", domain.name));
+        let what =
+            format!("domain {} at {} stopped {} s after its start", domain.name, self.uri(), after.as_secs());
+        let words = match self.uri().starts_with(HERE) {
+            true => kvm_words(&std::fs::read(&log).unwrap_or_default()),
+            false => None,
+        };
+        match words {
+            Some(words) => QemuError::new(QemuErrorKind::Kvm, what).because(format!("{state}: {words}")),
+            None => QemuError::new(QemuErrorKind::Failed, what)
+                .because(format!("{state}; see {} on its host", log.display())),
+        }
+    }
+
     /// Defines a domain, checked by the daemon against its schema; one with the same name and UUID is changed.
     ///
     /// # Errors
@@ -111,6 +155,24 @@ impl Daemon {
     }
 }
 
+/// Whether a domain that was started does not run any more, and neither somebody nor its guest wanted that. `state` is what
+/// `virsh domstate --reason` says; what libvirt has no reason for is `paused (unknown)`, also where KVM gave the guest up.
+///
+/// Source: libvirt `tools/virsh-domain-monitor.c`.
+fn has_stopped(state: &str) -> bool {
+    let bad: &[&str] = match state.split(" (").next().unwrap_or_default() {
+        "paused" => &["unknown", "I/O error", "watchdog", "crashed", "api error"],
+        "shut off" => &["unknown", "crashed", "failed"],
+        "crashed" => return true,
+        _ => return false,
+    };
+    bad.iter().any(|reason| state.ends_with(&format!("({reason})")))
+}
+
+const LOOK: Duration = Duration::from_secs(1);
+/// The daemon of this host, and where it keeps what QEMU says.
+const HERE: &str = "qemu:///system";
+const LOGS: &str = "/var/log/libvirt/qemu";
 /// Drover's own elements in a domain's metadata.
 const NAMESPACE: &str = "urn:drover:domain:1";
 
@@ -119,6 +181,14 @@ mod tests {
     use super::*;
     use crate::libvirt::{DomainOptions, domain_xml};
     use crate::spec::tests::machine;
+
+    #[test]
+    fn a_domain_that_nobody_wanted_to_stop_has_stopped() {
+        let bad = ["paused (unknown)", "paused (I/O error)", "crashed (panicked)", "shut off (crashed)"];
+        assert!(bad.iter().all(|state| has_stopped(state)));
+        let fine = ["running (booted)", "paused (user)", "paused (starting up)", "shut off (shutdown)", ""];
+        assert!(!fine.iter().any(|state| has_stopped(state)));
+    }
 
     #[test]
     fn a_domain_says_whose_it_is() {

@@ -14,6 +14,8 @@ pub(crate) use self::outlook::moment_of;
 pub(super) use self::pass::{DiskPass, FrozenVm};
 pub(super) use self::unmapped::Unmapped;
 
+use std::time::Duration;
+
 use drover_plan::PlannedVm;
 
 use super::{Context, Journey, Outcome, look};
@@ -98,13 +100,13 @@ impl Journey<'_> {
         self.copy_pass()
     }
 
-    /// The target runs, or could: the cutover is over.
-    pub(super) fn end_downtime(&self) -> Outcome<()> {
+    /// The target runs for so long now, or could: the cutover is over.
+    pub(super) fn end_downtime(&self, runs_for: Duration) -> Outcome<()> {
         if !self.is_warm() {
             return Ok(());
         }
         let (store, plan, vm) = (self.context.store, self.context.plan, &self.planned.vm.id);
-        store.set_up(plan, vm, self.context.clock.now_ms())?;
+        store.set_up(plan, vm, self.context.clock.now_ms() - runs_for.as_millis() as i64)?;
         let row = store.warm(plan, vm)?;
         if let Some(ready_ms) = row.ready_ms() {
             let downtime_ms = self.planned.start.then_some(ready_ms);
