@@ -10,10 +10,11 @@ use drover_agent::machine::{CHECK, Defined, Told};
 use drover_agent::opening::{Announced, Pool};
 use drover_disk::{DiskErrorKind, in_threads};
 use drover_plan::{
-    Accelerator, At, NetworkTarget, PlannedDisk, PlannedVm, Problem, Resolution, Space, Target, space_needed,
+    Accelerator, At, NAMES_SHOWN_MAX, NetworkTarget, PlannedDisk, PlannedVm, Problem, Resolution, Space,
+    Target, space_needed,
 };
-use drover_types::Bytes;
 use drover_types::inventory::Firmware;
+use drover_types::{Bytes, some_of};
 
 use crate::exit::Failure;
 use crate::lacks::bridge_lack;
@@ -131,7 +132,7 @@ fn pool_problems(resolution: &Resolution, there: &There, info: &Announced) -> Ve
     let missing = pools.into_iter().filter(|pool| !known.contains(&pool.as_str()));
     let advice = match known.as_slice() {
         [] => "run the agent with --pool NAME=FOLDER".to_string(),
-        known => format!("it has: {}", known.join(", ")),
+        known => format!("it has: {}", some_of(known, NAMES_SHOWN_MAX)),
     };
     missing
         .map(|pool| {

@@ -52,7 +52,7 @@ fn dialled(folder: Folder, name: &str) -> Result<Peer, Failure> {
     let peer = Peers::new(folder).named(name).map_err(|error| unusable(&error))?;
     peer.filter(|peer| !peer.addresses.is_empty()).ok_or_else(|| {
         Failure::new(Exit::Usage, format!("there is no site '{name}' that this host could dial")).advise(
-            "see `drover agent list`; pair with its agent by `drover agent pair HOST:PORT --name NAME`",
+            "see `drover agent list`; pair with its agent by `drover agent pair HOST:PORT --name NAME --token-file FILE`",
         )
     })
 }

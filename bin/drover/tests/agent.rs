@@ -90,14 +90,18 @@ fn a_limit_that_is_changed_holds_for_a_copy_under_way() {
     let limit = |limits: &[&str]| {
         let output = sites.here.run(&[&["agent", "limit", "site-b"], limits].concat()).unwrap();
         assert_eq!(output.code, Some(0), "{}", output.err);
+        output.out
     };
     // It would take nine minutes.
     limit(&["1m"]);
+    let shown = limit(&[]);
+    assert!(shown.starts_with("site-b: ") && !shown.contains("no limit"), "{shown}");
+    assert_eq!(limit(&[]), shown, "a look removes nothing");
     let args = ["copy", source.to_str().unwrap(), "agent://site-b/vms/disk.raw"];
     let mut command = sites.here.command(&args);
     let mut copy = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     wait_until("the copy has begun", PATIENCE, || sites.in_pool("disk.raw").exists());
-    limit(&[]);
+    assert_eq!(limit(&["--remove"]), "site-b: no limit\n");
     let mut ended = None;
     wait_until("the copy ends", PATIENCE, || {
         ended = copy.try_wait().unwrap();
@@ -142,7 +146,7 @@ fn copies_of_several_processes_share_the_limit_of_a_site_and_a_killed_one_gives_
     killed.0.kill().unwrap();
     killed.0.wait().unwrap();
     wait_until("the other has all", PATIENCE, || shares(&sites, to_b) == [limit]);
-    set(&[]);
+    set(&["--remove"]);
     let (source, _, mut left) = first;
     assert!(left.0.wait().unwrap().success());
     assert!(same_bytes(&source, &sites.in_pool("first.raw")));
@@ -174,7 +178,7 @@ fn what_an_agent_sends_to_a_peer_keeps_to_the_limit_of_that_peer() {
     // All of it may be allocated, as zeros.
     let there = std::fs::read(&back).unwrap().iter().filter(|byte| **byte != 0).count() as u64;
     assert!(there < 8 * MIB, "{there}");
-    set(&[]);
+    set(&["--remove"]);
     assert!(copy.0.wait().unwrap().success());
     assert!(same_bytes(&disk, &back));
     wait_until("no limit, no share", PATIENCE, || shares(&sites, to_a).is_empty());

@@ -161,6 +161,12 @@ impl ConnectError {
         }
     }
 
+    /// Whether nothing listens there: to who only looked that is the best answer.
+    pub fn is_free(&self) -> bool {
+        let ConnectError::Failed { source, .. } = self else { return false };
+        matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+    }
+
     /// As it is counted here, where the policy is this host's own.
     fn refusal(&self) -> Refusal {
         match self.word() {

@@ -23,7 +23,7 @@ pub enum AgentCommand {
     List(AgentListArgs),
     /// End trust in a host; its sessions end
     Revoke(AgentNamedArgs),
-    /// Limit the rate to a site, by the time
+    /// Limit the rate to a site, by the time, or show its limits
     Limit(AgentLimitArgs),
     /// Show what another site's agent has
     Info(AgentNamedArgs),
@@ -172,9 +172,12 @@ pub struct AgentNamedArgs {
 pub struct AgentLimitArgs {
     /// Its name, as in `drover agent list`
     pub name: String,
-    /// Limits, the lowest of those that hold counts: RATE, or WINDOW=RATE such as "Mon-Fri 08:00-18:00 Europe/Berlin=200m"; none takes all limits away
+    /// Limits in place of those that it has, the lowest of those that hold counts: RATE, or WINDOW=RATE such as "Mon-Fri 08:00-18:00 Europe/Berlin=200m"; without any, those that it has are shown
     #[arg(value_name = "LIMIT")]
     pub limits: Vec<LimitArg>,
+    /// Remove all its limits
+    #[arg(long, conflicts_with = "limits")]
+    pub remove: bool,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,

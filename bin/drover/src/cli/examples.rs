@@ -29,7 +29,7 @@ Examples:
   drover agent run --pool vms=/srv/vms
   drover agent run --libvirt-pool images --allow-start
 
-Next: drover agent pair --new-token, and with that token drover agent pair HOST at the other site";
+Next: drover agent pair --new-token >token, and drover agent pair HOST --token-file token at the other site";
 
 pub const AGENT_PAIR: &str = "\
 Examples:

@@ -21,7 +21,7 @@ use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, L
 use drover_log::log;
 use drover_relay::control::ControlServer;
 use drover_relay::metrics::MetricsServer;
-use drover_relay::{Allowed, Form, Ports, announcement};
+use drover_relay::{Allowed, ConnectError, Form, Ports, announcement};
 use drover_types::Bytes;
 use serde_json::json;
 
@@ -195,10 +195,16 @@ impl Connect for Connector {
             (true, true) => crate::out::json(
                 json!({"event": "not-connected", "about": peer, "to": to, "why": chain(&error)}),
             ),
-            (true, false) => {
-                crate::out::say(format_args!("{peer} was not connected to {to}: {}", chain(&error)));
-            }
+            (true, false) => crate::out::say(not_connected(peer, to, &error)),
         }
+    }
+}
+
+/// A peer that looks whether a place is free, as a live move does, asks as one that wants to connect.
+fn not_connected(peer: &str, to: &str, error: &ConnectError) -> String {
+    match error.is_free() {
+        true => format!("nothing listens at {to}, which {peer} asked for"),
+        false => format!("{peer} was not connected to {to}: {}", chain(error)),
     }
 }
 
@@ -380,7 +386,9 @@ fn token(args: &AgentPairArgs) -> Result<Token, Failure> {
         }
     }
     text.parse().map_err(|error: drover_agent::trust::TokenError| {
-        usage(error.to_string()).advise("make one with `drover agent pair --new-token` at the other host")
+        usage(error.to_string()).advise(
+            "make one with `drover agent pair --new-token` at the other host, and give it by --token-file",
+        )
     })
 }
 
@@ -458,8 +466,7 @@ pub fn list(args: &AgentListArgs) -> Result<Exit, Failure> {
 pub fn revoke(args: &AgentNamedArgs) -> Result<Exit, Failure> {
     let peers = Peers::new(sites::folder(args.state.as_deref())?);
     if !peers.revoke(&args.name).map_err(|error| unusable(&error))? {
-        let text = format!("there is no peer '{}'", args.name);
-        return Err(Failure::new(Exit::Usage, text).advise("see `drover agent list`"));
+        return Err(no_peer(&args.name));
     }
     if args.json {
         crate::out::json(json!({"revoked": args.name}));
@@ -469,14 +476,23 @@ pub fn revoke(args: &AgentNamedArgs) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// Sets how much may go to a site.
+fn no_peer(name: &str) -> Failure {
+    Failure::new(Exit::Usage, format!("there is no peer '{name}'")).advise("see `drover agent list`")
+}
+
+/// Sets or shows how much may go to a site.
 pub fn limit(args: &AgentLimitArgs) -> Result<Exit, Failure> {
-    let peers = Peers::new(sites::folder(args.state.as_deref())?);
+    let (peers, name) = (Peers::new(sites::folder(args.state.as_deref())?), &args.name);
     let limits: Vec<DayLimit> = args.limits.iter().map(|limit| limit.0.clone()).collect();
-    if !peers.set_limits(&args.name, limits).map_err(|error| unusable(&error))? {
-        let text = format!("there is no peer '{}'", args.name);
-        return Err(Failure::new(Exit::Usage, text).advise("see `drover agent list`"));
+    let is_set = args.remove || !limits.is_empty();
+    if is_set && !peers.set_limits(name, limits).map_err(|error| unusable(&error))? {
+        return Err(no_peer(name));
     }
+    let peer = peers.named(name).map_err(|error| unusable(&error))?.ok_or_else(|| no_peer(name))?;
+    if peer.limits.is_empty() {
+        crate::out::line(format_args!("{name}: no limit"));
+    }
+    peer.limits.iter().for_each(|limit| crate::out::line(format_args!("{name}: {limit}")));
     Ok(Exit::Success)
 }
 
@@ -514,5 +530,18 @@ mod tests {
         // What is no file is left alone.
         keep_to_owner(&File::options().write(true).open("/dev/null").unwrap());
         assert_eq!(std::fs::metadata("/dev/null").unwrap().permissions().mode() & 0o777, 0o666);
+    }
+
+    #[test]
+    fn a_place_that_was_only_looked_at_is_told_as_free() {
+        let failed =
+            |kind: std::io::ErrorKind| ConnectError::Failed { to: "unix:/a".into(), source: kind.into() };
+        let told = |error: &ConnectError| not_connected("site-a", "unix:/a", error);
+        let free = told(&failed(std::io::ErrorKind::NotFound));
+        assert_eq!(free, "nothing listens at unix:/a, which site-a asked for");
+        let slow = told(&failed(std::io::ErrorKind::TimedOut));
+        assert!(slow.starts_with("site-a was not connected to unix:/a: "), "{slow}");
+        let denied = told(&ConnectError::Denied("unix:/a".into()));
+        assert!(denied.contains("is not allowed here"), "{denied}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Command};
 use drover_engine::{Store, VmRow};
 
@@ -141,9 +142,61 @@ fn of_vms(typed: &Typed, name: impl Fn(VmRow) -> Option<String>) -> Vec<String> 
     rows.unwrap_or_default().into_iter().filter_map(name).collect()
 }
 
+/// Completions for a shell.
+pub fn script(shell: clap_complete::Shell) -> String {
+    let mut script = Vec::new();
+    // clap keeps names that last as long as the program does.
+    let mut offered = offered(Box::leak(Box::new(program())));
+    clap_complete::generate(shell, &mut offered, "drover", &mut script);
+    with_names(shell, String::from_utf8_lossy(&script).into_owned())
+}
+
+/// A command as shells are told of it: without what its help hides, which clap's scripts offer all the same.
+fn offered(command: &'static Command) -> Command {
+    let arguments = command.get_arguments().filter(|it| !it.is_hide_set()).map(offered_argument);
+    let commands = command.get_subcommands().filter(|it| !it.is_hide_set()).map(offered);
+    let offered = Command::new(command.get_name()).args(arguments).subcommands(commands);
+    let offered = match command.get_about() {
+        Some(about) => offered.about(about.clone()),
+        None => offered,
+    };
+    match command.get_version() {
+        Some(version) => offered.version(version),
+        None => offered,
+    }
+}
+
+/// An argument without its relations to others, which may be hidden.
+fn offered_argument(argument: &'static Arg) -> Arg {
+    let mut offered = Arg::new(argument.get_id().clone())
+        .action(argument.get_action().clone())
+        .value_hint(argument.get_value_hint())
+        .global(argument.is_global_set());
+    if let Some(long) = argument.get_long() {
+        offered = offered.long(long);
+    }
+    if let Some(short) = argument.get_short() {
+        offered = offered.short(short);
+    }
+    if let Some(help) = argument.get_help() {
+        offered = offered.help(help.clone());
+    }
+    if let Some(names) = argument.get_value_names() {
+        offered = offered.value_names(names.iter().cloned());
+    }
+    if let Some(values) = argument.get_num_args() {
+        offered = offered.num_args(values);
+    }
+    let values = argument.get_possible_values();
+    if takes_value(argument) && !values.is_empty() {
+        offered = offered.value_parser(PossibleValuesParser::new(values));
+    }
+    offered
+}
+
 /// What is put before the script that clap makes for a shell, and what replaces a text in it: the program is asked
 /// first; where it offers nothing, options and subcommands are.
-pub fn with_names(shell: clap_complete::Shell, script: String) -> String {
+fn with_names(shell: clap_complete::Shell, script: String) -> String {
     match shell {
         clap_complete::Shell::Bash => {
             script.replace("complete -F _drover ", "complete -F _drover_names ") + BASH
@@ -234,12 +287,28 @@ mod tests {
             (clap_complete::Shell::Zsh, "compdef _drover_names drover"),
             (clap_complete::Shell::Fish, "-a '(__drover_names)'"),
         ] {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut program(), "drover", &mut script);
-            let script = with_names(shell, String::from_utf8(script).unwrap_or_default());
+            let script = script(shell);
             assert!(script.contains(what), "{shell}: {script}");
             assert!(!script.contains("complete -F _drover ") && !script.contains("compdef _drover drover\n"));
             assert_eq!(script.matches("complete -- ").count(), 1, "{shell}");
         }
+    }
+
+    #[test]
+    fn what_help_hides_is_not_offered() {
+        for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
+            let script = script(shell);
+            for hidden in ["--seed", "-l seed"] {
+                assert!(!script.contains(hidden), "{shell}: {hidden}");
+            }
+        }
+        let fish = script(clap_complete::Shell::Fish);
+        let offers = |command: &str| {
+            let begin =
+                format!("complete -c drover -n \"__fish_drover_using_subcommand {command}\" -l server ");
+            fish.contains(&begin)
+        };
+        assert!(offers("migrate") && !offers("clean"), "{fish}");
+        assert!(script(clap_complete::Shell::Bash).contains("cutover)") && fish.contains("-l start"));
     }
 }

@@ -4,15 +4,13 @@ use std::path::Path;
 
 use clap_complete::Shell;
 
-use super::complete::with_names;
+use super::complete::script;
 use crate::cli::program;
 use crate::exit::{Exit, Failure};
 
 /// Writes completions for a shell to standard output.
 pub fn completions(shell: Shell) -> Result<Exit, Failure> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut program(), "drover", &mut script);
-    crate::out::print(&with_names(shell, String::from_utf8_lossy(&script).into_owned()));
+    crate::out::print(&script(shell));
     Ok(Exit::Success)
 }
 

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use drover_disk::fence::{Gate, GateError, fence_path, highest_in};
 use drover_disk::{Disk, DiskErrorKind, FileDisk, OpenTarget};
 use drover_nbd::NbdUri;
+use drover_types::some_of;
 
 use crate::error::{Refusal, chain};
 use crate::load::HostLoad;
@@ -100,7 +101,9 @@ impl Places {
                 let device = self.devices.get(name).map(|path| Place::Device(path));
                 let export = || self.exports.get(name).map(Place::Export);
                 device.or_else(export).ok_or_else(|| {
-                    nothing(format!("there is no device or export '{name}'; a file is POOL/NAME"))
+                    let known =
+                        there_are("devices and exports", self.devices.keys().chain(self.exports.keys()));
+                    nothing(format!("there is no device or export '{name}'; {known}; a file is POOL/NAME"))
                 })
             }
         }
@@ -220,7 +223,9 @@ impl Places {
 
     fn pool(&self, name: &str) -> Result<&Path, Refusal> {
         let folder = self.pools.get(name);
-        folder.map(PathBuf::as_path).ok_or_else(|| nothing(format!("there is no pool '{name}'")))
+        folder.map(PathBuf::as_path).ok_or_else(|| {
+            nothing(format!("there is no pool '{name}'; {}", there_are("pools", self.pools.keys())))
+        })
     }
 
     /// The fence of a disk, entered by this run once `open` has shown that it may be written.
@@ -378,6 +383,18 @@ pub(crate) fn check_writable(folder: &Path) -> Result<(), Refusal> {
 fn no_file(text: &str) -> Refusal {
     Refusal::new(DiskErrorKind::Unsupported, format!("'{text}' is no file in a pool"))
 }
+
+/// What there is where a name is not: so many names at most.
+fn there_are<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> String {
+    let names: Vec<&String> = names.collect();
+    match names.is_empty() {
+        true => format!("there are no {what}"),
+        false => format!("{what} that there are: {}", some_of(&names, NAMES_SHOWN_MAX)),
+    }
+}
+
+/// Names in a refusal.
+const NAMES_SHOWN_MAX: usize = 8;
 
 fn nothing(why: String) -> Refusal {
     Refusal::new(DiskErrorKind::Gone, why)

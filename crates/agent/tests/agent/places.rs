@@ -57,9 +57,11 @@ fn a_source_that_is_written_to_while_it_is_read_is_told_when_it_is_asked_at_the_
 fn places_that_are_not_there_are_told_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let site = site(folder.path());
-    for (disk, words) in
-        [("other/a", "no pool 'other'"), ("lun", "no device or export 'lun'"), ("vms/x/a", "no folder")]
-    {
+    for (disk, words) in [
+        ("other/a", "no pool 'other'; pools that there are: vms"),
+        ("lun", "no device or export 'lun'; there are no devices and exports; a file is POOL/NAME"),
+        ("vms/x/a", "no folder"),
+    ] {
         let error = target(&site, disk, 100, How::New).err().unwrap();
         assert!(error.source.to_string().contains(words), "{disk}: {}", error.source);
         assert!(site.stat(disk).is_err());
