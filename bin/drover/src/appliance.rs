@@ -8,6 +8,7 @@ use drover_disk::Disk;
 use drover_engine::{Cause, Compared, Frozen, OpenedSource, ProviderError, Record, SourceProvider, chain};
 use drover_image::{ManifestCheck, Ova};
 use drover_plan::{ManifestUse, OvaSource, PlannedDisk, PlannedVm, Problem, Resolution};
+use drover_types::counted;
 use drover_types::inventory::{About, Inventory, Network, Vm};
 
 use crate::exit::{Exit, Failure};
@@ -214,7 +215,10 @@ pub fn judge(name: &str, check: &ManifestCheck) -> Result<String, String> {
         return Ok(format!("the appliance has no manifest, so nothing tells whether it is whole{signed}"));
     }
     if check.is_good() {
-        return Ok(format!("{} files are as the appliance's manifest says{signed}", check.equal.len()));
+        return Ok(format!(
+            "{} as the appliance's manifest says{signed}",
+            counted(check.equal.len(), "file", "is", "are")
+        ));
     }
     let lists = [
         (&check.different, "differs from its checksum"),

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use drover_plan::{FirstBoot, Plan, Problem};
+use drover_types::count;
 
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
@@ -49,7 +50,7 @@ pub fn parse(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, F
 
 /// A plan with problems in its text.
 pub fn has_problems(problems: usize) -> Failure {
-    Failure::new(Exit::Plan, format!("the plan has {problems} problems; nothing was touched"))
+    Failure::new(Exit::Plan, format!("the plan has {}; nothing was touched", count(problems, "problem")))
 }
 
 /// As [`parse`], for those who say themselves what is wrong.

@@ -14,7 +14,7 @@ use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, NAMES_SHOWN_MAX, Others, PlannedVm, Problem, as_begun, resolve};
 use drover_types::inventory::{About, Inventory};
-use drover_types::some_of;
+use drover_types::{count, some_of};
 
 use crate::commands::plan;
 use crate::evidence;
@@ -96,8 +96,8 @@ impl Meant {
             _ => {
                 let names: Vec<&str> = vms.iter().take(5).map(|vm| vm.vm.name.as_str()).collect();
                 let what = format!(
-                    "the plan moves {} VMs ({}), and {} alone is meant",
-                    vms.len(),
+                    "the plan moves {} ({}), and {} alone is meant",
+                    count(vms.len(), "VM"),
                     names.join(", "),
                     self.id
                 );
@@ -213,8 +213,8 @@ impl Prepared {
         let plan = &self.file.plan.name;
         log!(
             "run",
-            "plan {plan}, {} VMs; disks are {}",
-            self.vms.len(),
+            "plan {plan}, {}; disks are {}",
+            count(self.vms.len(), "VM"),
             self.provider.way().unwrap_or_default()
         );
         for vm in &self.vms {

@@ -34,7 +34,7 @@ fn a_check_of_a_fleet_says_once_what_its_vms_share() {
     let on_both =
         format!("note: {FLEET} VMs (40 on esx1.lab, 20 on esx2.lab): changed block tracking is off");
     assert!(all.out.contains(&on_both), "{}", all.out);
-    let error = "2 VMs (1 on esx1.lab, 1 on esx2.lab): has 1 snapshots (backup)";
+    let error = "2 VMs (1 on esx1.lab, 1 on esx2.lab): has 1 snapshot (backup)";
     let few = "\n    web-007, web-041\n";
     assert!(all.err.contains(error) && all.err.contains(few), "{}", all.err);
     for command in ["migrate", "forecast"] {
@@ -47,7 +47,7 @@ fn a_check_of_a_fleet_says_once_what_its_vms_share() {
     let one = check(&["--vm", "web-04*", "--folder", "test"]);
     assert!(one.out.contains("shown: 10 of 60 VMs\n"), "{}", one.out);
     assert!(one.out.contains("note: 10 VMs on esx2.lab: changed block tracking"), "{}", one.out);
-    assert!(one.err.contains("web-041 has 1 snapshots") && !one.err.contains("web-007"), "{}", one.err);
+    assert!(one.err.contains("web-041 has 1 snapshot") && !one.err.contains("web-007"), "{}", one.err);
     let below = check(&["--folder", "prod"]);
     assert!(below.out.contains("shown: 40 of 60 VMs\n"), "{}", below.out);
     let blocked = check(&["--blocked", "--json"]).json().unwrap();
@@ -130,7 +130,7 @@ fn a_log_tells_requests_connections_and_choices_and_no_secret() {
         "vsphere: Login of SessionManager",
         "vsphere: NfcGetVmFiles of ",
         "nfc: [",
-        "run: plan nfc, 1 VMs; disks are ",
+        "run: plan nfc, 1 VM; disks are ",
         "run: {\"event\":\"phase_started\",\"vm\":\"one\",\"phase\":\"copy\"}",
         "drover: ended with exit code ",
     ] {

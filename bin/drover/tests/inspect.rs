@@ -562,7 +562,7 @@ fn a_conversion_that_only_a_look_inside_asks_for_is_refused_where_it_cannot_be_d
     let look = ["plan", "check", &plan, "--inspect"];
     let is_not_there = format!("{needs}virt-v2v-in-place is not installed");
     let by_path = "paths: is to be converted (it finds disks by paths that change with their bus: /dev/sdb1 (/data)), and virt-v2v";
-    let told = says(&look, 7, &[&is_not_there, by_path, "the plan has 1 errors"]);
+    let told = says(&look, 7, &[&is_not_there, by_path, "the plan has 1 error;"]);
     assert!(!told.contains("may not boot without conversion"), "it was looked into: {told}");
     let never = stage.plan("never", &[]);
     says(&["plan", "check", &never, "--inspect"], 0, &[]);

@@ -69,7 +69,7 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
     refused(&stage, &only("empty"), 3, &["has 0 bytes"]);
     refused(&stage, &only("alone"), 3, &["is independent"]);
     refused(&stage, &only("lun"), 3, &["raw device mapping"]);
-    refused(&stage, &only("snapped"), 3, &["1 snapshots (before-patch)"]);
+    refused(&stage, &only("snapped"), 3, &["1 snapshot (before-patch)"]);
     let shared = only("writers");
     let text = std::fs::read_to_string(&shared).unwrap();
     std::fs::write(&shared, text + "    exclude_disks: [Hard disk 2]\n").unwrap();

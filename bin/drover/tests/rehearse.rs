@@ -110,7 +110,7 @@ fn a_daemon_goes_on_while_its_plan_is_rehearsed_and_cleaned() {
     let before = bytes(&stage);
     let daemon = Daemon::start(&stage.drover);
     for (command, told) in
-        [(&["rehearse", &plan, "--for", "1"][..], "web01"), (&["clean", "rehearsed"], "1 VMs looked at")]
+        [(&["rehearse", &plan, "--for", "1"][..], "web01"), (&["clean", "rehearsed"], "1 VM looked at")]
     {
         let done = stage.run(command);
         assert_eq!(done.code, Some(0), "{}{}", done.out, done.err);

@@ -105,7 +105,7 @@ fn relays_shows_what_it_does_and_ends_on_a_signal() {
     assert_eq!((&told["live"], &told["connections"][0]["up"]["bytes"]), (&1.into(), &5.into()));
     assert_eq!(told["connections"][0]["target_socket"]["congestion"], "reno");
     let page = text(&output(&["relay", "top", "--control", &socket]).stdout);
-    assert!(page.starts_with("1 connections now") && page.contains(&address), "{page}");
+    assert!(page.starts_with("1 connection now") && page.contains(&address), "{page}");
     assert!(relay.said["metrics"].as_str().unwrap().ends_with("/metrics"));
 
     far.write_all(b"bye").unwrap();

@@ -319,7 +319,7 @@ fn a_foreign_snapshot_when_it_is_gone_on_with_ends_in_words_and_is_outlasted() {
     let output = warm.stage.run(&["resume", &warm.plan]);
     assert_eq!(output.code, Some(6), "{}{}", output.out, output.err);
     let error = warm.report()["vms"][0]["error"].to_string();
-    assert!(error.contains("VDDK") && !error.contains("has 1 snapshots"), "{error}");
+    assert!(error.contains("VDDK") && !error.contains("has 1 snapshot"), "{error}");
     assert_eq!(warm.stage.sim.vm("one").unwrap()["power"], "poweredOn");
     warm.stage.somebody().remove_snapshot(&backup).unwrap();
     // What failed is asked for again.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::{Limits, PlannedVm, WaveHooks};
 use drover_schedule::{Ended, Quarantined, Tenant, Wait};
-use drover_types::Wave;
+use drover_types::{Wave, count};
 
 use crate::cancel::Leave;
 use crate::clock::Clock;
@@ -551,12 +551,14 @@ pub(crate) struct Run<'a> {
 
 fn wave_words(plan: &str, event: &Event) -> Option<String> {
     match event {
-        Event::WaveStarted { wave, vms } => Some(format!("wave {wave} began, {vms} VMs")),
+        Event::WaveStarted { wave, vms } => Some(format!("wave {wave} began, {}", count(*vms, "VM"))),
         Event::WaveHeld { wave, by, failed } => {
-            Some(format!("wave {wave} waits for `drover proceed {plan} {by}`: {failed} VMs of {by} failed"))
+            let failed = count(*failed, "VM");
+            Some(format!("wave {wave} waits for `drover proceed {plan} {by}`: {failed} of {by} failed"))
         }
         Event::WaveEnded { wave, arrived, failed } => {
-            Some(format!("wave {wave} is over: {arrived} VMs arrived, {failed} failed or did not begin"))
+            let arrived = count(*arrived, "VM");
+            Some(format!("wave {wave} is over: {arrived} arrived, {failed} failed or did not begin"))
         }
         _ => None,
     }

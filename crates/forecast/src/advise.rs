@@ -8,7 +8,7 @@ use drover_plan::Aio;
 use drover_plan::nfc::{HostNfc, LARGE_AIO_DISKS_MIN};
 use drover_schedule::HostLimits;
 use drover_types::inventory::{Host, PowerPolicy};
-use drover_types::{Bytes, duration};
+use drover_types::{Bytes, count, duration};
 use serde::Serialize;
 
 use crate::fleet::{FleetVm, spread_over};
@@ -132,7 +132,7 @@ fn never(asked: &Asked<'_>) -> Option<Advice> {
     let never = &asked.forecast.never;
     (!never.is_empty()).then(|| Advice {
         severity: Severity::High,
-        finding: format!("no window lets in {}", vms(never.len())),
+        finding: format!("no window lets in {}", count(never.len(), "VM")),
         evidence: names(never.iter().map(String::as_str)),
         advice: "give them a longer window or another one".into(),
         gain: None,
@@ -153,7 +153,7 @@ fn windows<'a>(asked: &Asked<'a>) -> Option<Advice> {
     let longest = late.iter().map(|(_, ms)| *ms).max()?;
     Some(Advice {
         severity: Severity::High,
-        finding: format!("{} may end after the window that they begin in", vms(late.len())),
+        finding: format!("{} may end after the window that they begin in", count(late.len(), "VM")),
         evidence: format!(
             "by up to {} (P90): {}",
             time(longest as f64 / 1000.0),
@@ -190,7 +190,13 @@ fn spread(asked: &Asked<'_>, what_if: &WhatIf) -> Option<Advice> {
     (gain >= GAIN_MIN && hosts > 1).then(|| Advice {
         severity: by_gain(gain),
         finding: format!("{host} serves {:.0} % of all bytes", *most as f64 / sum.max(1) as f64 * 100.0),
-        evidence: format!("{} of {}; VMs lie on {} of {hosts} hosts", Bytes(*most), Bytes(sum), bytes.len()),
+        evidence: format!(
+            "{} of {}; VMs lie on {} of {}",
+            Bytes(*most),
+            Bytes(sum),
+            bytes.len(),
+            count(hosts, "host")
+        ),
         advice: format!("before the run, move VMs from {host} to hosts that do less (vMotion)"),
         gain: Some(gain),
         source: None,
@@ -230,7 +236,7 @@ fn disks_of_hosts(asked: &Asked<'_>, what_if: &WhatIf) -> Option<Advice> {
     });
     (gain >= GAIN_MIN).then(|| Advice {
         severity: by_gain(gain),
-        finding: format!("NFC services hold the plan up: {host} takes {} at once", disks(least)),
+        finding: format!("NFC services hold the plan up: {host} takes {} at once", count(least as usize, "disk")),
         evidence: "the schedule with twice as many disks at each host".into(),
         advice: "before the run, move VMs to hosts that do less (vMotion); with VDDK, set smaller AIO buffers (`vddk.aio`); read straight from an \
             ESXi host that gives its NFC service more memory, and say how much (`nfc.memory`, `vddk.nfc_memory`)"
@@ -300,13 +306,17 @@ fn buffers(asked: &Asked<'_>, what_if: &WhatIf) -> Option<Advice> {
         [] => format!("leave `vddk.aio` out of the plan, or set it to {}", Aio::LARGE),
         warm => format!(
             "move the {} that move warm in a plan of their own: with them buffers stay small",
-            vms(warm.len())
+            count(warm.len(), "VM")
         ),
     };
     (is_small && budget.aio && is_worth_it && gain >= GAIN_MIN).then(|| Advice {
         severity: by_gain(gain),
         finding: format!("VDDK reads {host} with small buffers"),
-        evidence: format!("AIO {} for {} of it", share.aio.unwrap_or(Aio::OWN), self::disks(*disks)),
+        evidence: format!(
+            "AIO {} for {} of it",
+            share.aio.unwrap_or(Aio::OWN),
+            count(*disks as usize, "disk")
+        ),
         advice,
         gain: Some(gain),
         source: Some(R1),
@@ -336,7 +346,7 @@ fn way(asked: &Asked<'_>) -> Option<Advice> {
     (asked.through_provider && hosts > 1).then(|| Advice {
         severity: Severity::Low,
         finding: "disks are read by way of the provider's address".into(),
-        evidence: format!("{} on {hosts} hosts", vms(asked.question.vms.len())),
+        evidence: format!("{} on {hosts} hosts", count(asked.question.vms.len(), "VM")),
         advice: "`data: {from: hosts}` in the plan reads them straight from their hosts".into(),
         gain: None,
         source: Some(R1),
@@ -353,7 +363,7 @@ fn warm_of_guests_that_are_off(asked: &Asked<'_>) -> Option<Advice> {
         .collect();
     (!off.is_empty()).then(|| Advice {
         severity: Severity::Low,
-        finding: format!("{} planned warm do not run", vms(off.len())),
+        finding: format!("{} planned warm do not run", count(off.len(), "VM")),
         evidence: names(off.into_iter()),
         advice: "move them cold: that is one pass and no snapshot".into(),
         gain: None,
@@ -379,7 +389,7 @@ fn warm_for_nothing(asked: &Asked<'_>) -> Option<Advice> {
     let (name, cold, warm) = found.first()?;
     Some(Advice {
         severity: Severity::Medium,
-        finding: format!("{} gain nothing from a warm move", vms(found.len())),
+        finding: format!("{} gain nothing from a warm move", count(found.len(), "VM")),
         evidence: format!(
             "{name} is down for {} warm and {} cold; {}",
             time(*warm),
@@ -412,7 +422,10 @@ fn intervals(asked: &Asked<'_>) -> Option<Advice> {
     let (name, last_s, fits_s, churn) = found.iter().min_by(|one, two| one.2.total_cmp(&two.2))?;
     Some(Advice {
         severity: Severity::Medium,
-        finding: format!("{} change more between passes than their downtime allows", vms(found.len())),
+        finding: format!(
+            "{} change more between passes than their downtime allows",
+            count(found.len(), "VM")
+        ),
         evidence: format!(
             "{:.2} % change in an hour: the last pass of {name} takes {}; {}",
             churn * 100.0,
@@ -427,14 +440,6 @@ fn intervals(asked: &Asked<'_>) -> Option<Advice> {
 
 fn time(seconds: f64) -> String {
     duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
-}
-
-fn disks(count: u32) -> String {
-    format!("{count} disk{}", if count == 1 { "" } else { "s" })
-}
-
-fn vms(count: usize) -> String {
-    if count == 1 { "1 VM".into() } else { format!("{count} VMs") }
 }
 
 fn names<'a>(all: impl ExactSizeIterator<Item = &'a str>) -> String {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drover_types::{Window, duration, utc_moment};
+use drover_types::{Window, count, duration, utc_moment};
 
 use crate::foresee::{Forecast, WaveForecast};
 
@@ -44,7 +44,7 @@ impl TightWave<'_> {
     /// By which figures.
     pub fn evidence(&self) -> String {
         let WaveForecast { vms, begin_s, end_s, open_s, window, .. } = self.wave;
-        let vms = if *vms == 1 { "1 VM".into() } else { format!("{vms} VMs") };
+        let vms = count(*vms, "VM");
         let time = |seconds: f64| duration(Duration::try_from_secs_f64(seconds).unwrap_or_default());
         let takes = match (begin_s, end_s) {
             (Some(begin), Some(end)) => format!("takes {} (P50)", time((end.p50 - begin.p50).max(0.0))),

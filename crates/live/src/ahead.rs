@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use drover_types::count;
+
 use crate::recovery::{Look, Recovery, Step};
 use crate::settings::Side;
 
@@ -110,7 +112,8 @@ impl Ahead {
             Step::Lost(side) => Mend::Lost(side),
             Step::GiveUp(_) if look.is_stopped => Mend::Stopped,
             Step::GiveUp(tries) => Mend::GiveUp(format!(
-                "the line broke in post-copy and was not back after {tries} tries, the last: {}",
+                "the line broke in post-copy and was not back after {}, the last: {}",
+                count(tries as usize, "try"),
                 self.why
             )),
         }

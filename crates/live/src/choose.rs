@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use drover_types::Estimate;
+use drover_types::{Estimate, count};
 
 use crate::forecast::{Facts, Forecast, Promise};
 use crate::watch::Deed;
@@ -119,8 +119,9 @@ impl fmt::Display for Looked {
         let verdict = if *keeps { "keeps the promise" } else { "takes too long" };
         write!(
             f,
-            "{way}: {:.1} s ({low:.1} to {high:.1}), {passes} passes, down {:.0} ms: {verdict}",
+            "{way}: {:.1} s ({low:.1} to {high:.1}), {}, down {:.0} ms: {verdict}",
             total.likely,
+            count(passes as usize, "pass"),
             downtime.likely * 1000.0
         )
     }
@@ -146,7 +147,7 @@ pub fn choose(promise: &Promise, facts: &Facts, way: &Way, allowed: Allowed) -> 
         keeps
     };
     let course = |zstd, at_once| Course { channels, zstd, at_once, deeds: deeds_after(at_once, allowed) };
-    let mut found = look(format!("{channels} connections"), &facts).then(|| course(false, None));
+    let mut found = look(count(channels as usize, "connection"), &facts).then(|| course(false, None));
     let compressed = way.zstd.map(|(left, input_rate)| facts.compressed(left, input_rate));
     let compressed = compressed.filter(|compressed| compressed.rate.likely > facts.rate.likely);
     if let (None, Some(compressed)) = (&found, &compressed) {

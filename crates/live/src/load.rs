@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use drover_types::Estimate;
+use drover_types::{Estimate, count};
 
 /// How busy a host is, by its kernel's word.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,8 +64,9 @@ impl fmt::Display for Loads {
         let words = |side: &str, load: Option<HostLoad>| match load {
             Some(load) => {
                 format!(
-                    "the {side}'s host has {:.1} threads for {} processors",
-                    load.load_average, load.processors
+                    "the {side}'s host has {:.1} threads for {}",
+                    load.load_average,
+                    count(load.processors as usize, "processor")
                 )
             }
             None => format!("how busy the {side}'s host is is not known"),

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use drover_types::count;
+
 use crate::settings::Side;
 
 /// What a monitor says of its machine.
@@ -159,8 +161,8 @@ impl Found {
     fn processors(&mut self, source: &Machine, target: &Machine) {
         if source.processors.len() != target.processors.len() {
             let what = format!(
-                "the source has {} processors, the target {}",
-                source.processors.len(),
+                "the source has {}, the target {}",
+                count(source.processors.len(), "processor"),
                 target.processors.len()
             );
             self.add(what, "give the target the same `-smp`");

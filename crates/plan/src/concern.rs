@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use drover_types::count;
 use drover_types::inventory::{Firmware, Host, Inventory, PowerPolicy, PowerState, ToolsState, Vm};
 
 use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff, StaticAddress};
@@ -129,7 +130,7 @@ impl Found<'_> {
         let vm = self.vm;
         if !vm.snapshots.is_empty() {
             let names: Vec<&str> = vm.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
-            let has = format!("has {} snapshots ({})", names.len(), names.join(", "));
+            let has = format!("has {} ({})", count(names.len(), "snapshot"), names.join(", "));
             // Passes of a warm one would all compare whole disks.
             match !context.no_chains && context.warm.is_none() {
                 true => self.add(

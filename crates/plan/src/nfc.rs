@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use drover_types::Bytes;
 use drover_types::inventory::About;
+use drover_types::{Bytes, count};
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Aio, Nfc, Vddk};
@@ -157,11 +157,11 @@ impl HostNfc {
     pub fn words(&self) -> String {
         let (share, budget) = (&self.share, &self.budget);
         let limit = match budget.disks_max {
-            Some(disks) => format!("{} and {disks} disks", Bytes(budget.bytes_max)),
+            Some(disks) => format!("{} and {}", Bytes(budget.bytes_max), count(disks as usize, "disk")),
             None => Bytes(budget.bytes_max).to_string(),
         };
         let service = if budget.through_vcenter { "vpxa" } else { "hostd" };
-        let open = format!("{} disks, {} at once", self.disks, self.open_max);
+        let open = format!("{}, {} at once", count(self.disks as usize, "disk"), self.open_max);
         let Some(aio) = share.aio else {
             return format!("{open}, with buffers as large as fit into {limit} in {service}");
         };

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use drover_types::count;
+
 /// A gain that is smaller is none: more disks at once would only make each of them slower.
 pub const GAIN_MIN: f64 = 0.02;
 /// Noise beyond this is taken for change.
@@ -209,7 +211,7 @@ impl Climb {
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = |gain: f64| (gain.abs() * 100.0).round();
-        write!(f, "{} {} at once", self.disks, if self.disks == 1 { "disk" } else { "disks" })?;
+        write!(f, "{} at once", count(self.disks as usize, "disk"))?;
         match (self.more, self.fewer) {
             (Some((more, gain)), _) => {
                 let change = if gain < 0.0 { "lost" } else { "gained" };

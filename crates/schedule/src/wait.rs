@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem::discriminant;
 
-use drover_types::Bytes;
+use drover_types::{Bytes, count, counted};
 use serde::{Deserialize, Serialize};
 
 /// Something that there is only so much of.
@@ -317,13 +317,16 @@ impl fmt::Display for Wait {
             Wait::OwnDisks { held, of, needs } => {
                 write!(f, "{held} of {of} disks of this plan at once, it needs {needs}")
             }
-            Wait::Turn { host, waiting } => write!(f, "{host}: its turn, {waiting} VMs wait there"),
+            Wait::Turn { host, waiting } => {
+                write!(f, "{host}: its turn, {} there", counted(*waiting, "VM", "waits", "wait"))
+            }
             Wait::Window { opens, .. } if opens.is_empty() => f.write_str("its window to open"),
             Wait::Window { opens, .. } => write!(f, "its window to open ({opens})"),
             // How many are left is kept nowhere anew with each VM that ends.
             Wait::Wave { wave, .. } => write!(f, "the end of wave {wave}"),
             Wait::WaveFailed { wave, failed } => {
-                write!(f, "a word: {failed} VMs of wave {wave} failed (`drover proceed PLAN {wave}`)")
+                let failed = count(*failed, "VM");
+                write!(f, "a word: {failed} of wave {wave} failed (`drover proceed PLAN {wave}`)")
             }
             Wait::WaveHooks { wave } => write!(f, "what is called before wave {wave}"),
             Wait::Retry { .. } => f.write_str("its next try after a failure"),
@@ -334,7 +337,8 @@ impl fmt::Display for Wait {
             Wait::AntiAffinity { other } => write!(f, "{other}, which it never runs beside"),
             Wait::Stage { group, stage } => write!(f, "stage {stage} of group {group}"),
             Wait::Together { group, left } => {
-                write!(f, "group {group}: {left} VMs are not ready to move over")
+                let left = counted(*left, "VM", "is", "are");
+                write!(f, "group {group}: {left} not ready to move over")
             }
             Wait::Cutovers { held, of } => write!(f, "{held} of {of} cutovers at once"),
             Wait::OwnCutovers { held, of } => write!(f, "{held} of {of} cutovers of this plan at once"),
@@ -347,7 +351,9 @@ impl fmt::Display for Wait {
                 named(plans)
             ),
             Wait::RoomUntold { place } => write!(f, "{place}, which does not tell how much is free there"),
-            Wait::Elsewhere { host, of } => write!(f, "{host}: {of} VMs at once, other processes have them"),
+            Wait::Elsewhere { host, of } => {
+                write!(f, "{host}: {} at once, other processes have them", count(*of as usize, "VM"))
+            }
         }
     }
 }

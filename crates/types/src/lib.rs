@@ -32,7 +32,7 @@ pub use estimate::Estimate;
 pub use file_name::file_name;
 pub use nic_model::NicModel;
 pub use secret::Secret;
-pub use shown::{drives_terminal, some_of};
+pub use shown::{count, counted, drives_terminal, some_of};
 pub use size::{Bytes, Rate, SizeError};
 pub use span::{ByteSpan, Extent, ExtentKind};
 pub use wave::{IfFailed, Wave, WaveWindow};

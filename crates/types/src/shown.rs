@@ -24,6 +24,22 @@ pub fn some_of(names: &[impl AsRef<str>], most: usize) -> String {
     }
 }
 
+/// `1 disk`, `2 disks`, `2 passes`, `2 tries`.
+pub fn count(number: usize, thing: &str) -> String {
+    let stem = thing.strip_suffix('y').filter(|stem| !stem.ends_with(['a', 'e', 'o', 'u']));
+    match (number, stem) {
+        (1, _) => format!("1 {thing}"),
+        (_, Some(stem)) => format!("{number} {stem}ies"),
+        _ if thing.ends_with('s') => format!("{number} {thing}es"),
+        _ => format!("{number} {thing}s"),
+    }
+}
+
+/// `1 VM is`, `2 VMs are`: a count with its verb.
+pub fn counted(number: usize, thing: &str, one: &str, many: &str) -> String {
+    format!("{} {}", count(number, thing), if number == 1 { one } else { many })
+}
+
 /// The text on one line, without characters that could drive a terminal or turn the direction of
 /// writing.
 pub fn clean(text: &str) -> Cow<'_, str> {
@@ -92,6 +108,14 @@ mod tests {
         assert_eq!(clean("two\n\tlines\n"), "two  lines");
         let odd = "a\u{85}\u{9b}\u{7f}\u{61c}\u{200f}\u{202e}\u{2066}\u{feff}\u{2028}b";
         assert_eq!(clean(odd), format!("a{}b", "\u{fffd}".repeat(9)));
+    }
+
+    #[test]
+    fn counts_one_and_many() {
+        assert_eq!([count(0, "disk"), count(1, "disk"), count(2, "disk")], ["0 disks", "1 disk", "2 disks"]);
+        assert_eq!([count(1, "pass"), count(2, "pass")], ["1 pass", "2 passes"]);
+        assert_eq!([count(1, "try"), count(2, "try"), count(2, "day")], ["1 try", "2 tries", "2 days"]);
+        assert_eq!([counted(1, "VM", "is", "are"), counted(3, "VM", "is", "are")], ["1 VM is", "3 VMs are"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use drover_plan::{Concern, PlannedVm, Problem, Weight};
 
 use crate::problems::problems_text;
-use crate::text::{clean, width};
+use crate::text::{clean, count, width};
 
 /// A VM that a check is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl<'a> Grouping<'a> {
                 let mut parts: Vec<String> = hosts.iter().take(HOSTS_SHOWN).map(part).collect();
                 let rest = hosts.get(HOSTS_SHOWN..).unwrap_or_default();
                 let others: usize = rest.iter().map(|(_, number)| number).sum();
-                parts.extend((others > 0).then(|| format!("{others} on {} more hosts", rest.len())));
+                parts.extend((others > 0).then(|| format!("{others} on {}", count(rest.len(), "more host"))));
                 format!(" ({})", parts.join(", "))
             }
         }
@@ -196,8 +196,15 @@ impl<T> Group<T> {
     }
 }
 
-/// A sentence without what is a VM's own in it: numbers, and words in quotes or brackets.
+/// A sentence without what is a VM's own in it: numbers, whether they count one or many, and words in quotes or brackets.
 pub(crate) fn without_numbers(text: &str) -> String {
+    let mut is_counted = false;
+    let singular = |word: &'_ str| {
+        let bare = if is_counted { word.strip_suffix('s').unwrap_or(word) } else { word };
+        is_counted = !word.is_empty() && word.chars().all(|c| c.is_ascii_digit());
+        bare.to_string()
+    };
+    let text = text.split(' ').map(singular).collect::<Vec<String>>().join(" ");
     let (mut kept, mut end) = (String::new(), None);
     for c in text.chars() {
         match (end, c) {
@@ -284,7 +291,10 @@ mod tests {
             .map(|at| {
                 of(
                     at,
-                    format!("web {at:04} has {} snapshots (a, b{at}): base disks lack changes", 1 + at % 4),
+                    format!(
+                        "web {at:04} has {} (a, b{at}): base disks lack changes",
+                        count(1 + at % 4, "snapshot")
+                    ),
                 )
             })
             .collect();
@@ -293,7 +303,7 @@ mod tests {
         let text = Grouping::new(&vms, false).problems(Path::new("p.yaml"), &problems);
         assert_eq!(
             text,
-            "p.yaml:10:5: error: vms[0]: 300 VMs (200 on esx1, 100 on esx2): has 1 snapshots (a, b0): base disks lack changes; similar for the others\n\
+            "p.yaml:10:5: error: vms[0]: 300 VMs (200 on esx1, 100 on esx2): has 1 snapshot (a, b0): base disks lack changes; similar for the others\n\
              \x20 try: remove them\n\
              p.yaml: error: networks: there is no bridge br7\n\
              p.yaml:14:5: error: vms[4]: web 0004 is encrypted\n\

@@ -3,7 +3,7 @@
 use drover_types::Bytes;
 
 use crate::now::DiskNow;
-use crate::text::{clean, clip, estimate, percent, width};
+use crate::text::{clean, clip, count, estimate, percent, width};
 
 /// What a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,9 +124,9 @@ fn bounded(disks: Vec<String>, others: Vec<String>, room: usize) -> Vec<String> 
     let mut lines: Vec<String> = disks.into_iter().chain(others).take(shown).collect();
     let rest = match (more_disks, more_others) {
         (0, 0) => return lines,
-        (disks, 0) => format!("... and {disks} more disks"),
-        (0, vms) => format!("... and {vms} more VMs"),
-        (disks, vms) => format!("... and {disks} more disks and {vms} more VMs"),
+        (disks, 0) => format!("... and {}", count(disks, "more disk")),
+        (0, vms) => format!("... and {}", count(vms, "more VM")),
+        (disks, vms) => format!("... and {} and {}", count(disks, "more disk"), count(vms, "more VM")),
     };
     if room > 0 {
         lines.push(rest);

@@ -1,7 +1,7 @@
 //! What happens while a guest moves, in words. Pure.
 
 use drover_live::{Event, Loads, Mending, Route};
-use drover_types::Estimate;
+use drover_types::{Estimate, count};
 
 /// What happened, where it is told in words alone.
 pub fn live_words(event: &Event) -> Option<String> {
@@ -44,6 +44,8 @@ fn mending_words(mending: &Mending) -> String {
         Mending::Failed { number, why, next } => {
             format!("try {number} came to nothing: {why}; the next comes after {} s", next.as_secs())
         }
-        Mending::Back { tries } => format!("the line is back after {tries} tries: it goes on"),
+        Mending::Back { tries } => {
+            format!("the line is back after {}: it goes on", count(*tries as usize, "try"))
+        }
     }
 }

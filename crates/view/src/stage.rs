@@ -7,6 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use drover_types::count;
+
 use crate::canvas::Canvas;
 use crate::clock;
 use crate::frame::{Screen, frame};
@@ -172,7 +174,7 @@ impl<S: Scene> Player<S> {
     fn left_out(&self, lines: usize) -> Line {
         let text = match self.mode {
             DisplayMode::Json => serde_json::json!({ "event": "left_out", "lines": lines }).to_string(),
-            _ => format!("... {lines} lines left out"),
+            _ => format!("... {} left out", count(lines, "line")),
         };
         Line { text, bad: false }
     }

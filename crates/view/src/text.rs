@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-pub(crate) use drover_types::duration;
+pub(crate) use drover_types::{count, duration};
 pub(crate) use drover_types::shown::{clean, plain_json};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -85,16 +85,6 @@ pub(crate) fn percent(share: f64) -> u32 {
     if whole == 100 && share < 1.0 { 99 } else { whole }
 }
 
-/// `1 disk`, `2 disks`, `2 passes`.
-pub fn count(number: usize, thing: &str) -> String {
-    let ending = match number {
-        1 => "",
-        _ if thing.ends_with('s') => "es",
-        _ => "s",
-    };
-    format!("{number} {thing}{ending}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,11 +135,5 @@ mod tests {
     fn a_hundred_percent_is_said_only_of_all() {
         assert_eq!([0.0, 0.004, 0.5, 0.999, 1.0, 7.0].map(percent), [0, 0, 50, 99, 100, 100]);
         assert_eq!(percent(f64::NAN), 0);
-    }
-
-    #[test]
-    fn counts_one_and_many() {
-        assert_eq!([count(0, "disk"), count(1, "disk"), count(2, "disk")], ["0 disks", "1 disk", "2 disks"]);
-        assert_eq!([count(1, "pass"), count(2, "pass")], ["1 pass", "2 passes"]);
     }
 }

@@ -22,7 +22,7 @@ use drover_log::log;
 use drover_relay::control::ControlServer;
 use drover_relay::metrics::MetricsServer;
 use drover_relay::{Allowed, ConnectError, Form, Ports, announcement};
-use drover_types::Bytes;
+use drover_types::{Bytes, count};
 use serde_json::json;
 
 use super::relay::outlets;
@@ -188,7 +188,10 @@ impl Connect for Connector {
         let peer = &peer.name;
         let (passes, left_out) = self.throttle.pass();
         if left_out > 0 && !self.json {
-            crate::out::say(format_args!("and {left_out} more connections refused in a second"));
+            crate::out::say(format_args!(
+                "and {} refused in a second",
+                count(left_out as usize, "more connection")
+            ));
         }
         match (passes, self.json) {
             (false, _) => {}

@@ -6,7 +6,7 @@ use drover_disk::{Disk, DiskErrorKind};
 use drover_mover::{
     Comparison, CopyJob, MoveError, Share, Verification, Verify, compare, copy, hash_parts, verify,
 };
-use drover_types::{Bytes, Digest, Rate};
+use drover_types::{Bytes, Digest, Rate, count};
 use serde_json::{Value, json};
 
 use super::clone;
@@ -347,7 +347,10 @@ impl Linked {
             (received > 0).then(|| format!("read over the link: {} as {}", Bytes(received), Bytes(packed)));
         let mut lines: Vec<String> = sent.into_iter().chain(read).collect();
         if let (Some(last), times @ 1..) = (lines.last_mut(), self.reopened()) {
-            last.push_str(&format!(", opened again {times} times after its link was lost"));
+            last.push_str(&format!(
+                ", opened again {} after its link was lost",
+                count(times as usize, "time")
+            ));
         }
         lines
     }

@@ -22,6 +22,7 @@ use drover_qemu::live::{
     DisksBy, Ending, Guest, LiveError, LiveOptions, NbdAt, Place, Sides, TlsBy, TlsOptions, Wanted,
     left_by_earlier,
 };
+use drover_types::count;
 use drover_view::{LiveAsked, live_words};
 use serde_json::{Value, json};
 
@@ -528,14 +529,14 @@ impl View {
         let time =
             |time: Option<Duration>| time.map_or("not told".into(), |time| format!("{} ms", millis(time)));
         line(format!(
-            "the guest runs at the target{} after {:.1} s (foreseen {}): {} MiB in {} passes",
+            "the guest runs at the target{} after {:.1} s (foreseen {}): {} MiB in {}",
             over.filter(|over| over.is_whole())
                 .map(|over| format!(", over the link to {},", over.site()))
                 .unwrap_or_default(),
             moved.total.as_secs_f64(),
             foreseen_words(moved),
             moved.last.sample.sent_bytes >> 20,
-            moved.last.sample.passes,
+            count(moved.last.sample.passes as usize, "pass"),
         ));
         line(format!(
             "downtime {} from stop to start (QEMU's own count: {}, forecast: {:.0} ms)",

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drover_nfc::{NfcState, Trace};
-use drover_types::Bytes;
 use drover_types::inventory::{PowerState, Snapshot, Vm, VmDisk};
+use drover_types::{Bytes, count};
 use drover_vddk::{Measured, measure};
 use drover_vsphere::{Route, Session};
 use rustix::system::uname;
@@ -181,10 +181,10 @@ fn text(told: &Value) -> String {
         format!("host         {} ({}, NFC version {})", word("host"), word("service"), told["version"]),
         format!("buffers      {}", word("buffers")),
         format!(
-            "budget       {} of {} in use by {} disks of this machine's drovers",
+            "budget       {} of {} in use by {} of this machine's drovers",
             Bytes(number(&told["budget"]["used"])),
             Bytes(number(&told["budget"]["bytes"])),
-            told["budget"]["disks"]
+            count(number(&told["budget"]["disks"]) as usize, "disk")
         ),
         format!(
             "read         {} in {} ms, {}/s; {} over the line; a lone request takes {:.1} ms",

@@ -12,7 +12,7 @@ use drover_plan::{
     Weight, resolve, space_needed,
 };
 use drover_types::inventory::Inventory;
-use drover_types::{Bytes, Opening, some_of};
+use drover_types::{Bytes, Opening, counted, some_of};
 use drover_view::{clean, count};
 
 use crate::appliance;
@@ -132,7 +132,7 @@ fn manual_in_windows(plan: &Plan, vms: &[PlannedVm], now_ms: i64) -> Vec<Problem
     let problem = |it: &PlanWave| {
         let name = it.wave.name.as_str();
         let of = vms.iter().filter(|vm| vm.wave.as_deref() == Some(name) && is_manual(vm)).count();
-        let vms = if of == 1 { "1 VM moves".to_string() } else { format!("{of} VMs move") };
+        let vms = counted(of, "VM", "moves", "move");
         let text =
             format!("{vms} over by order alone (`cutover: manual`), before the window of wave {name} closes");
         let problem = Problem::warning(closing_key(it), text).at(it.at);
@@ -395,7 +395,10 @@ fn print_json(found: &serde_json::Value) {
 fn verdict(problems: &[Problem], exit: Exit, args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {
-        return Err(Failure::new(exit, format!("the plan has {errors} errors; nothing was touched")));
+        return Err(Failure::new(
+            exit,
+            format!("the plan has {}; nothing was touched", count(errors, "error")),
+        ));
     }
     if !args.json {
         crate::out::line("the plan is fine; nothing was touched");

@@ -12,6 +12,7 @@ use drover_engine::{
 use drover_mover::StopSignal;
 use drover_plan::{Check, Plan, PlannedVm, Probe, resolve};
 use drover_qemu::{Accelerator, Forward, MachineSpec, Prepared, Rehearsal, prepare_rehearsal};
+use drover_types::count;
 use drover_types::inventory::{About, Inventory};
 use drover_view::{check_words, clean};
 use serde_json::{Value, json};
@@ -82,7 +83,7 @@ pub fn run(args: &RehearseArgs) -> Result<Exit, Failure> {
             Ok(exit)
         }
         (None, 0) => {
-            let text = format!("none of {} has a copy that can be rehearsed now", count(vms.len()));
+            let text = format!("none of {} has a copy that can be rehearsed now", count(vms.len(), "VM"));
             Err(Failure::new(Exit::Plan, text).advise("see the reasons above, and `drover status`"))
         }
         // What was named is to be rehearsed; of a whole plan what is ready.
@@ -92,10 +93,6 @@ pub fn run(args: &RehearseArgs) -> Result<Exit, Failure> {
             Ok(Exit::Success)
         }
     }
-}
-
-fn count(vms: usize) -> String {
-    if vms == 1 { "1 VM".into() } else { format!("{vms} VMs") }
 }
 
 /// A failed check tells more than a stop, and a stop more than nothing.

@@ -19,7 +19,7 @@ use drover_relay::transparent::{ApplyError, Catch, Lease, Method, Rules, clean};
 use drover_relay::{
     Congestion, Destination, Line, Relay, RelayOptions, Snapshot, StartError, Via, any_address, has_ipv6,
 };
-use drover_types::Bytes;
+use drover_types::{Bytes, count};
 use serde_json::json;
 
 use crate::cli::{RelayArgs, RelayCommand, Transparent};
@@ -349,8 +349,8 @@ fn summary(args: &RelayArgs, told: &Snapshot) {
     let totals = &told.totals;
     let refused: u64 = totals.refused.values().sum();
     crate::out::say(format_args!(
-        "{} connections, {refused} of them refused, {} still open; {} to targets, {} back",
-        totals.accepted,
+        "{}, {refused} of them refused, {} still open; {} to targets, {} back",
+        count(totals.accepted as usize, "connection"),
         told.live,
         Bytes(totals.up_bytes),
         Bytes(totals.down_bytes)

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use drover_plan::{Aio, PlannedVm};
-use drover_types::Bytes;
 use drover_types::inventory::PowerState;
+use drover_types::{Bytes, count};
 use drover_vddk::{Installation, Measured, VddkDisk, causes, measure, supported};
 use serde_json::{Value, json};
 
@@ -189,8 +189,13 @@ fn findings_text(path: &Path, found: &[causes::Finding<'_>]) -> String {
         return format!("{}: no known cause of a failure\n", path.display());
     }
     let one = |it: &causes::Finding<'_>| {
-        let (title, effect, count) = (it.cause.title, it.cause.effect, it.count);
-        let line = format!("{}:{}: {title} ({effect}, {count} lines)\n", path.display(), it.line);
+        let (title, effect) = (it.cause.title, it.cause.effect);
+        let line = format!(
+            "{}:{}: {title} ({effect}, {})\n",
+            path.display(),
+            it.line,
+            count(it.count, "line")
+        );
         format!("{line}  said: {}\n  try: {}\n", shown(it.text), it.cause.advice)
     };
     found.iter().map(one).collect()

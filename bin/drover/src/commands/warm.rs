@@ -2,6 +2,8 @@
 
 use serde_json::json;
 
+use drover_types::count;
+
 use super::migrate::{open_store, open_store_beside_daemon, plan_name, state_option, unknown_plan};
 use crate::cli::{CutoverArgs, NamedArgs, ProceedArgs, RetryArgs, RunArgs};
 use crate::exit::{Exit, Failure};
@@ -121,9 +123,9 @@ pub fn clean(args: &NamedArgs) -> Result<Exit, Failure> {
             crate::out::say(format_args!("detached: {line}"));
         }
         if cleaned.left.is_empty() {
-            let vms = cleaned.vms;
+            let vms = count(cleaned.vms, "VM");
             crate::out::say(format_args!(
-                "plan {name}: {vms} VMs looked at, no snapshot of drover's is left at the source"
+                "plan {name}: {vms} looked at, no snapshot of drover's is left at the source"
             ));
         }
     }

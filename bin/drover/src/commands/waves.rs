@@ -7,7 +7,7 @@ use drover_engine::{Clock, SystemClock};
 use drover_forecast::{Proposal, ProposedWave, WAVES_MAX, WaveRule, propose};
 use drover_plan::{DraftMember, DraftWave, PlannedVm, draft_waves};
 use drover_types::inventory::Vm;
-use drover_types::{Opening, Window, Windows};
+use drover_types::{Opening, Window, Windows, counted};
 use serde_json::json;
 
 use super::plan;
@@ -186,10 +186,10 @@ fn too_small(wave: &ProposedWave) -> String {
 /// Why VMs are left.
 fn rest_words(rest: &ProposedWave, waves: usize, window: &Window, spans: &[(u64, u64)]) -> String {
     let why = match waves < spans.len() {
-        true => format!("no more than {waves} waves are made"),
+        true => format!("no more than {} made", counted(waves, "wave", "is", "are")),
         false => format!("{window} opens no more"),
     };
-    let left = if rest.vms.len() == 1 { "1 VM is".into() } else { format!("{} VMs are", rest.vms.len()) };
+    let left = counted(rest.vms.len(), "VM", "is", "are");
     format!(
         "{left} left in wave {}, which has no window, for {why}; give it one, or use a longer --window",
         rest.name
@@ -283,6 +283,6 @@ mod tests {
         );
         assert!(once.contains("opens no more"), "{once}");
         let many = rest_words(&wave(&["web"]), 1, &window, &[(0, 1), (2, 3)]);
-        assert!(many.starts_with("1 VM is left") && many.contains("no more than 1 waves are made"), "{many}");
+        assert!(many.starts_with("1 VM is left") && many.contains("no more than 1 wave is made"), "{many}");
     }
 }

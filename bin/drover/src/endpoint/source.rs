@@ -11,7 +11,7 @@ use drover_image::{Format as ImageFormat, OpenOptions, Ova};
 use drover_nbd::{NbdDisk, NbdOptions};
 use drover_sftp::{SftpDisk, SftpOptions};
 use drover_types::inventory::{PowerState, Vm, VmDisk};
-use drover_types::{BLOCK_BYTES, ByteSpan};
+use drover_types::{BLOCK_BYTES, ByteSpan, count};
 use drover_vsphere::{OpenDisk, Route, Session};
 
 use super::agent;
@@ -304,7 +304,7 @@ pub fn find_disk(session: &Session, vm: &str, disk: usize) -> Result<(Vm, VmDisk
     let Some(found) = vm.disks.get(disk) else {
         return Err(Failure::new(
             Exit::Source,
-            format!("{} has {} disks, so there is no disk {disk}", vm.name, vm.disks.len()),
+            format!("{} has {}, so there is no disk {disk}", vm.name, count(vm.disks.len(), "disk")),
         ));
     };
     Ok((vm.clone(), found.clone()))

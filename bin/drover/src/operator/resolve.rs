@@ -293,7 +293,9 @@ pub fn told(problems: &[Problem]) -> String {
     if problems.len() > PROBLEMS_MAX {
         lines.push(format!("and {} more", problems.len() - PROBLEMS_MAX));
     }
-    if problems.iter().any(|it| it.message.contains(" snapshots ")) {
+    let has_snapshots =
+        |it: &Problem| [" snapshot (", " snapshots ("].iter().any(|part| it.message.contains(part));
+    if problems.iter().any(has_snapshots) {
         lines.push(WHOSE_SNAPSHOT.into());
     }
     lines.join("; ")
@@ -429,7 +431,7 @@ mod tests {
     #[test]
     fn nobody_is_advised_to_remove_the_snapshot_of_a_copy() {
         let problem = |text: &str| Problem::error("vms[0]", format!("web01 {text}"));
-        let text = told(&[problem("has 1 snapshots (drover-vm-1): its base disks lack later changes")]);
+        let text = told(&[problem("has 1 snapshot (drover-vm-1): its base disks lack later changes")]);
         assert!(text.contains("do not remove it while that copy is under way"), "{text}");
         assert!(!told(&[problem("is encrypted")]).contains("snapshot"));
     }

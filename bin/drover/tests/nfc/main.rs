@@ -568,7 +568,7 @@ fn rights_to_read_by_nfc_are_asked_before_anything_is_touched() {
     let check = stage.run(&["plan", "check", &insists]);
     assert_eq!(check.code, Some(0), "{}", check.err);
     assert!(
-        check.out.contains("NFC of esx1.lab: 1 disks, 1 at once, with buffers as large as"),
+        check.out.contains("NFC of esx1.lab: 1 disk, 1 at once, with buffers as large as"),
         "{}",
         check.out
     );

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use drover_types::count;
+
 use super::entry::{Aside, State};
 use super::hold::Hold;
 use super::{Datastore, Host, Scheduler, entry::Held};
@@ -58,7 +60,8 @@ pub struct Quarantined {
 impl fmt::Display for Quarantined {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = if self.is_open { ", and it was left alone" } else { "" };
-        write!(f, "{}: VMs failed {} times because of it{now}", self.what, self.failures)?;
+        let times = count(self.failures as usize, "time");
+        write!(f, "{}: VMs failed {times} because of it{now}", self.what)?;
         match self.datastores.as_slice() {
             [] => Ok(()),
             names => write!(f, "; not read: {}", names.join(", ")),

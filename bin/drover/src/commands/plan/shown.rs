@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use drover_plan::{Concern, PlannedVm, Problem, Resolution, TargetHost, name_matches, near};
+use drover_types::count;
 use drover_view::{CheckedVm, Grouping, clean};
 use serde_json::{Value, json};
 
@@ -152,5 +153,5 @@ pub fn told_hosts(resolution: &Resolution, names_all: bool) -> String {
     }
     let mut by_host: BTreeMap<&str, usize> = BTreeMap::new();
     placed().for_each(|(_, host)| *by_host.entry(&host.name).or_default() += 1);
-    by_host.iter().map(|(host, number)| format!("{number} VMs -> {}\n", clean(host))).collect()
+    by_host.iter().map(|(host, number)| format!("{} -> {}\n", count(*number, "VM"), clean(host))).collect()
 }

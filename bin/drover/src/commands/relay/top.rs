@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use drover_relay::control::{Asker, CONNECTIONS_TOLD_MAX, control_folder, living};
 use drover_relay::{ConnectionStats, LinkStats, Snapshot, Stage, Waiting, WayStats};
-use drover_types::{Bytes, Rate};
+use drover_types::{Bytes, Rate, count, counted};
 use drover_view::{Align, Table};
 
 use crate::cli::TopArgs;
@@ -68,8 +68,8 @@ fn page(told: &Snapshot) -> String {
     let totals = &told.totals;
     let refused: u64 = totals.refused.values().sum();
     let mut text = format!(
-        "{} connections now, {} since the start ({refused} refused, {} reset); {} up, {} down; {} in {} pipes at most\n",
-        told.live,
+        "{} now, {} since the start ({refused} refused, {} reset); {} up, {} down; {} in {} pipes at most\n",
+        count(told.live as usize, "connection"),
         totals.accepted,
         totals.reset,
         Bytes(totals.up_bytes),
@@ -93,14 +93,14 @@ fn page(told: &Snapshot) -> String {
 fn link_line(link: &LinkStats, saved: u64) -> String {
     let waiting = match link.asking + link.waiting {
         0 => String::new(),
-        waiting => format!(", {waiting} clients wait for its answer"),
+        waiting => format!(", {} for its answer", counted(waiting as usize, "client", "waits", "wait")),
     };
     let saved = if saved == 0 { String::new() } else { format!(", {} saved by packing", Bytes(saved)) };
     format!(
-        "link to {}: {}, {} connections{}, round trip {}, {} now; {} not acknowledged, {} not taken by clients{saved}{waiting}\n",
+        "link to {}: {}, {}{}, round trip {}, {} now; {} not acknowledged, {} not taken by clients{saved}{waiting}\n",
         link.site,
         link.state,
-        link.connections,
+        count(link.connections as usize, "connection"),
         if link.congestion.is_empty() { String::new() } else { format!(" ({})", link.congestion) },
         milliseconds(link.rtt_us),
         Rate(link.bytes_per_second as f64),

@@ -1,6 +1,6 @@
 //! What is looked at of the blocks that a source calls unchanged, and what follows.
 
-use drover_types::BLOCK_BYTES;
+use drover_types::{BLOCK_BYTES, count};
 
 use crate::itinerary::{Journey, Outcome};
 
@@ -19,7 +19,8 @@ impl Journey<'_> {
             return Ok(());
         }
         let why = format!(
-            "change tracking is damaged: {mismatches} blocks of a disk that it called unchanged had changed"
+            "change tracking is damaged: {} of a disk that it called unchanged had changed",
+            count(mismatches as usize, "block")
         );
         Ok(self.context.store.set_distrust(self.context.plan, &self.planned.vm.id, &why)?)
     }

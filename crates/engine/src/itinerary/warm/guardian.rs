@@ -1,6 +1,7 @@
 //! The look at the source before every pass. Pure: what was, what is, what follows.
 
 use drover_plan::PlannedVm;
+use drover_types::count;
 use drover_types::inventory::{PowerState, Vm, VmDisk};
 
 use crate::error::{Cause, ProviderError};
@@ -48,7 +49,7 @@ pub(super) fn inspect(before: &Before<'_>, now: &Vm) -> Result<Doubts, ProviderE
     let foreign = now.snapshots.iter().filter(|it| !is_own_snapshot(&it.description, before.plan));
     let foreign: Vec<&str> = foreign.map(|snapshot| snapshot.name.as_str()).collect();
     if now.snapshots.len() > SNAPSHOTS_MAX {
-        let what = format!("{} has {} snapshots", now.name, now.snapshots.len());
+        let what = format!("{} has {}", now.name, count(now.snapshots.len(), "snapshot"));
         let advice =
             format!("remove those that nobody needs ({SNAPSHOTS_MAX} are the most that drover adds to)");
         return Err(ProviderError::new(Cause::Source, what).advise(advice));

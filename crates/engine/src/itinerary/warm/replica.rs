@@ -5,7 +5,7 @@ use std::time::Instant;
 use drover_copy::{LeafTable, Mismatch};
 use drover_mover::{StopSignal, Verification, hash, recorded_leaves, verify_blocks};
 use drover_plan::{PlannedDisk, Verify};
-use drover_types::BLOCK_BYTES;
+use drover_types::{BLOCK_BYTES, count};
 
 use crate::error::EngineError;
 use crate::event::DiskActivity;
@@ -63,7 +63,8 @@ impl Journey<'_> {
         let blocks: usize = differing.iter().sum();
         if blocks > 0 {
             self.note(format!(
-                "the last cutover changed {blocks} blocks of the replica, so it is copied anew"
+                "the last cutover changed {} of the replica, so it is copied anew",
+                count(blocks, "block")
             ));
             self.context.target.remove_images(self.planned)?;
             self.context.target.prepare(self.planned)?;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use drover_live::together::{Foreseen, Moves, Pair, Turn};
 use drover_live::{Allowed, Event, Moment, Where};
 use drover_qemu::live::{Ended, LiveError, Tells};
+use drover_types::counted;
 use drover_view::{
     LiveOfSeveral, LiveOutcome, LiveSchedule, LiveSeveralReport, LiveSeveralWay, LiveTurn, live_several_html,
     live_several_json,
@@ -213,7 +214,7 @@ impl Teller {
         match ended {
             Ok(_) => {
                 let moved = report.sums().moved;
-                let text = format!("{moved} guests run at their targets; {text}");
+                let text = format!("{} at the target; {text}", counted(moved, "guest", "runs", "run"));
                 Err(Failure::new(Exit::Internal, text))
             }
             Err(failure) => {

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::{ArgAction, CommandFactory, Parser};
 use drover_plan::{MOVES_MAX, Moves, OneMove, Problem, Setting};
+use drover_types::count;
 use drover_types::units::Rate;
 
 use crate::cli::{DisksArg, LiveArgs, LiveCommand};
@@ -110,7 +111,8 @@ fn of_file(command: &LiveCommand, path: &Path) -> Result<All, Failure> {
     let read = Moves::parse(&text).and_then(|moves| all(&moves, &command.args));
     read.map_err(|problems| {
         crate::out::problems(path, &problems);
-        let text = format!("{} has {} problems; nothing was touched", path.display(), problems.len());
+        let text =
+            format!("{} has {}; nothing was touched", path.display(), count(problems.len(), "problem"));
         Failure::new(Exit::Plan, text)
     })
 }
