@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use drover_engine::chain;
-use drover_http::{Client, Endpoint, HttpError, Request, Response, Timeouts, Trust};
+use drover_http::{Client, Endpoint, HttpError, HttpErrorKind, Request, Response, Timeouts, Trust};
 use drover_server::{Problem, random_hex};
-use drover_types::Secret;
+use drover_types::{Bytes, Secret};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -82,6 +82,13 @@ fn token(args: &RunArgs) -> Result<Secret, Failure> {
 }
 
 fn unreachable(url: &str, error: &HttpError) -> Failure {
+    if let HttpErrorKind::TooLong(bytes) = error.kind {
+        let text =
+            format!("the daemon at {url}: its answer is larger than the {} that are read", Bytes(bytes));
+        return Failure::new(Exit::Connection, text).advise(
+            "run the command on the daemon's host, without --server; or ask for pages: GET /v1/plans/PLAN/vms?limit=1000",
+        );
+    }
     Failure::new(Exit::Connection, format!("the daemon at {url}: {}", chain(error)))
         .advise("look whether `drover serve` runs there")
 }
@@ -196,4 +203,23 @@ pub fn part(name: &str) -> String {
     name.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_http::HttpOp;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_too_long_says_how_to_get_it() {
+        let kind = HttpErrorKind::TooLong(64 << 20);
+        let error = HttpError { kind, op: HttpOp::Answer, peer: "d:8420".into(), source: None };
+        let failure = unreachable("https://d:8420", &error);
+        assert_eq!(
+            failure.message,
+            "the daemon at https://d:8420: its answer is larger than the 64 MiB that are read"
+        );
+        assert!(failure.advice.unwrap_or_default().contains("/v1/plans/PLAN/vms?limit="));
+    }
 }

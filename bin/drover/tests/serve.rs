@@ -181,7 +181,11 @@ fn a_name_is_its_projects_and_a_refused_edit_changes_nothing_of_what_was_begun()
     assert_eq!(submit(&edited, "default").0, 202);
     daemon.wait_for("the refusal", || Some(daemon.plan("kept")).filter(|plan| plan["error"].is_string()));
     stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
-    daemon.order("kept", "resume");
+    // It is resumed as it was begun, and the file that is not so any more is told.
+    std::fs::write(&plan, &edited).unwrap();
+    let resumed = daemon.run(&["resume", &plan]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    assert!(resumed.err.contains("kept.yaml was edited since the plan was begun"), "{}", resumed.err);
     daemon.wait("kept", "done");
     assert_arrived(&stage);
     let late = submit(&text, "other");

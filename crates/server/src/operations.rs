@@ -139,6 +139,9 @@ pub struct Plan {
     pub foreseen_ms: Option<[i64; 3]>,
     /// The same, as it was foreseen when its run began.
     pub first_foreseen_ms: Option<[i64; 3]>,
+    /// BLAKE3 of the text that it was begun with, or that waits to be begun: a file with another was edited since.
+    #[serde(default)]
+    pub blake3: Option<String>,
 }
 
 /// VMs by state.

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-pub(crate) use drover_types::{count, duration};
 pub(crate) use drover_types::shown::{clean, plain_json};
+pub(crate) use drover_types::{count, duration};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Stands for what is not known.

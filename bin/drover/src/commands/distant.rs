@@ -1,6 +1,7 @@
 //! Commands that a daemon carries out: `--server URL`. They print what they print without it.
 
 use std::cell::RefCell;
+use std::path::Path;
 use std::time::Duration;
 
 use drover_engine::{Board, Event, Observer, PlanReport};
@@ -8,7 +9,7 @@ use drover_server::{Order, OrderKind, Ordered, Page, Plan, Submission, Wanted, d
 use drover_view::{Display, DisplayMode, Extent};
 use serde_json::{Value, json};
 
-use super::migrate::{plan_name, tell_given_up, tell_paused};
+use super::migrate::{plan_name, tell_edited, tell_given_up, tell_paused};
 use super::warm::{tell_cutover, tell_proceed, tell_retry, tell_taken_back};
 use super::{show, watch};
 use crate::cli::{
@@ -47,6 +48,10 @@ pub fn resume(daemon: &Remote, args: &ResumeArgs) -> Result<Exit, Failure> {
     if plan.state == "done" {
         crate::out::say(format_args!("plan {name} is done; nothing is left to do"));
         return Ok(Exit::Success);
+    }
+    let (given, at) = (Path::new(&args.plan), format!(" --server {}", daemon.url));
+    if let Some(recorded) = plan.blake3.filter(|_| given.is_file()) {
+        tell_edited(given, &recorded, &at);
     }
     let order = Order { start: args.start, ..order_of(OrderKind::Resume) };
     follow(daemon, &name, &args.run, || give(daemon, &name, &order).map(drop))

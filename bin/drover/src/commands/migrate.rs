@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use drover_copy::text_digest;
 use drover_engine::{Board, GivenUp, PlanRow, PlanState, RunOutcome, Store, StoreError};
 use drover_plan::{Others, PlannedVm, Problem};
 use drover_view::{Display, DisplayMode, Extent, clean};
@@ -46,21 +47,20 @@ pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
         return Ok(Exit::Success);
     }
     check_not_given_up(&row)?;
-    let recorded = row.text.clone();
+    let recorded = text_digest(&row.text).to_hex();
     let file = file_of(&store, row)?;
-    tell_edited(args, &file.path, &recorded);
+    let given = Path::new(&args.plan);
+    tell_edited(if given.is_file() { given } else { &file.path }, &recorded, "");
     drop(store);
     run(file, Others::LeftOut, args.start, &args.run)
 }
 
-/// Says so where the plan's file is not what the plan was begun with, which counts.
-fn tell_edited(args: &ResumeArgs, begun_with: &Path, recorded: &str) {
-    let given = Path::new(&args.plan);
-    let file = if given.is_file() { given } else { begun_with };
-    if plan_file::text_of(file).is_some_and(|text| text != recorded) {
+/// Says so where the plan's file is not what the plan was begun with, which counts. `at` is where that is, as an option.
+pub fn tell_edited(file: &Path, recorded_blake3: &str, at: &str) {
+    if plan_file::text_of(file).is_some_and(|text| text_digest(&text).to_hex() != recorded_blake3) {
         crate::out::say(format_args!(
-            "warning: {0} was edited since the plan was begun; it is resumed as it was begun (what was edited counts with `drover migrate {0}`, \
-             which goes on, too)",
+            "warning: {0} was edited since the plan was begun; it is resumed as it was begun (what was edited counts with \
+             `drover migrate {0}{at}`, which goes on, too)",
             file.display()
         ));
     }

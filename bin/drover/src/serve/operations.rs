@@ -451,12 +451,15 @@ impl Daemon {
             }
             (None, None) => None,
         };
+        let text = row.as_ref().map(|row| &row.text).or(served.as_ref().map(|served| &served.text));
+        let blake3 = text.map(|text| drover_copy::text_digest(text).to_hex());
         let ended = served.as_ref().filter(|_| job.is_none());
         // Who looks does without it if the store cannot tell.
         let ends = job.as_ref().and_then(|_| self.0.look.foreseen_ends(&name).ok()).unwrap_or_default();
         Plan {
             foreseen_ms: ends.now,
             first_foreseen_ms: ends.first,
+            blake3,
             name,
             project: served.as_ref().map_or_else(default_project, |row| row.project.clone()),
             state: state.into(),

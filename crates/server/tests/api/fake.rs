@@ -90,6 +90,7 @@ pub fn plan(name: &str, project: &str) -> Plan {
         problems: Vec::new(),
         foreseen_ms: Some([BEGAN_MS + 600_000, BEGAN_MS + 900_000, BEGAN_MS + 1_200_000]),
         first_foreseen_ms: Some([BEGAN_MS + 500_000, BEGAN_MS + 600_000, BEGAN_MS + 700_000]),
+        blake3: None,
     }
 }
 
