@@ -55,7 +55,7 @@ pub use json::keys_json;
 pub use keys::{SELECTORS, schema, structural};
 pub use model::*;
 pub use moves::{MOVES_MAX, Moves, OneMove, Setting};
-pub use near::near_names as near;
+pub use near::{near_names as near, unmatched};
 pub use problem::{At, Problem, Severity};
 pub use read::WAVES_MAX;
 pub use resolution::{

@@ -1,5 +1,7 @@
 //! What the user may have meant.
 
+use crate::glob::matches;
+
 /// The candidate that takes the fewest edits from `word`, if they are few.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = word.chars().count().div_ceil(3).min(3);
@@ -24,6 +26,14 @@ pub fn near_names<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Ve
     close.sort_unstable();
     close.dedup();
     close.into_iter().take(NEAR_MAX).map(|(_, name)| name).collect()
+}
+
+/// What comes close to a pattern that none of these names matches; nothing if one does.
+pub fn unmatched<'a>(pattern: &str, names: impl Iterator<Item = &'a str> + Clone) -> Option<Vec<&'a str>> {
+    match names.clone().any(|name| matches(pattern, name)) {
+        true => None,
+        false => Some(near_names(pattern, names)),
+    }
 }
 
 /// Insertions, deletions, replacements and swaps of neighbours from `a` to `b`, whatever the case of letters.
@@ -57,6 +67,14 @@ mod tests {
         assert_eq!(near_names("db1", names()), ["db01"]);
         assert!(near_names("mail*", names()).is_empty());
         assert!(near_names("*", names()).is_empty());
+    }
+
+    #[test]
+    fn a_pattern_is_unmatched_if_no_name_fits() {
+        let names = || ["web01", "db01"].into_iter();
+        assert_eq!(unmatched("web*", names()), None);
+        assert_eq!(unmatched("wbe01", names()), Some(vec!["web01", "db01"]));
+        assert_eq!(unmatched("mail", names()), Some(vec![]));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use drover_types::inventory::{Inventory, PowerState, Vm};
 
 use crate::model::Selector;
-use crate::near::near_names;
+use crate::near::unmatched;
 use crate::resolve::{asked_for, fits, near_to};
 
 /// Which VMs of an inventory: those that fit one of the selectors of each key that has some, and have that power state.
@@ -52,15 +52,18 @@ impl Wanted {
 
     /// What selects no VM, in words (`the folder 'prdo'`), each with what may have been meant.
     pub fn unmatched<'a>(&self, inventory: &'a Inventory) -> Vec<(String, Vec<&'a str>)> {
-        let selects_none = |it: &&Selector| !inventory.vms.iter().any(|vm| fits(it, vm, inventory, None));
+        let selects_none = |it: &Selector| !inventory.vms.iter().any(|vm| fits(it, vm, inventory, None));
         let told = |it: &Selector| match &it.glob {
             Some(glob) => {
-                let near = near_names(glob, inventory.vms.iter().map(|vm| vm.name.as_str()));
-                (format!("a name that matches '{glob}'"), near)
+                let near = unmatched(glob, inventory.vms.iter().map(|vm| vm.name.as_str()))?;
+                Some((format!("a name that matches '{glob}'"), near))
             }
-            None => (format!("the {}", asked_for(it)), near_to(it, inventory).into_iter().collect()),
+            None if selects_none(it) => {
+                Some((format!("the {}", asked_for(it)), near_to(it, inventory).into_iter().collect()))
+            }
+            None => None,
         };
-        self.keys.iter().flatten().filter(selects_none).map(told).collect()
+        self.keys.iter().flatten().filter_map(told).collect()
     }
 
     /// Leaves in an inventory these VMs alone, with the hosts, datastores and networks that they use.

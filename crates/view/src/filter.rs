@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::{self, Write};
 
-use drover_engine::VmRow;
+use drover_engine::{VmRow, VmState};
 use drover_plan::name_matches;
 use drover_types::some_of;
 
@@ -15,21 +15,69 @@ pub const LISTED_MAX: usize = 40;
 /// VMs that are named for an error that they share.
 const NAMES_MAX: usize = 5;
 
-/// Words of all states in the order in which they are counted.
-const STATES: [&str; 10] = [
-    "done",
-    "waiting",
-    "running",
-    "interrupted",
-    "queued",
-    "failed",
-    "not_cleaned_up",
-    "stopped",
-    "skipped",
-    "cancelled",
-];
 /// The states that are listed of a large plan, what needs somebody first.
-const LISTED: [&str; 6] = ["failed", "not_cleaned_up", "stopped", "interrupted", "running", "waiting"];
+const LISTED: [ShownState; 6] = [
+    ShownState::Of(VmState::Failed),
+    ShownState::Of(VmState::NotCleanedUp),
+    ShownState::Of(VmState::Stopped),
+    ShownState::Interrupted,
+    ShownState::Of(VmState::Running),
+    ShownState::Waiting,
+];
+
+/// A state as people are told of it: that of the store, which calls a VM running whatever it does between its begin and its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShownState {
+    /// That of the store.
+    Of(VmState),
+    /// It runs, and waits for its next pass or its cutover.
+    Waiting,
+    /// It ran when its run was killed.
+    Interrupted,
+}
+
+impl ShownState {
+    /// All of them in the order in which they are counted.
+    pub const ALL: [ShownState; 10] = [
+        ShownState::Of(VmState::Done),
+        ShownState::Waiting,
+        ShownState::Of(VmState::Running),
+        ShownState::Interrupted,
+        ShownState::Of(VmState::Queued),
+        ShownState::Of(VmState::Failed),
+        ShownState::Of(VmState::NotCleanedUp),
+        ShownState::Of(VmState::Stopped),
+        ShownState::Of(VmState::Skipped),
+        ShownState::Of(VmState::Cancelled),
+    ];
+
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            ShownState::Of(state) => state.word(),
+            ShownState::Waiting => "waiting",
+            ShownState::Interrupted => "interrupted",
+        }
+    }
+
+    /// What VMs in it do.
+    pub fn help(self) -> &'static str {
+        match self {
+            ShownState::Of(VmState::Queued) => "They have not begun",
+            ShownState::Of(VmState::Running) => "They are at work, or were when their run was killed",
+            ShownState::Waiting => "They are copied, and wait for their next pass or their cutover",
+            ShownState::Interrupted => "They were at work when their run was killed",
+            ShownState::Of(VmState::Done) => "They have arrived",
+            ShownState::Of(VmState::NotCleanedUp) => {
+                "They have arrived, and the clean-up at the source failed"
+            }
+            ShownState::Of(VmState::Failed) => "They failed",
+            ShownState::Of(VmState::Stopped) => "They were stopped, and a resume goes on with them",
+            ShownState::Of(VmState::Skipped) => "A hook left them out",
+            ShownState::Of(VmState::Cancelled) => "They were given up",
+        }
+    }
+}
 
 /// Which VMs of a plan: those that fit one value of each list that has some.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,7 +137,7 @@ impl Extent<'_> {
             Extent::Of(filter) => fitting(&|(name, wave, state)| filter.fits(name, *wave, state)),
             Extent::Short if vms.len() > LISTED_MAX => LISTED
                 .iter()
-                .flat_map(|word| fitting(&|(.., state)| state == word).into_iter().take(LISTED_MAX))
+                .flat_map(|of| fitting(&|(.., state)| *state == of.word()).into_iter().take(LISTED_MAX))
                 .collect(),
             Extent::Whole | Extent::Short => (0..vms.len()).collect(),
         }
@@ -103,8 +151,11 @@ impl Extent<'_> {
 
 /// `3000 VMs: 2400 done, 588 queued, 12 failed`.
 pub(crate) fn by_state(states: &[&str]) -> String {
-    let number = |word: &&str| (states.iter().filter(|it| *it == word).count(), word.replace('_', " "));
-    let parts: Vec<String> = STATES
+    let number = |of: &ShownState| {
+        let word = of.word();
+        (states.iter().filter(|it| **it == word).count(), word.replace('_', " "))
+    };
+    let parts: Vec<String> = ShownState::ALL
         .iter()
         .map(number)
         .filter(|(number, _)| *number > 0)
@@ -176,14 +227,19 @@ fn write_cause(text: &mut String, vms: &[&VmRow]) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
-    use drover_engine::VmState;
-
     use super::*;
     use crate::sample::vm;
 
     fn filter(names: &[&str], waves: &[&str], states: &[&str]) -> VmFilter {
         let own = |list: &[&str]| list.iter().map(|it| it.to_string()).collect();
         VmFilter { names: own(names), waves: own(waves), states: own(states) }
+    }
+
+    #[test]
+    fn every_state_of_the_store_is_shown_by_its_word() {
+        for state in VmState::ALL {
+            assert!(ShownState::ALL.contains(&ShownState::Of(state)), "{}", state.word());
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use drover_types::{Bytes, Rate};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::filter::ShownState;
 use crate::in_place::InLines;
 use crate::meter::time_for;
 use crate::report::plan_state;
@@ -429,15 +430,15 @@ impl<'a> Look<'a> {
 impl OfVm {
     fn progress(&self, vm: &VmRow, interrupted: bool) -> VmProgress {
         let state = match vm.state {
-            VmState::Running if interrupted => json!("interrupted"),
-            VmState::Running if self.waits => json!("waiting"),
-            state => json!(state),
+            VmState::Running if interrupted => ShownState::Interrupted,
+            VmState::Running if self.waits => ShownState::Waiting,
+            state => ShownState::Of(state),
         };
         let sums = self.reads.as_ref().unwrap_or(&self.copy);
         VmProgress {
             name: vm.name.clone(),
             wave: vm.wave.clone(),
-            state: state.as_str().unwrap_or_default().into(),
+            state: state.word().into(),
             phase: vm.phase.clone(),
             activity: self.activity.map(str::to_string),
             pace: sums.pace(),

@@ -54,7 +54,7 @@ pub use copy_display::CopyDisplay;
 pub use display::{Display, RunNow, RunWatch};
 pub use drover_types::count;
 pub use drover_types::shown::{clean, plain};
-pub use filter::{Extent, LISTED_MAX, VmFilter};
+pub use filter::{Extent, LISTED_MAX, ShownState, VmFilter};
 pub use follow::{Counts, Followed, Pace, PlanProgress, VmProgress};
 pub use forecast::{
     forecast_json, forecast_text, proposed_note, proposed_rest_note, proposed_waves_text, reference_text,

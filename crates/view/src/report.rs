@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::clock::local;
 use crate::evidence::evidence;
-use crate::filter::{Extent, LISTED_MAX, VmFilter, others, write_errors};
+use crate::filter::{Extent, LISTED_MAX, ShownState, VmFilter, others, write_errors};
 use crate::foreseen::{self, compared, order_line, waits_for_cutover};
 use crate::hooks::{write_hooks, write_rehearsals};
 use crate::now::rate_text;
@@ -75,15 +75,8 @@ fn state_word(vm: &VmReport) -> &'static str {
             && passes.last().is_some_and(|pass| pass.state == PassState::Complete)
     };
     match vm.row.state {
-        VmState::Queued => "queued",
-        VmState::Running if waits() => "waiting",
-        VmState::Running => "running",
-        VmState::Done => "done",
-        VmState::NotCleanedUp => "not_cleaned_up",
-        VmState::Failed => "failed",
-        VmState::Stopped => "stopped",
-        VmState::Skipped => "skipped",
-        VmState::Cancelled => "cancelled",
+        VmState::Running if waits() => ShownState::Waiting.word(),
+        state => state.word(),
     }
 }
 

@@ -253,14 +253,9 @@ pub(crate) fn and_not_cleaned_up(vms: usize) -> String {
 /// State of a VM in a word.
 pub fn vm_state(state: VmState) -> &'static str {
     match state {
-        VmState::Queued => "queued",
-        VmState::Running => "running",
-        VmState::Done => "done",
         VmState::NotCleanedUp => "NOT CLEANED UP",
         VmState::Failed => "FAILED",
-        VmState::Stopped => "stopped",
-        VmState::Skipped => "skipped",
-        VmState::Cancelled => "cancelled",
+        state => state.word(),
     }
 }
 

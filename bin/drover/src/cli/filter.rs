@@ -1,7 +1,8 @@
 //! Which VMs of a plan `drover status` and `drover report` show.
 
-use clap::{Args, ValueEnum};
-use drover_view::VmFilter;
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use drover_view::{ShownState, VmFilter};
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct FilterArgs {
@@ -12,51 +13,25 @@ pub struct FilterArgs {
     #[arg(long = "wave", value_name = "NAME", requires = "plan")]
     pub waves: Vec<String>,
     /// Show only VMs in these states
-    #[arg(long = "only", value_name = "STATE", value_delimiter = ',', requires = "plan")]
-    pub states: Vec<StateWord>,
+    #[arg(long = "only", value_name = "STATE", value_delimiter = ',', requires = "plan", value_parser = states())]
+    pub states: Vec<String>,
 }
 
-/// A state that VMs are shown by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StateWord {
-    /// They have not begun
-    Queued,
-    /// They are at work, or were when their run was killed
-    Running,
-    /// They are copied, and wait for their next pass or their cutover
-    Waiting,
-    /// They have arrived
-    Done,
-    /// They have arrived, and the clean-up at the source failed
-    NotCleanedUp,
-    /// They failed
-    Failed,
-    /// They were stopped, and a resume goes on with them
-    Stopped,
-    /// A hook left them out
-    Skipped,
-    /// They were given up
-    Cancelled,
+/// The words of states. One of several words is written with hyphens, and taken as JSON has it, too.
+fn states() -> impl TypedValueParser<Value = String> {
+    let value = |state: ShownState| {
+        let value = match state.word() {
+            "not_cleaned_up" => PossibleValue::new("not-cleaned-up").alias("not_cleaned_up"),
+            word => PossibleValue::new(word),
+        };
+        value.help(state.help())
+    };
+    PossibleValuesParser::new(ShownState::ALL.map(value)).map(|word| word.replace('-', "_"))
 }
 
 impl FilterArgs {
     /// The same as the views know it.
     pub fn filter(&self) -> VmFilter {
-        let word = |state: &StateWord| match state {
-            StateWord::Queued => "queued",
-            StateWord::Running => "running",
-            StateWord::Waiting => "waiting",
-            StateWord::Done => "done",
-            StateWord::NotCleanedUp => "not_cleaned_up",
-            StateWord::Failed => "failed",
-            StateWord::Stopped => "stopped",
-            StateWord::Skipped => "skipped",
-            StateWord::Cancelled => "cancelled",
-        };
-        VmFilter {
-            names: self.vms.clone(),
-            waves: self.waves.clone(),
-            states: self.states.iter().map(|state| word(state).to_string()).collect(),
-        }
+        VmFilter { names: self.vms.clone(), waves: self.waves.clone(), states: self.states.clone() }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use drover_engine::{Clock, PlanReport, PlanRow, PlanState, Store, SystemClock, VmReport, VmRow};
+use drover_plan::unmatched;
 use drover_view::{Counts, EndForeseen, Extent, LISTED_MAX, PlanProgress, PlanStatus, VmFilter, clean};
 use serde_json::json;
 
@@ -74,10 +75,11 @@ pub fn check_filter<'a>(
     let mut waves: Vec<&str> = waves.into_iter().flatten().collect();
     waves.sort_unstable();
     waves.dedup();
-    let is_unknown = |asked: &&String| !names.iter().any(|name| drover_plan::name_matches(asked, name));
-    if let Some(asked) = filter.names.iter().find(is_unknown) {
+    let unknown =
+        filter.names.iter().find_map(|asked| Some((asked, unmatched(asked, names.iter().copied())?)));
+    if let Some((asked, near)) = unknown {
         let what = format!("plan {plan} has no VM that matches '{}'", clean(asked));
-        let advice = match drover_plan::near(asked, names.iter().copied()) {
+        let advice = match near {
             near if near.is_empty() => format!("see `drover status {plan}` for its VMs"),
             near => format!("near names: {}", clean(&near.join(", "))),
         };

@@ -43,6 +43,32 @@ pub enum VmState {
 }
 
 impl VmState {
+    /// All of them, from the begin of a migration to its ends.
+    pub const ALL: [VmState; 8] = [
+        VmState::Queued,
+        VmState::Running,
+        VmState::Done,
+        VmState::NotCleanedUp,
+        VmState::Failed,
+        VmState::Stopped,
+        VmState::Skipped,
+        VmState::Cancelled,
+    ];
+
+    /// Its word in the store, in JSON and on the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            VmState::Queued => "queued",
+            VmState::Running => "running",
+            VmState::Done => "done",
+            VmState::NotCleanedUp => "not_cleaned_up",
+            VmState::Failed => "failed",
+            VmState::Stopped => "stopped",
+            VmState::Skipped => "skipped",
+            VmState::Cancelled => "cancelled",
+        }
+    }
+
     /// Whether it is at the target to stay.
     pub fn has_arrived(self) -> bool {
         matches!(self, VmState::Done | VmState::NotCleanedUp)
@@ -281,4 +307,16 @@ pub(super) fn disk_row(row: &Row<'_>) -> rusqlite::Result<DiskRow> {
         note: row.get("note")?,
         link: row.get("link")?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_have_one_word_in_the_store_and_in_json() {
+        for state in VmState::ALL {
+            assert_eq!(serde_json::to_value(state).ok(), Some(state.word().into()));
+        }
+    }
 }
