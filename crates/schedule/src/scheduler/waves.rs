@@ -31,6 +31,8 @@ struct State {
     left: usize,
     arrived: usize,
     failed: usize,
+    /// Of these, the ones that a wave before it kept from beginning.
+    stopped: usize,
     /// Those after it go on whatever failed.
     may_go_on: bool,
     /// It was over once, and held back none of those after it: they wait for it no more, also if VMs of it are tried again.
@@ -55,9 +57,10 @@ impl State {
         self.failed > 0 && !self.may_go_on && !self.passed && self.wave.if_failed == rule
     }
 
-    /// Looks whether those after it may go on.
+    /// Looks whether those after it may go on. A wave that was stopped before it began was not there yet.
     fn pass(&mut self) {
-        self.passed |= self.left == 0 && self.all > 0 && (self.failed == 0 || self.may_go_on);
+        let is_over = self.left == 0 && self.all > 0 && self.stopped == 0;
+        self.passed |= is_over && (self.failed == 0 || self.may_go_on);
     }
 }
 
@@ -144,10 +147,13 @@ impl Waves {
                 state.all -= 1;
                 state.begun -= usize::from(entry.begun.is_some());
             }
+            Ended::WaveFailed => {
+                state.failed += 1;
+                state.stopped += 1;
+            }
             Ended::Failed
             | Ended::TooLate
             | Ended::GroupFailed
-            | Ended::WaveFailed
             | Ended::WaveShut
             | Ended::HostFailed
             | Ended::DatastoreFailed => state.failed += 1,
@@ -160,6 +166,7 @@ impl Waves {
     pub(super) fn take_back(&mut self, entry: &Entry) {
         if let Some(state) = self.state_mut(entry) {
             state.failed -= 1;
+            state.stopped -= usize::from(entry.state == super::entry::State::Over(Ended::WaveFailed));
             state.all -= 1;
             state.begun -= usize::from(entry.begun.is_some());
         }
@@ -278,6 +285,7 @@ impl Scheduler {
             left: 0,
             arrived: 0,
             failed: 0,
+            stopped: 0,
             may_go_on: wave.if_failed == IfFailed::GoOn,
             passed: false,
             gate: Gate::Open,

@@ -135,3 +135,29 @@ fn what_is_tried_again_waits_for_its_window() {
     assert_eq!(scheduler.wait_of(new, closed), Some(window_wait(86_400_000)));
     assert_eq!(admitted_at(&mut scheduler, 86_400_000), [new.0]);
 }
+
+#[test]
+fn a_wave_that_was_stopped_before_it_began_has_not_passed_whatever_its_rule() {
+    let mut scheduler = Scheduler::new(Budgets::default());
+    let waves = [
+        wave("first", &[], IfFailed::Stop),
+        wave("second", &["first"], IfFailed::GoOn),
+        wave("third", &["second"], IfFailed::Wait),
+    ];
+    scheduler.set_waves(Tenant(0), &waves);
+    let jobs = ["first", "second", "third"].map(|name| in_wave(name, job("a", 1, 1, 0)));
+    scheduler.add(Tenant(0), jobs.to_vec(), 0);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    fail(&mut scheduler, 0);
+    assert_eq!(scheduler.take_given_up(), [(JobId(1), Ended::WaveFailed), (JobId(2), Ended::WaveFailed)]);
+    assert_eq!(scheduler.passed(Tenant(0)).collect::<Vec<_>>(), [""; 0]);
+    // All are tried again, in the order of their waves.
+    let jobs = [0, 1, 2].map(|id| (JobId(id), scheduler.job(JobId(id)).unwrap().clone()));
+    let new = scheduler.add_again(Tenant(0), jobs.to_vec(), 0);
+    assert_eq!(admitted(&mut scheduler), [new[0].0]);
+    arrive(&mut scheduler, new[0].0);
+    assert_eq!(admitted(&mut scheduler), [new[1].0]);
+    fail(&mut scheduler, new[1].0);
+    assert_eq!(scheduler.passed(Tenant(0)).collect::<Vec<_>>(), ["first", "second"]);
+    assert_eq!(admitted(&mut scheduler), [new[2].0], "it goes on whatever of it failed");
+}
