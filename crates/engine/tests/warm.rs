@@ -38,7 +38,8 @@ fn a_downtime_ends_when_the_guest_runs_and_not_when_it_was_watched() {
         world.run(&NoObserver);
         world.warm_row().ready_ms().unwrap()
     };
-    assert_eq!(ready(Duration::ZERO) - ready(Duration::from_millis(500)), 500);
+    let hour = Duration::from_secs(3600);
+    assert!(ready(hour) < ready(Duration::ZERO) + hour.as_millis() as u64 / 2);
 }
 
 /// Every call of a warm migration that goes well.
