@@ -117,9 +117,9 @@ pub enum Command {
     /// Try failed VMs again while their plan goes on
     #[command(after_help = examples::RETRY)]
     Retry(RetryArgs),
-    /// Remove every snapshot that drover made for a plan
+    /// Remove every snapshot that drover made for a plan, or forget one
     #[command(after_help = examples::CLEAN)]
-    Clean(NamedArgs),
+    Clean(CleanArgs),
     /// Show plans and the state of their VMs
     #[command(after_help = examples::STATUS)]
     Status(StatusArgs),
@@ -388,9 +388,13 @@ pub struct ResumeArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct NamedArgs {
+pub struct CleanArgs {
     /// Name of the plan, or its file
     pub plan: String,
+    /// Remove a plan that is over from the state, with its report and the journals of its images; its images and machines stay, and its
+    /// source is not looked at
+    #[arg(long)]
+    pub forget: bool,
     #[command(flatten)]
     pub run: RunArgs,
 }

@@ -78,7 +78,8 @@ pub fn check_not_anothers(store: &Store, file: &PlanFile) -> Result<Option<Failu
         format!("plan '{}' is that of {}, and this file would take it over", row.name, earlier.display());
     Ok(Some(
         Failure::new(Exit::Plan, text).advise(format!(
-            "give this one another `name`; or give the other up with `drover cancel {name}`"
+            "give this one another `name`; or give the other up with `drover cancel {name}`, or forget it, if it is over, with \
+             `drover clean {name} --forget`"
         )),
     ))
 }

@@ -450,6 +450,13 @@ pub fn give_up_by_leave(
     })
 }
 
+/// The target of a plan, of which nothing but its records is touched.
+pub fn target_of(file: &PlanFile, state: Option<&Path>) -> PlanTarget {
+    let stop = StopSignal::default();
+    stop.stop();
+    PlanTarget::new(file, &About::default(), state, &stop)
+}
+
 /// Does something with source and target of a plan that does not run: at the source that is meant alone.
 pub fn at_source<T>(
     file: &PlanFile,

@@ -32,7 +32,7 @@ use crate::exit::Failure;
 use crate::limits::Sharers;
 use crate::plan_file::PlanFile;
 use conversion::{DueInside, OnThisMachine};
-pub use far_copy::FarCopy;
+pub use far_copy::{FarCopy, remove_stale_doors};
 use here::Here;
 use kubevirt::Claims;
 use libvirt::{ConvertedBy, Domains};

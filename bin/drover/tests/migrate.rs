@@ -45,6 +45,14 @@ fn vms_arrive_equal_and_the_source_stays_as_it_was() {
     assert!(stage.vms().join("one/domain.xml").is_file() && stage.vms().join("one/run.sh").is_file());
     let again = stage.run(&["migrate", &plan]);
     assert_eq!(again.code, Some(0), "a plan that is done has nothing to do: {}", again.err);
+    // Its name is free again, and a plan of that name takes nothing of its images for its own.
+    let forgotten = stage.run(&["clean", "arrive", "--forget"]);
+    assert_eq!(forgotten.code, Some(0), "{}", forgotten.err);
+    assert!(forgotten.err.contains("recorded of its 2 VMs"), "{}", forgotten.err);
+    assert!(!stage.run(&["status"]).out.contains("arrive"));
+    let anew = stage.run(&["migrate", &plan]);
+    assert!(anew.code != Some(0) && anew.err.contains("no journal is beside it"), "{}", anew.err);
+    stage.assert_equal("one", 0, &stage.path("a"));
 }
 
 /// The report names who ran what, from where, and which VMs; and another file of that name does not take the plan over.

@@ -1,6 +1,6 @@
 //! What a run of a plan began with.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use drover_plan::{Begun, Others, PlannedVm};
 
@@ -61,27 +61,29 @@ pub fn in_other_plans(
     begun: &[Begun],
 ) -> Result<Vec<InOther>, StoreError> {
     let begun: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
+    let vms = vms.iter().map(|vm| (vm.vm.id.as_str(), vm)).filter(|(id, _)| !begun.contains(id));
+    let vms: HashMap<&str, &PlannedVm> = vms.collect();
+    let ids: Vec<&str> = vms.keys().copied().collect();
     let mut found: BTreeMap<String, InOther> = BTreeMap::new();
-    for vm in vms.iter().filter(|vm| !begun.contains(vm.vm.id.as_str())) {
-        for (other, row) in store.in_other_plans(plan, &vm.vm.id)? {
-            let is_same = |there: PlannedVm| there.vm.instance_uuid == vm.vm.instance_uuid;
-            if !serde_json::from_str(&row.planned).is_ok_and(is_same) {
-                continue;
+    for (other, row) in store.all_in_other_plans(plan, &ids)? {
+        let Some(vm) = vms.get(row.id.as_str()) else { continue };
+        let is_same = |there: PlannedVm| there.vm.instance_uuid == vm.vm.instance_uuid;
+        if !serde_json::from_str(&row.planned).is_ok_and(is_same) {
+            continue;
+        }
+        let of = found.entry(other.clone()).or_insert(InOther {
+            plan: other,
+            on_their_way: Vec::new(),
+            begun: Vec::new(),
+            arrived: Vec::new(),
+        });
+        match row.state {
+            VmState::Running => of.on_their_way.push(vm.target_name.clone()),
+            state if state.has_arrived() => of.arrived.push(vm.target_name.clone()),
+            VmState::Stopped | VmState::Failed if is_on_its_way(store, &of.plan, &row)? => {
+                of.begun.push(vm.target_name.clone());
             }
-            let of = found.entry(other.clone()).or_insert(InOther {
-                plan: other,
-                on_their_way: Vec::new(),
-                begun: Vec::new(),
-                arrived: Vec::new(),
-            });
-            match row.state {
-                VmState::Running => of.on_their_way.push(vm.target_name.clone()),
-                state if state.has_arrived() => of.arrived.push(vm.target_name.clone()),
-                VmState::Stopped | VmState::Failed if is_on_its_way(store, &of.plan, &row)? => {
-                    of.begun.push(vm.target_name.clone());
-                }
-                _ => {}
-            }
+            _ => {}
         }
     }
     Ok(found.into_values().collect())
@@ -104,4 +106,58 @@ pub fn left_out(store: &Store, plan: &str, vms: &[PlannedVm]) -> Result<Vec<Stri
         }
     }
     Ok(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_plan::{Plan, resolve};
+    use drover_types::inventory::{Inventory, Vm};
+
+    use super::*;
+
+    fn planned() -> Vec<PlannedVm> {
+        let vm = |id: &str| Vm {
+            id: id.into(),
+            name: format!("new-{id}"),
+            instance_uuid: format!("uuid-{id}"),
+            ..Vm::default()
+        };
+        let inventory = Inventory { vms: ["1", "2", "3", "4"].map(vm).into(), ..Inventory::default() };
+        let plan = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
+                    target: {type: qemu, folder: /vms}\nvms: [{glob: '*'}]\n";
+        resolve(&Plan::parse(plan).unwrap(), &inventory).vms
+    }
+
+    #[test]
+    fn vms_of_other_plans_are_found_by_one_look_and_told_by_plan() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let vms = planned();
+        let vm = |id: &str| vms.iter().find(|vm| vm.vm.id == id).unwrap().clone();
+        for (plan, ids) in [("a", vec!["1", "2"]), ("b", vec!["2", "3"]), ("own", vec!["1"])] {
+            store.begin_plan(plan, "", folder.path()).unwrap();
+            for id in ids {
+                store.enter_vm(plan, id, id, &serde_json::to_string(&vm(id)).unwrap()).unwrap();
+            }
+        }
+        store.enter_phase("a", "1", "copy").unwrap();
+        store.end_vm("a", "2", VmState::Done, None).unwrap();
+        store.end_vm("b", "2", VmState::NotCleanedUp, None).unwrap();
+        let found = in_other_plans(&store, "own", &vms, &[]).unwrap();
+        let told: Vec<(&str, &[String], &[String])> =
+            found.iter().map(|it| (it.plan.as_str(), &it.on_their_way[..], &it.arrived[..])).collect();
+        let names = |name: &str| vec![name.to_string()];
+        assert_eq!(
+            told,
+            [("a", &names("new-1")[..], &names("new-2")[..]), ("b", &[][..], &names("new-2")[..])]
+        );
+        let ids = store.all_in_other_plans("own", &["1", "2", "3", "4"]).unwrap();
+        assert_eq!(
+            ids.iter().map(|(plan, vm)| format!("{plan}{}", vm.id)).collect::<Vec<_>>(),
+            ["a1", "a2", "b2", "b3"]
+        );
+        // One that this plan has begun is its own affair.
+        let own = Begun { planned: vm("1"), has_arrived: false };
+        assert!(in_other_plans(&store, "own", &vms, &[own]).unwrap()[0].on_their_way.is_empty());
+    }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::itinerary::{check_recorded, is_own_snapshot, look, remove_own_snapshots};
-use crate::provider::SourceProvider;
+use crate::provider::{SourceProvider, TargetProvider};
 use crate::runner::PlanLock;
 use crate::store::{PlanState, Store, VmRow, VmState};
 
@@ -316,6 +316,44 @@ pub fn clean(store: &Store, plan: &str, source: &dyn SourceProvider) -> Result<C
         stays.map(|it| format!("{}: snapshot {} ({})", it.vm, it.snapshot, it.name)).collect();
     cleaned.left.extend(stays);
     Ok(cleaned)
+}
+
+/// Removes a plan that is over from the state, so that its name is free, and gives how many VMs it had. The journals of its images go,
+/// too: without its record nobody may take the images for copies that can be gone on with. Images, machines and sources stay.
+///
+/// # Errors
+/// If another process runs the plan, something of it is left to be done, or state or journals cannot be removed.
+pub fn forget(store: &Store, plan: &str, target: &dyn TargetProvider) -> Result<usize, EngineError> {
+    let _lock = PlanLock::take(store, plan)?;
+    let refused =
+        |why: String, advice: String| Err(ProviderError::new(Cause::Plan, why).advise(advice).into());
+    let state = store.plan(plan)?.map(|row| row.state);
+    if !matches!(state, Some(PlanState::Done | PlanState::Cancelled)) {
+        let why = format!("plan {plan} is not over, and is not forgotten");
+        return refused(why, format!("`drover resume {plan}` or `drover cancel {plan}` first"));
+    }
+    let rows = store.vms(plan)?;
+    for row in &rows {
+        if row.snapshot.is_some() || !store.attachments(plan, &row.id)?.is_empty() {
+            let why =
+                format!("plan {plan} is not forgotten: drover left something of {} at its source", row.name);
+            return refused(why, format!("`drover clean {plan}` first"));
+        }
+    }
+    let read = |row: &VmRow| serde_json::from_str::<PlannedVm>(&row.planned).ok();
+    for vm in rows.iter().filter_map(read) {
+        for journal in vm.disks.iter().map(|disk| target.journal(disk, &vm)) {
+            match std::fs::remove_file(&journal) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    let what = format!("removing {}", journal.display());
+                    return Err(ProviderError::new(Cause::Target, what).because(error).into());
+                }
+                _ => {}
+            }
+        }
+    }
+    store.remove_plan(plan)?;
+    Ok(rows.len())
 }
 
 fn clean_vm(

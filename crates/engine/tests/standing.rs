@@ -7,6 +7,7 @@ use std::sync::Mutex;
 
 use drover_engine::{
     AtTarget, Cause, Event, NoObserver, Phase, RunOutcome, Standing, Store, VmEnd, VmState, cancel, clean,
+    forget,
 };
 use drover_types::inventory::PowerState;
 use fakes::{PLAN, Trouble, Untold, Watch, World, enters, every_call, leaves, vm};
@@ -309,4 +310,26 @@ fn a_snapshot_whose_making_was_not_answered_and_that_is_not_listed_is_told_once(
         world.run(&NoObserver);
         world.assert_arrived(call);
     }
+}
+
+#[test]
+fn only_a_plan_of_which_nothing_is_left_to_do_is_forgotten_and_its_images_stay() {
+    let world = one("start: true");
+    world.set_trouble("define", Trouble::Fails);
+    world.run(&NoObserver);
+    let refused = forget(&world.store, PLAN, &world).unwrap_err();
+    assert!(refused.chain().contains("is not over") && refused.advice().unwrap().contains("drover resume"));
+    world.run(&NoObserver);
+    world.assert_arrived("at last");
+    let disks: Vec<_> = world.store.disks(PLAN).unwrap().into_iter().map(|disk| disk.path).collect();
+    assert!(!disks.is_empty() && disks.iter().all(|disk| drover_mover::journal_path(disk).exists()));
+    // Something that a run left at the source is known by the state alone.
+    world.store.set_snapshot(PLAN, "vm-on", Some("snapshot-1")).unwrap();
+    assert!(forget(&world.store, PLAN, &world).unwrap_err().advice().unwrap().contains("drover clean"));
+    world.store.set_snapshot(PLAN, "vm-on", None).unwrap();
+    assert_eq!(forget(&world.store, PLAN, &world).unwrap(), 1);
+    assert!(world.store.plan(PLAN).unwrap().is_none() && world.store.vms(PLAN).unwrap().is_empty());
+    // Without journals nobody takes the images for copies that a plan of the same name can go on with.
+    assert!(disks.iter().all(|disk| disk.exists() && !drover_mover::journal_path(disk).exists()));
+    assert!(world.runs_at_target("on"));
 }

@@ -155,6 +155,7 @@ pub const CLEAN: &str = "\
 Examples:
   drover clean web.yaml
   drover clean web.yaml --json
+  drover report web --html web.html && drover clean web --forget
 
 Next: drover report web.yaml";
 

@@ -25,7 +25,7 @@ use crate::image::qemu_error;
 use crate::plan_file;
 use crate::run::file_of;
 use crate::signals::stop_on_signals;
-use crate::target::{FarCopy, PlanTarget};
+use crate::target::{FarCopy, PlanTarget, remove_stale_doors};
 
 /// How often a guest without checks is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -37,6 +37,7 @@ pub fn run(args: &RehearseArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     let hurry = || "stop it (Ctrl-C, or `drover serve`'s pause), rehearse, then `drover resume`";
+    remove_stale_doors(&std::env::temp_dir());
     let _held = hold_plan(&store, &name).map_err(|error| Failure::from(error).advise(hurry()))?;
     let vms = chosen(&store, &name, args)?;
     let target = target_of(&store, row, args, &stop)?;

@@ -5,10 +5,11 @@ use serde_json::json;
 use drover_types::count;
 
 use super::migrate::{open_store, open_store_beside_daemon, plan_name, state_option, unknown_plan};
-use crate::cli::{CutoverArgs, NamedArgs, ProceedArgs, RetryArgs, RunArgs};
+use crate::cli::{CleanArgs, CutoverArgs, ProceedArgs, RetryArgs, RunArgs};
 use crate::exit::{Exit, Failure};
 use crate::provider::to_give_up;
-use crate::run::recorded_file;
+use crate::run::{recorded_file, target_of};
+use crate::target::remove_stale_doors;
 
 /// Asks that VMs of a plan move over.
 pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
@@ -102,8 +103,30 @@ pub fn tell_retry(plan: &str, vms: &[String], at: &str, run: &RunArgs) {
     }
 }
 
+/// Removes a plan that is over from the state.
+fn forget(args: &CleanArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    let name = plan_name(&args.plan)?;
+    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
+    let target = target_of(&recorded_file(row)?, args.run.state.as_deref());
+    let vms = drover_engine::forget(&store, &name, &target)?;
+    if args.run.json {
+        crate::out::json(json!({ "plan": name, "forgotten": vms }));
+    } else if !args.run.quiet {
+        let vms = count(vms, "VM");
+        crate::out::say(format_args!(
+            "plan {name} and what was recorded of its {vms} are removed from the state; images and machines stay"
+        ));
+    }
+    Ok(Exit::Success)
+}
+
 /// Removes what drover left at the source, and proves that it is gone.
-pub fn clean(args: &NamedArgs) -> Result<Exit, Failure> {
+pub fn clean(args: &CleanArgs) -> Result<Exit, Failure> {
+    remove_stale_doors(&std::env::temp_dir());
+    if args.forget {
+        return forget(args);
+    }
     let store = open_store_beside_daemon(&args.run)?;
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;

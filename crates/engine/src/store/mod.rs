@@ -150,6 +150,8 @@ const HELD_WAIT: Duration = Duration::from_millis(250);
 // What is asked about one VM, by plan and id. Each is asked for every VM of a plan, so none may look at the others.
 const VM: &str = "SELECT * FROM vm WHERE plan = ?1 AND id = ?2";
 const IN_OTHER_PLANS: &str = "SELECT * FROM vm WHERE id = ?2 AND plan <> ?1";
+const ALL_IN_OTHER_PLANS: &str =
+    "SELECT * FROM vm WHERE id IN (SELECT value FROM json_each(?2)) AND plan <> ?1 ORDER BY plan, rowid";
 const DISKS_OF: &str = "SELECT * FROM disk WHERE plan = ?1 AND vm = ?2 ORDER BY number";
 const EVENTS_OF: &str =
     "SELECT at_ms, vm, phase, kind, text FROM event WHERE plan = ?1 AND vm = ?2 ORDER BY id";
@@ -232,7 +234,10 @@ impl Store {
 
     /// Forgets all about a plan.
     pub fn remove_plan(&self, name: &str) -> Outcome<()> {
-        self.change(Durable::Now, |db| db.execute("DELETE FROM plan WHERE name = ?1", [name]))?;
+        self.change(Durable::Now, |db| {
+            db.execute("DELETE FROM served WHERE name = ?1", [name])?;
+            db.execute("DELETE FROM plan WHERE name = ?1", [name])
+        })?;
         Ok(())
     }
 
@@ -328,6 +333,12 @@ impl Store {
     /// The same VM in other plans than this one, with their names.
     pub fn in_other_plans(&self, plan: &str, id: &str) -> Outcome<Vec<(String, VmRow)>> {
         self.rows(IN_OTHER_PLANS, [plan, id], |row| Ok((row.get("plan")?, vm_row(row)?)))
+    }
+
+    /// These VMs in other plans than this one, with their names, by one look at the state.
+    pub fn all_in_other_plans(&self, plan: &str, ids: &[&str]) -> Outcome<Vec<(String, VmRow)>> {
+        let ids = serde_json::to_string(ids).unwrap_or_default();
+        self.rows(ALL_IN_OTHER_PLANS, [plan, &ids], |row| Ok((row.get("plan")?, vm_row(row)?)))
     }
 
     /// Records that a VM enters a phase, before it does.
