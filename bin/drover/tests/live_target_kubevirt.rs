@@ -311,7 +311,7 @@ fn a_guest_is_converted_in_its_volume_once() {
     let source = std::fs::read(landing.stage.path("vmware")).unwrap();
     let plan = landing.plan("convert", &[("convert: never", "convert: auto")]);
     let runs = || std::fs::read_to_string(tools.join("runs")).unwrap_or_default().lines().count();
-    put_marking_converter(&tools, ": >begun\nsleep 600");
+    put_marking_converter(&tools, ": >begun\nexec sleep 600");
     let mut command = landing.stage.drover.command(&["migrate", &plan]);
     let mut running = EndsWithTest(command.env("PATH", &path).spawn().unwrap());
     wait_until("the conversion", PATIENCE, || {

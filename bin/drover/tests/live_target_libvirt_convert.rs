@@ -113,7 +113,7 @@ impl Scene {
 
     /// Runs until the converter is at work, and is killed.
     fn killed_while_it_converts(&self, args: &[&str]) {
-        self.convert(": >begun\nsleep 600");
+        self.convert(": >begun\nexec sleep 600");
         let begun = self.tools.join("begun");
         let mut command = self.landing.command(args);
         let mut drover = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

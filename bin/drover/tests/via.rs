@@ -591,7 +591,7 @@ fn files_for_the_first_boot_go_to_the_converter_of_the_other_site() {
 #[test]
 fn a_conversion_at_the_other_site_ends_with_its_run_and_is_done_by_the_next() {
     let Some(mut scene) = Converting::new(181) else { return };
-    scene.put(": >begun\nsleep 600");
+    scene.put(": >begun\nexec sleep 600");
     let begun = scene.tools.join("begun");
     let plan = scene.plan("cut", "convert: auto");
     let source = scene.source();

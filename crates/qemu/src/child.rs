@@ -193,6 +193,7 @@ impl Drop for Guarded {
 
 // The kernel closes our end of the pipe even after SIGKILL, so the shell's `read` returns then. PR_SET_PDEATHSIG
 // would be shorter, but it fires when the *thread* that started the child ends, and workers come and go.
+// What the child started, as a converter that is a script does, goes with the group, in which the shell itself is.
 // A shell's background job has no standard input, hence descriptor 3. The folder is removed once more when the child is gone,
 // for a child that has just begun makes files in it meanwhile.
 const GUARD: &str = r#"
@@ -201,7 +202,7 @@ exec 3<&0 </dev/null
 "$@" 3<&- & child=$!
 ( read -r _ <&3; trap '' TERM; rm -rf -- "$folder"; kill "$child"
   while kill -0 "$child"; do sleep 0.05; done
-  rm -rf -- "$folder" ) >/dev/null 2>&1 & reader=$!
+  rm -rf -- "$folder"; kill -KILL 0 ) >/dev/null 2>&1 & reader=$!
 wait "$child"; status=$?
 kill "$reader" 2>/dev/null
 wait "$reader" 2>/dev/null
@@ -291,20 +292,29 @@ mod tests {
     }
 
     #[test]
-    fn a_guarded_child_goes_when_its_value_goes() {
+    fn a_guarded_child_goes_with_all_that_it_started_when_its_value_goes() {
         let folder = private_folder().unwrap();
-        let pid_file = folder.path().join("pid");
+        let pid_file = tempfile::NamedTempFile::new().unwrap();
         let mut command = Command::new("sh");
-        command.args(["-c", "echo $$ > \"$1\"; exec sleep 600", "x"]).arg(&pid_file);
+        let script = "sleep 600 & echo $! $$ > \"$1\"; sleep 600";
+        command.args(["-c", script, "x"]).arg(pid_file.path());
         let log = tempfile::tempfile().unwrap();
         let guarded = Guarded::spawn(&command, folder.path(), log).unwrap();
+        let pids = || fs::read_to_string(pid_file.path()).unwrap_or_default();
         let until = Instant::now() + Duration::from_secs(60);
-        while fs::read_to_string(&pid_file).unwrap_or_default().trim().is_empty() && Instant::now() < until {
+        while !pids().ends_with('\n') && Instant::now() < until {
             thread::sleep(POLL);
         }
-        let pid = fs::read_to_string(&pid_file).unwrap();
         drop(guarded);
-        assert!(!Path::new("/proc").join(pid.trim()).exists());
+        let is_alive = |pid: &str| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+            stat.is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim().starts_with('Z'))
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        while pids().split_whitespace().any(is_alive) {
+            assert!(Instant::now() < until, "{} live on", pids().trim());
+            thread::sleep(POLL);
+        }
         assert!(!folder.path().exists());
     }
 }

@@ -190,12 +190,8 @@ fn findings_text(path: &Path, found: &[causes::Finding<'_>]) -> String {
     }
     let one = |it: &causes::Finding<'_>| {
         let (title, effect) = (it.cause.title, it.cause.effect);
-        let line = format!(
-            "{}:{}: {title} ({effect}, {})\n",
-            path.display(),
-            it.line,
-            count(it.count, "line")
-        );
+        let line =
+            format!("{}:{}: {title} ({effect}, {})\n", path.display(), it.line, count(it.count, "line"));
         format!("{line}  said: {}\n  try: {}\n", shown(it.text), it.cause.advice)
     };
     found.iter().map(one).collect()
