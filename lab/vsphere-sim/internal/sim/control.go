@@ -354,12 +354,13 @@ func (s *Sim) showSession(w http.ResponseWriter, r *http.Request) {
 
 func (s *Sim) showStats(w http.ResponseWriter, _ *http.Request) {
 	sdk, hosts := s.sessions.alive()
+	calls, properties := s.stats.list()
 	endpoints := map[string]endpointStats{}
 	for address, e := range s.endpoints {
 		endpoints[address] = e.stats()
 	}
 	reply(w, map[string]any{
-		"soap": s.stats.list(), "endpoints": endpoints, "sessions": sdk, "host_sessions": hosts,
+		"soap": calls, "properties": properties, "endpoints": endpoints, "sessions": sdk, "host_sessions": hosts,
 		"connections_open": s.connections.count(),
 	})
 }

@@ -64,6 +64,9 @@ func (s *Sim) instead(method *simulator.Method, m *machine) mo.Reference {
 	if rule := s.taskFaults.take(method, m); rule != nil {
 		return &failing{sim: s, ref: method.This, rule: *rule}
 	}
+	if m == nil && s.collects(method) {
+		return &collector{sim: s, ref: method.This}
+	}
 	if m != nil && isSnapshotCall(method.Name) && m.sharesDisks() && m.disks.Running() {
 		fault := &types.SnapshotFault{}
 		return &failing{sim: s, ref: method.This, rule: faultRule{

@@ -88,6 +88,7 @@ type Sim struct {
 	areasMax    atomic.Int64
 	writers     writers
 	privileges  privileges
+	pages       pages
 	hotAdds     hotAdds
 	performance performance
 	server      *http.Server

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/vmware/govmomi/vim25/types"
+
 	"drover.dev/lab/vsphere-sim/internal/inventory"
 )
 
@@ -23,10 +25,27 @@ type endpoint struct {
 	bytes       atomic.Int64 // of /folder bodies sent
 }
 
-// stats counts SOAP calls.
+// stats counts SOAP calls, and which properties they asked for.
 type stats struct {
-	mu    sync.Mutex
-	calls map[string]int64
+	mu         sync.Mutex
+	calls      map[string]int64
+	properties map[string]int64
+}
+
+// asked notes the properties that a read asks for, as `VirtualMachine.config.hardware`.
+func (s *stats) asked(specs []types.PropertyFilterSpec) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.properties == nil {
+		s.properties = map[string]int64{}
+	}
+	for _, spec := range specs {
+		for _, set := range spec.PropSet {
+			for _, path := range set.PathSet {
+				s.properties[set.Type+"."+path]++
+			}
+		}
+	}
 }
 
 func (s *stats) call(method string) {
@@ -41,15 +60,16 @@ func (s *stats) call(method string) {
 func (s *stats) reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.calls = nil
+	s.calls, s.properties = nil, nil
 }
 
-func (s *stats) list() map[string]int64 {
+func (s *stats) list() (calls, properties map[string]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := map[string]int64{}
-	maps.Copy(out, s.calls)
-	return out
+	calls, properties = map[string]int64{}, map[string]int64{}
+	maps.Copy(calls, s.calls)
+	maps.Copy(properties, s.properties)
+	return calls, properties
 }
 
 // endpointStats is what the control API says of an endpoint.
