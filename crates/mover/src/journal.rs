@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use drover_copy::{Bases, Entry, Header, JournalError, LeafTable, PassRecord, Replay, encode_entry, replay};
+use drover_copy::{
+    Bases, Entry, Header, JournalError, Leaf, LeafTable, PassRecord, Replay, encode_entry, replay,
+};
 use drover_disk::open_locked;
 use drover_types::Digest;
 
@@ -18,6 +20,18 @@ pub fn journal_path(target: &Path) -> PathBuf {
     let mut name = target.as_os_str().to_owned();
     name.push(".drover-journal");
     PathBuf::from(name)
+}
+
+/// Where a journal lies that cannot lie beside its disk, as that of a block device or of another site's: in the state folder, by
+/// what the disk is known by. `/dev` is made anew at each boot, and its names change.
+pub fn journal_in(state: &Path, tag: &str) -> PathBuf {
+    let name: String =
+        tag.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(100).collect();
+    let digits = match Leaf::of(tag.as_bytes()) {
+        Leaf::Data(digest) => digest.short(),
+        Leaf::Zero => "0".to_string(),
+    };
+    state.join("journals").join(format!("{name}-{digits}.drover-journal"))
 }
 
 /// What tells a target file from another that took its name: device and inode.

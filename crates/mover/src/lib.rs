@@ -30,7 +30,9 @@ pub use compare::{
     is_rounded_up,
 };
 pub use held::{Held, look};
-pub use journal::{Claim, JournalFile, JournalFileError, JournalStart, file_tag, journal_path, new_epoch};
+pub use journal::{
+    Claim, JournalFile, JournalFileError, JournalStart, file_tag, journal_in, journal_path, new_epoch,
+};
 pub use memory::{MemoryBudget, MemoryShare};
 pub use owner::{Earlier, FoundTarget, Naming, Standing, earlier, judge, naming, why_not_of, why_others};
 pub use pass::{Areas, Audit, PassJob, PassReport};

@@ -8,17 +8,9 @@ use drover_engine::chain;
 use crate::exit::{Exit, Failure, disk_exit};
 use crate::state::state_folder;
 
-/// Journals of block devices and of disks of other sites lie in the state folder, by what these are known by: `/dev`
-/// is made anew at each boot, and its names change.
+/// The journal of a disk that has none beside it, in the state folder that a command was given.
 pub fn journal_in_state(state: Option<&Path>, tag: &str) -> PathBuf {
-    let name: String =
-        tag.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(100).collect();
-    let hash = drover_copy::Leaf::of(tag.as_bytes());
-    let digits = match hash {
-        drover_copy::Leaf::Data(digest) => digest.short(),
-        drover_copy::Leaf::Zero => "0".to_string(),
-    };
-    state_folder(state).join("journals").join(format!("{name}-{digits}.drover-journal"))
+    drover_mover::journal_in(&state_folder(state), tag)
 }
 
 /// The file behind a name: symbolic links are followed, so that a target has one journal.
