@@ -12,7 +12,7 @@
 //! ```
 
 mod again;
-pub mod agent;
+mod agent;
 mod existing;
 pub mod guard;
 mod path;
@@ -27,13 +27,14 @@ use std::thread::JoinHandle;
 
 use drover_agent::AgentDisk;
 use drover_disk::Disk;
+use drover_landing::images::OpenImage;
 
 pub use again::for_verify;
 pub use existing::open_existing_target;
-pub use path::{journal_in_state, target_failure};
-pub use place::{AgentPlace, Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
+pub use path::target_failure;
+pub use place::{Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
 pub use source::{Named, find_disk, open_in_place, open_source};
-pub use target::{open_target, raw_end};
+pub use target::open_target;
 
 use crate::cli::Format;
 
@@ -87,6 +88,14 @@ pub struct TargetEnd {
     pub zeroed: bool,
     /// Where its journal lies, if nothing else is said.
     pub journal: Option<PathBuf>,
+}
+
+impl From<OpenImage> for TargetEnd {
+    fn from(image: OpenImage) -> TargetEnd {
+        let OpenImage { disk, tag, is_new, zeroed, journal, notes } = image;
+        let end = End { disk, keep: Vec::new(), notes: notes.into(), link: None };
+        TargetEnd { end, tag, is_new, zeroed, journal: Some(journal) }
+    }
 }
 
 /// The format of an image: what was told, else what its name ends in, else raw. Never what its content

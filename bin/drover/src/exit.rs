@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+pub use drover_agent::sites::MORE_THREADS;
 pub use drover_console::Exit;
 use drover_disk::{DiskError, DiskErrorKind, DiskOp};
 use drover_engine::{Cause, EngineError, ProviderError, StoreError, chain};
@@ -11,9 +12,6 @@ use drover_link::{LinkError, LinkErrorKind};
 use drover_mover::MoveError;
 use drover_nbd::{HandshakeError, ServerError};
 use drover_vsphere::{VsphereError, VsphereErrorKind};
-
-/// What to try where no thread can be had.
-pub const MORE_THREADS: &str = "let this user have more threads (`ulimit -u`), then the same command again";
 
 /// How the program ends for a cause.
 pub fn of_cause(cause: Cause) -> Exit {

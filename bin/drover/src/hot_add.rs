@@ -131,7 +131,8 @@ impl HotAdd {
                 let made =
                     (sites::site_for(self.state.as_deref(), name, self.give_up_after)?, OpenDisks::default());
                 if let Some(stop) = self.stop.get() {
-                    sites::give_up_on_stop(stop, &made.0, &made.1)
+                    let stop = stop.clone();
+                    sites::give_up_on_stop(move || stop.is_set(), &made.0, &made.1)
                         .map_err(|error| Failure::new(crate::exit::Exit::Internal, error.to_string()))?;
                 }
                 sites.insert(name.to_string(), made.clone());

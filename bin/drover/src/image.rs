@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use drover_disk::Disk;
 use drover_engine::{Cause, ProviderError, chain};
+use drover_landing::qemu_error;
 use drover_mover::file_tag;
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
-use drover_qemu::{Access, ImageFormat, ImageServer, QemuError, QemuErrorKind};
+use drover_qemu::{Access, ImageFormat, ImageServer};
 
 /// An image and the server that it lives by.
 pub struct OpenImage {
@@ -26,18 +27,4 @@ pub fn open_for_writing(path: &Path) -> Result<OpenImage, ProviderError> {
     let options = NbdOptions { identity: Some(format!("qcow2 {tag}")), ..NbdOptions::default() };
     let disk = NbdDisk::open_target(&uri, options).map_err(|error| failed(chain(&error), Cause::Target))?;
     Ok(OpenImage { disk: Arc::new(disk), server })
-}
-
-/// A QEMU error in the engine's words.
-pub fn qemu_error(error: QemuError) -> ProviderError {
-    let cause = match error.kind {
-        QemuErrorKind::OutOfSpace => Cause::TargetFull,
-        QemuErrorKind::Denied => Cause::Access,
-        QemuErrorKind::Stopped => Cause::Cancelled,
-        _ => Cause::Target,
-    };
-    let mut wrapped = ProviderError::new(cause, error.to_string());
-    wrapped.advice = error.advice();
-    wrapped.source = error.source;
-    wrapped
 }

@@ -5,11 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use drover_agent::limits::Sharers;
 use drover_copy::RetryPolicy;
 use drover_engine::{
     Board, Cause, EngineError, GivenUp, Leave, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
     Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState,
 };
+use drover_landing::{PlanTarget, found};
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, NAMES_SHOWN_MAX, Others, PlannedVm, Problem, as_begun, resolve};
@@ -20,16 +22,15 @@ use crate::commands::plan;
 use crate::evidence;
 use crate::exit::{Exit, Failure, of_cause};
 use crate::foresight;
-use crate::found;
 use crate::hooks::Outside;
 use crate::inventories;
-use crate::limits::Sharers;
+use crate::landing;
 use crate::log::Logged;
 use crate::plan_file::{self, PlanFile};
 use crate::policy::PlanPolicy;
 use crate::provider::{Provider, to_give_up};
 use crate::source::{hide_foreign_snapshots, hide_left_files};
-use crate::target::PlanTarget;
+use crate::state::state_folder;
 use crate::traces::{self, Traced};
 
 /// How long giving up waits for whoever runs the plan.
@@ -157,13 +158,13 @@ impl Prepared {
         provider.warnings().iter().for_each(|warning| words.say(&format!("warning: {warning}")));
         let mut resolution = resolution?;
         plan::judge_here(&file, &provider, &inventory, &mut resolution);
-        found::recall(state, &mut resolution.vms);
+        found::recall(&state_folder(state), &mut resolution.vms);
         policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
         if resolution.is_ok() {
             meant.map_or(Ok(()), |meant| meant.check_alone(&resolution.vms))?;
         }
         resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
-        let target = PlanTarget::shared(&file, &inventory.about, state, stop, sharers);
+        let target = landing::shared_target_of(&file, &inventory.about, state, stop, sharers);
         target.site().map_or(Ok(()), |site| site?.dial())?;
         let site = plan::judge(&file, &mut resolution, &begun, (&provider, &target), false);
         resolution.problems.extend(plan::others_have(&file, &resolution.vms, &begun, store));
@@ -470,7 +471,7 @@ pub fn at_source<T>(
     // Nobody waits for a site that is away: what is left there is told, and goes with the next try.
     let stop = StopSignal::default();
     stop.stop();
-    let target = PlanTarget::new(file, &about, state, &stop);
+    let target = landing::target_of(file, &about, state, &stop);
     Ok(act(source.as_ref(), &target)?)
 }
 

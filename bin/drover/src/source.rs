@@ -9,6 +9,7 @@ use drover_engine::{
     Attachment, Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError, Record,
     SourceProvider, is_own_snapshot,
 };
+use drover_landing::images::log_path;
 use drover_plan::{Begun, HostRoute, PlannedDisk, PlannedVm, Problem, Route as PlanRoute};
 use drover_types::inventory::{Inventory, Snapshot, Vm, VmDisk};
 use drover_vsphere::{OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind};
@@ -18,7 +19,7 @@ use crate::exit::{Failure, vsphere_cause};
 use crate::hot_add::{self, HotAdd};
 use crate::inventories::{self, Asker, Read};
 use crate::nfc::{self, Asked, NfcWay};
-use crate::vddk::{Frozen as FrozenFile, VddkWay, Way, log_path};
+use crate::vddk::{Frozen as FrozenFile, VddkWay, Way};
 
 /// A vSphere session, for a plan whose paths are relative to `folder`.
 pub struct VsphereSource {

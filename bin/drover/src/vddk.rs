@@ -195,13 +195,6 @@ pub struct Frozen<'a> {
     pub identity: String,
 }
 
-/// Where the words of nbdkit and VDDK about a disk are kept: beside its image.
-pub fn log_path(image: &Path) -> PathBuf {
-    let mut name = image.as_os_str().to_os_string();
-    name.push(".vddk.log");
-    name.into()
-}
-
 fn provider_error(error: VddkError) -> ProviderError {
     let cause = match error.kind {
         VddkErrorKind::Access => Cause::Access,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! client   AgentDisk: a disk of another site, as the copier knows disks
-//! site     one session to another site's agent, shared by its disks
+//! site     one session to another site's agent, shared by its disks; sites: those that this host knows, and dials
 //! daemon   who may come in, strangers with a token, the end of revoked peers
 //! serve    the agent's side: services on the channels of a session
 //! measure  what the way back from an agent carries; direct: what the way past the link does
@@ -36,6 +36,7 @@ mod places;
 mod random;
 mod serve;
 mod site;
+pub mod sites;
 mod stats;
 pub mod trust;
 

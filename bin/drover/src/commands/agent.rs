@@ -11,12 +11,14 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drover_agent::limits::OfPeers;
 use drover_agent::trust::{
     DayLimit, Fingerprint, Peer, Peers, Seed, Token, Tokens, pair_with, server_config,
 };
 use drover_agent::{Agent, Connect, Daemon, Event, HotAdded, Machines, Places, Route, dial, now, with_port};
 use drover_child::Kind;
 use drover_engine::chain;
+use drover_landing::Qemu;
 use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener, RdmaMode};
 use drover_log::log;
 use drover_relay::control::ControlServer;
@@ -28,8 +30,6 @@ use serde_json::json;
 use super::relay::outlets;
 use crate::cli::agent::{AgentLimitArgs, AgentListArgs, AgentNamedArgs, AgentPairArgs, AgentRunArgs, Named};
 use crate::exit::{Exit, Failure, link_failure};
-use crate::hypervisor::Qemu;
-use crate::limits::OfPeers;
 use crate::out::Throttle;
 use crate::signals::stop_on_signals;
 use crate::sites::{self, unusable};
@@ -76,7 +76,7 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let daemon = Daemon::new(agent, &own_name, Tokens::new(folder.clone()), peers.clone());
     let tls = server_config(&identity, |_| Ok(()))
         .map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let rates = OfPeers::new(folder, args.rate_limit.map(|rate| rate.0));
+    let rates = OfPeers::new(folder, args.rate_limit.map(|rate| rate.0), |words| crate::out::say(words));
     let judge = daemon.clone();
     let options = ListenOptions {
         // TLS proves the key; who it belongs to is judged here, where the other side can be told why not.

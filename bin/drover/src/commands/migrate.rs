@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use drover_agent::limits::Sharers;
 use drover_copy::text_digest;
 use drover_engine::{Board, GivenUp, PlanRow, PlanState, RunOutcome, Store, StoreError};
 use drover_plan::{Others, PlannedVm, Problem};
@@ -12,7 +13,6 @@ use serde_json::json;
 use crate::cli::{CancelArgs, MigrateArgs, PauseArgs, ResumeArgs, RunArgs};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
-use crate::limits::Sharers;
 use crate::own::OwnedStore;
 use crate::plan_file::{self, PlanFile};
 use crate::run::{

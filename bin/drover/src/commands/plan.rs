@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use drover_engine::{Clock, InOther, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
+use drover_landing::{PlanTarget, far, found, nearest_existing, too_large};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
@@ -20,19 +21,16 @@ use crate::cli::{PlanCheckArgs, PlanNewArgs};
 use crate::commands::inventory::{Counters, ask, check_wanted};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
-use crate::far;
 use crate::files::read_text;
-use crate::found;
 use crate::hooks::hook_problems;
 use crate::inspection::{Inspected, inspect_plan};
-use crate::lacks::too_large;
+use crate::landing;
 use crate::plan_file::{self, PlanFile};
 use crate::policy::PlanPolicy;
 use crate::provider::Provider;
 use crate::signals::stop_on_signals;
 use crate::source::hide_own_snapshots;
 use crate::state::{begun_in, state_folder, store_here};
-use crate::target::{PlanTarget, nearest_existing};
 
 mod shown;
 mod tight;
@@ -303,10 +301,10 @@ pub fn check_online(
     policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
     let nfc = provider.share_out(file, &mut resolution, &inventory);
     let rights = provider.rights(&resolution, &inventory)?;
-    let target = PlanTarget::new(file, &inventory.about, state, &StopSignal::default());
+    let target = landing::target_of(file, &inventory.about, state, &StopSignal::default());
     let store = store_here(state);
     let begun = store.as_ref().map(|store| begun_in(store, &file.plan.name)).unwrap_or_default();
-    found::recall(state, &mut resolution.vms);
+    found::recall(&state_folder(state), &mut resolution.vms);
     let inspected = match look {
         Some(stop) => inspect_plan(file, state, &mut resolution, stop)?,
         None => Vec::new(),
@@ -410,10 +408,7 @@ fn verdict(problems: &[Problem], exit: Exit, args: &PlanCheckArgs) -> Result<Exi
 /// Asks the site that the plan goes to, if it goes to one, adds what stands in the way, and gives a line about it.
 fn far_summary(file: &PlanFile, resolution: &mut Resolution, target: &PlanTarget) -> String {
     let Some(site) = target.site() else { return String::new() };
-    let found = match &site {
-        Ok(there) => far::ask(file, resolution, Ok(there)),
-        Err(failure) => far::ask(file, resolution, Err(failure.clone())),
-    };
+    let found = far::ask(&file.plan, resolution, site);
     let line = found.summary(file.plan.target.via.as_deref().unwrap_or_default());
     resolution.problems.extend(found.problems);
     line

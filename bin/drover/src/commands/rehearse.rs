@@ -9,6 +9,7 @@ use drover_engine::{
     Answer, Cause, Converted, CopyState, EngineError, HookResult, HookRunner, PlanRow, RehearsalResult,
     RehearsedCheck, Store, VmRow, chain, copy_of, hold_plan,
 };
+use drover_landing::{FarCopy, PlanTarget, qemu_error, remove_stale_doors};
 use drover_mover::StopSignal;
 use drover_plan::{Check, Plan, PlannedVm, Probe, resolve};
 use drover_qemu::{Accelerator, Forward, MachineSpec, Prepared, Rehearsal, prepare_rehearsal};
@@ -21,11 +22,10 @@ use super::migrate::{open_store_beside_daemon, plan_name, state_option, unknown_
 use crate::cli::RehearseArgs;
 use crate::exit::{Exit, Failure};
 use crate::hooks::{Outside, speaks};
-use crate::image::qemu_error;
+use crate::landing;
 use crate::plan_file;
 use crate::run::file_of;
 use crate::signals::stop_on_signals;
-use crate::target::{FarCopy, PlanTarget, remove_stale_doors};
 
 /// How often a guest without checks is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -132,7 +132,7 @@ fn target_of(
     stop: &StopSignal,
 ) -> Result<(PlanTarget, plan_file::PlanFile), Failure> {
     let file = file_of(store, row)?;
-    let target = PlanTarget::new(&file, &About::default(), args.run.state.as_deref(), stop);
+    let target = landing::target_of(&file, &About::default(), args.run.state.as_deref(), stop);
     Ok((target, file))
 }
 

@@ -227,7 +227,7 @@ fn via(args: &RelayArgs, site: &str, lease: Option<&Lease>) -> Result<Via, Failu
     let set = || std::env::var_os("DROVER_STATE").filter(|value| !value.is_empty()).map(PathBuf::from);
     let state = args.state.clone().or_else(set);
     let asked = sites::Asked { mark: mark(args, lease), ..sites::Asked::default() };
-    let dial = sites::dialler(state.as_deref(), site, rate, &[], asked)?;
+    let dial = sites::dialler(state.as_deref(), site, rate, asked)?;
     let packs = !args.no_link_compression;
     Ok(Via {
         site: site.to_string(),

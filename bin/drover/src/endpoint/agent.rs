@@ -8,27 +8,21 @@ use drover_agent::opening::{How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_disk::{Disk, DiskError, DiskErrorKind};
 use drover_engine::chain;
+use drover_landing::{GIVE_UP_AFTER_MIN, tag_of};
 use drover_mover::{Earlier, FoundTarget, Standing, earlier, judge};
 
 use super::guard;
-use super::path::{check_size, journal_in_state, not_there, remove_if_there};
+use super::path::{check_size, not_there, remove_if_there};
 use super::place::AgentPlace;
 use super::{End, TargetEnd};
 use crate::cli::{CopyArgs, TuneArgs};
 use crate::exit::{Exit, Failure, disk_exit};
 use crate::sites;
-
-/// An agent may be away at least this long before a disk is given up: lines across a country are cut for minutes.
-pub const GIVE_UP_AFTER_MIN: Duration = Duration::from_secs(15 * 60);
+use crate::state::state_folder;
 
 /// Where the journal of a copy to this place lies: on the side that copies, by the name of the target.
-pub fn journal_of_place(state: Option<&Path>, place: &AgentPlace) -> PathBuf {
-    journal_in_state(state, &format!("agent {} {}", place.site, place.disk))
-}
-
-/// What a journal calls a disk that the site's agent has this tag for.
-pub fn tag_of(site: &str, there: &str) -> String {
-    format!("agent {site} {there}")
+fn journal_of_place(state: Option<&Path>, place: &AgentPlace) -> PathBuf {
+    drover_landing::journal_of_place(&state_folder(state), &place.site, &place.disk)
 }
 
 /// How a disk of a site is used, by the settings of the command.

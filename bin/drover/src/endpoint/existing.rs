@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use drover_disk::device::{DeviceNumber, device_identity};
 use drover_disk::{Disk, LockedFile};
+use drover_landing::images;
 use drover_mover::{Earlier, earlier, journal_path, look};
 use drover_qcow2::Qcow2Options;
 
@@ -19,7 +20,6 @@ use super::target::{check_raw, open_nbd_target};
 use super::{End, Notes, TargetEnd, format_of};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure};
-use crate::qcow2;
 
 /// Opens a target that is there and has the source's size, to be changed where `what` says: the source as a journal
 /// names it. A copy that stopped half-way is none that holds the rest.
@@ -107,7 +107,7 @@ fn open_path(args: &CopyArgs, path: &Path, size: u64) -> Result<TargetEnd, Failu
     }
     if format == Format::Qcow2 {
         let file = locked(&path)?;
-        return qcow2::go_on(file, &path, size, false, Qcow2Options::default());
+        return Ok(images::go_on(file, &path, size, false, Qcow2Options::default())?.into());
     }
     let file = locked(&path)?;
     // Before it is taken: that would change the length of an empty one.

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use drover_disk::device::{DeviceNumber, content_on, device_identity, signatures_on};
-use drover_disk::{Disk, DiskError, DiskOp, FileDisk, LockedFile};
+use drover_disk::{Disk, DiskError, DiskOp, LockedFile};
 use drover_engine::chain;
-use drover_mover::{Earlier, FoundTarget, Standing, earlier, file_tag, journal_path, judge, look};
+use drover_landing::images;
+use drover_mover::{Earlier, FoundTarget, Standing, earlier, journal_path, judge, look};
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
 use drover_types::ByteSpan;
 
@@ -155,30 +156,31 @@ impl Wanted<'_> {
             Standing::Half(half) if half.header.size == self.size() => file.into_disk(self.size()),
             _ => file.into_empty_disk(self.size()),
         };
-        raw_end(path, disk.map_err(target_failure)?)
+        Ok(images::raw(path, disk.map_err(target_failure)?)?.into())
     }
 
     /// As [`Wanted::open_file`], of an image. What is not gone on with is replaced by another.
     fn open_image(&self, path: &Path) -> Result<TargetEnd, Failure> {
         let (size, options) = (self.size(), qcow2::options(&self.args.options, self.args.compress)?);
         if !path.exists() {
-            return qcow2::create(path, size, options);
+            return Ok(images::create(path, size, options)?.into());
         }
         let file = LockedFile::open(path).map_err(target_failure)?;
         guard::check_not_open(path, &file)?;
-        let image = qcow2::image_in(&file)?;
-        let is_blank = image.as_ref().is_some_and(|image| image.was_empty() && qcow2::fits(image, size));
+        let image = images::image_in(&file)?;
+        let is_blank = image.as_ref().is_some_and(|image| image.was_empty() && images::fits(image, size));
         let disk = image.as_ref().map(|image| image as &dyn Disk);
         let standing = self.judge(&file, path, disk, &|| Ok(is_blank))?;
         drop(image);
-        match standing {
+        let opened = match standing {
             // An earlier try made it and ended before its journal.
-            Standing::Blank => qcow2::go_on(file, path, size, true, options),
+            Standing::Blank => images::go_on(file, path, size, true, options),
             Standing::Half(half) if half.header.size == size => {
-                qcow2::go_on(file, path, size, false, options)
+                images::go_on(file, path, size, false, options)
             }
-            Standing::Half(_) | Standing::Others(_) => qcow2::replace(file, path, size, options),
-        }
+            Standing::Half(_) | Standing::Others(_) => images::replace(file, path, size, options),
+        };
+        Ok(opened?.into())
     }
 
     fn open_device(&self, path: &Path, device: DeviceNumber) -> Result<TargetEnd, Failure> {
@@ -280,17 +282,4 @@ pub fn open_nbd_target(uri: &NbdUri) -> Result<TargetEnd, Failure> {
     let disk = NbdDisk::open_target(uri, options).map_err(target_failure)?;
     let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Notes::default(), link: None };
     Ok(TargetEnd { end, tag: uri.place(), is_new: false, zeroed: false, journal: None })
-}
-
-/// A raw file that is open.
-pub fn raw_end(path: &Path, disk: FileDisk) -> Result<TargetEnd, Failure> {
-    let zeroed = disk.features().zeroed;
-    let mut notes = Vec::new();
-    if !disk.is_direct() {
-        let at = path.display();
-        notes.push(format!("{at}: no direct I/O here, so it is read back through the page cache"));
-    }
-    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: notes.into(), link: None };
-    let tag = file_tag(path).map_err(|error| unusable(path, &error))?;
-    Ok(TargetEnd { end, tag, is_new: zeroed, zeroed, journal: Some(journal_path(path)) })
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use drover_forecast::{FleetDisk, FleetVm};
 use drover_kubevirt::{Cluster, KubeErrorKind, objects};
+use drover_landing::{boot_bus, is_conversion_due, machine_of};
 use drover_operator::begun::{self, Begun};
 use drover_operator::lock;
 use drover_operator::model::{
@@ -18,11 +19,9 @@ use serde_json::{Value, json};
 
 use crate::commands::plan::resolve_here;
 use crate::exit::{Exit, Failure};
-use crate::machine::{boot_bus, machine_of};
 use crate::plan_file::{PlanFile, parse_quietly};
 use crate::policy::PlanPolicy;
 use crate::provider::Provider;
-use crate::target::conversion;
 
 /// Problems of a plan that a condition names; the rest is counted.
 const PROBLEMS_MAX: usize = 10;
@@ -171,7 +170,7 @@ fn check_order(vms: &[PlannedVm]) -> Result<(), String> {
 fn conversion_of(vm: &PlannedVm, target: &Target) -> Conversion {
     match vm.convert {
         Convert::Never => Conversion::No,
-        _ if conversion::is_due(vm, boot_bus(&machine_of(vm, target, ""))) => Conversion::Needed,
+        _ if is_conversion_due(vm, boot_bus(&machine_of(vm, target, ""))) => Conversion::Needed,
         Convert::Auto | Convert::Always => Conversion::Maybe,
     }
 }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use drover_agent::limits::Sharers;
 use drover_engine::{Board, Cause, Clock, PlanState, ProviderError, Store, SystemClock, VmState};
 use drover_forecast::Measured;
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
@@ -36,7 +37,6 @@ use crate::cli::OperatorWorkerArgs;
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 use crate::foresight::measured;
-use crate::limits::Sharers;
 use crate::own::OwnedStore;
 use crate::plan_file::{PlanFile, parse_quietly};
 use crate::policy::PlanPolicy;

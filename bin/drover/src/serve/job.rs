@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use drover_agent::limits::Sharers;
 use drover_engine::{Board, Event, Observer, RunOutcome, ServedRow};
 use drover_mover::StopSignal;
 use drover_plan::{Others, PlannedVm, Problem};
@@ -16,7 +17,6 @@ use serde_json::json;
 use super::Daemon;
 use super::decide::wanted_after;
 use crate::exit::{Exit, Failure};
-use crate::limits::Sharers;
 use crate::plan_file::{has_problems, parse_quietly};
 use crate::run::{Prepared, Setting, Words, exit_of, give_up};
 

@@ -1,12 +1,15 @@
 //! The limit of a site, kept to together by all that send to it with one state folder: those of other processes, too.
 //!
 //! ```text
-//! share  pure: who gets how much of a limit
-//! slot   STATE/link/limits/SITE/N: a locked file for each that keeps to it, and what it wants and takes
+//! share     pure: who gets how much of a limit
+//! slot      STATE/link/limits/SITE/N: a locked file for each that keeps to it, and what it wants and takes
+//! followed  one that keeps to it, and what it may take at each moment
 //! ```
 
+mod followed;
 mod share;
 mod slot;
 
+pub use followed::{OfPeers, Own, Sharers, followed};
 pub use share::{Part, Sent, share, wanted};
 pub use slot::{SLOTS_MAX, Slot, parts};

@@ -18,8 +18,8 @@ use drover_qemu::Lack;
 use serde_json::{Value, json};
 
 use super::{Claims, failed};
+use crate::conversion::is_due;
 use crate::machine::{boot_bus, machine_of};
-use crate::target::conversion::is_due;
 
 /// How often a claim is looked at that is awaited.
 const LOOK: Duration = Duration::from_millis(500);

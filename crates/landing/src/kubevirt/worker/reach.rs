@@ -8,6 +8,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use drover_agent::sites::own_name;
 use drover_agent::trust::Fingerprint;
 use drover_agent::{Refusal, Route, dial};
 use drover_disk::DiskErrorKind;
@@ -18,7 +19,6 @@ use drover_plan::Reach;
 use serde_json::Value;
 
 use super::{Holder, LOOK, Worker, refused};
-use crate::sites;
 
 /// How long the agent of a pod that runs may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
@@ -212,7 +212,7 @@ impl Worker {
             let route = Route {
                 addresses: way.addresses.clone(),
                 server_name: way.server_name.clone(),
-                own_name: sites::own_name(),
+                own_name: own_name(),
                 rate_limit: Some(self.limit.clone()),
                 ..Route::default()
             };
@@ -239,7 +239,7 @@ impl Worker {
         let mut told = self.way.lock().unwrap_or_else(PoisonError::into_inner);
         if told.as_deref() != Some(words) {
             let place = format!("worker pod {}/{}", self.kubevirt.namespace, self.name());
-            crate::out::say(format_args!("{place} is reached {words}"));
+            (self.say)(&format!("{place} is reached {words}"));
             *told = Some(words.to_string());
         }
     }

@@ -15,9 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use drover_agent::sites::{self, MORE_THREADS};
 use drover_agent::trust::{Fingerprint, Identity, Peer, Seed};
 use drover_agent::{Refusal, Site};
 use drover_disk::DiskErrorKind;
+use drover_engine::{Cause, ProviderError};
 use drover_kubevirt::objects::{self, AGENT_KEY, Keys, Kind, PEER, RUN, SHAPE, Standing};
 use drover_kubevirt::{Change, Cluster, Forward, KubeError, KubeErrorKind};
 use drover_link::RateLimit;
@@ -25,9 +27,6 @@ use drover_log::log;
 use drover_mover::StopSignal;
 use drover_plan::{Kubevirt, PlannedVm, Reach};
 use serde_json::{Value, json};
-
-use crate::exit::{Exit, Failure, MORE_THREADS};
-use crate::sites;
 
 /// How often a pod is looked at that is awaited.
 const LOOK: Duration = Duration::from_millis(200);
@@ -50,6 +49,7 @@ pub(super) struct Worker {
     pub plan: String,
     pub identity: Identity,
     pub stop: StopSignal,
+    pub say: fn(&str),
     /// Tells this run of drover from others.
     pub run: String,
     /// Whether this run had the pod: whose name is on it by now took it from this one.
@@ -106,7 +106,7 @@ impl Worker {
 
     /// Ends the session of a pod that is gone. The link would wait for it for as long as for one behind a line that is cut; the next
     /// to dial makes another pod.
-    pub fn watch(self: &Arc<Worker>, site: &Arc<Site>) -> Result<(), Failure> {
+    pub fn watch(self: &Arc<Worker>, site: &Arc<Site>) -> Result<(), ProviderError> {
         let worker = self.clone();
         let look = move |site: &Site| {
             if !site.is_up() && worker.has_ended() {
@@ -116,7 +116,7 @@ impl Worker {
         };
         sites::watch("watch-pod", LOOK_WHEN_DOWN, site, look).map_err(|error| {
             let what = format!("starting a thread to watch the worker pod {}: {error}", self.name());
-            Failure::new(Exit::Internal, what).advise(MORE_THREADS)
+            ProviderError::new(Cause::Internal, what).advise(MORE_THREADS)
         })
     }
 

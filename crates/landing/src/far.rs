@@ -2,25 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 use drover_agent::host::HOST;
 use drover_agent::machine::{CHECK, Defined, Told};
 use drover_agent::opening::{Announced, Pool};
+use drover_agent::sites::SiteError;
 use drover_disk::{DiskErrorKind, in_threads};
 use drover_plan::{
-    Accelerator, At, NAMES_SHOWN_MAX, NetworkTarget, PlannedDisk, PlannedVm, Problem, Resolution, Space,
-    Target, space_needed,
+    Accelerator, At, NAMES_SHOWN_MAX, NetworkTarget, Plan, PlannedDisk, PlannedVm, Problem, Resolution,
+    Space, Target, space_needed,
 };
 use drover_types::inventory::Firmware;
 use drover_types::{Bytes, some_of};
 
-use crate::exit::Failure;
 use crate::lacks::bridge_lack;
-use crate::machine::site_name;
-use crate::plan_file::PlanFile;
-use crate::target::There;
+use crate::machine::pool_of;
+use crate::there::There;
 
 /// VMs asked about at a time: answers take a round trip each.
 const ASKED_AT_ONCE: usize = 16;
@@ -28,16 +27,18 @@ const ASKED_AT_ONCE: usize = 16;
 /// What was asked of a site, and what stands in the way.
 #[derive(Default)]
 pub struct Found {
+    /// What stands in the way.
     pub problems: Vec<Problem>,
+    /// What its agent told; nothing if it did not answer.
     pub info: Option<Announced>,
 }
 
 /// Asks a site's agent whether it can take what the plan brings; touches nothing.
-pub fn ask(file: &PlanFile, resolution: &Resolution, there: Result<&There, Failure>) -> Found {
+pub fn ask(plan: &Plan, resolution: &Resolution, there: Result<Arc<There>, SiteError>) -> Found {
     let asked = there.and_then(|there| there.dial().map(|()| there));
-    let there = match asked {
-        Ok(there) => there,
-        Err(failure) => return Found::just(problem("target.via", failure)),
+    let there = match &asked {
+        Ok(there) => there.as_ref(),
+        Err(error) => return Found::just(problem("target.via", error)),
     };
     let info = match there.info() {
         Ok(info) => info,
@@ -62,10 +63,10 @@ pub fn ask(file: &PlanFile, resolution: &Resolution, there: Result<&There, Failu
     if problems.is_empty() {
         let checks = info.has(CHECK);
         if !checks {
-            problems.extend(of_old_agent(&resolution.vms, &file.plan.target, there, &info));
+            problems.extend(of_old_agent(&resolution.vms, &plan.target, there, &info));
         }
         let taken = place_problems(resolution, (there, checks), &mut problems);
-        problems.extend(space_problems(file, resolution, &info, &taken));
+        problems.extend(space_problems(plan, resolution, &info, &taken));
     }
     Found { problems, info: Some(info) }
 }
@@ -89,9 +90,8 @@ impl Found {
     }
 }
 
-fn problem(path: &str, failure: Failure) -> Problem {
-    let problem = Problem::error(path, failure.message);
-    failure.advice.into_iter().fold(problem, Problem::advise)
+fn problem(path: &str, error: &SiteError) -> Problem {
+    Problem::error(path, error.to_string()).advise(error.advice())
 }
 
 fn start_problem(resolution: &Resolution, there: &There, info: &Announced) -> Option<Problem> {
@@ -114,11 +114,6 @@ fn conversion_problems(resolution: &Resolution, there: &There, info: &Announced)
         Some(error.advice.into_iter().fold(problem, Problem::advise))
     };
     resolution.vms.iter().filter_map(problem).collect()
-}
-
-/// The pool of a folder or a file at a site.
-pub fn pool_of(folder: &Path) -> String {
-    site_name(folder).split('/').next().unwrap_or_default().to_string()
 }
 
 fn pool_problems(resolution: &Resolution, there: &There, info: &Announced) -> Vec<Problem> {
@@ -295,7 +290,7 @@ fn of_disk(vm: &PlannedVm, disk: &PlannedDisk, there: &There) -> Result<u64, Box
 
 /// Whether pools have room for all disks. Pools that share a file system are judged one by one.
 fn space_problems(
-    file: &PlanFile,
+    plan: &Plan,
     resolution: &Resolution,
     info: &Announced,
     taken: &BTreeMap<String, u64>,
@@ -309,7 +304,7 @@ fn space_problems(
     let judge = |(name, space): (String, Space)| {
         let there = taken.get(&name).copied().unwrap_or_default();
         let free = info.pools.iter().find(|pool| pool.name == name)?.free_bytes;
-        space_problem(&name, free, space, there, file.plan.target.overcommit)
+        space_problem(&name, free, space, there, plan.target.overcommit)
     };
     pools.into_iter().filter_map(judge).collect()
 }

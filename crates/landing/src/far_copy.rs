@@ -21,7 +21,7 @@ use drover_nbd_server::{Export, Listen, Server, ServerOptions};
 use drover_plan::PlannedVm;
 use tempfile::TempDir;
 
-use super::There;
+use crate::there::There;
 
 /// A guest may wait so long for its disks: drivers of Linux and Windows reset a disk that answers nothing for 30 s, and then a
 /// check tells nothing of the copy.

@@ -15,9 +15,9 @@ use drover_qemu::daemon::Daemon;
 use drover_types::Bytes;
 
 use super::{made, make_volume, not_made, volume_name};
-use crate::image::qemu_error;
+use crate::errors::qemu_error;
 use crate::machine::site_name;
-use crate::target::there::There;
+use crate::there::There;
 
 /// QEMU finds out what sectors a file's storage has, and takes these where that tells nothing.
 const SECTOR_BYTES_MAX: u64 = 4096;

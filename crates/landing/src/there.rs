@@ -12,32 +12,30 @@ use drover_agent::machine::{
     What,
 };
 use drover_agent::opening::{Announced, How, Stat};
+use drover_agent::sites::{OpenDisks, SiteError, dial_now, give_up_on_stop};
 use drover_agent::{AgentDisk, AgentOptions, Home, Refusal, Site, Target};
 use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{
     Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, Started, TargetPlace, TargetProvider,
 };
-use drover_mover::{Earlier, StopSignal, earlier, look, why_not_of};
+use drover_mover::{Earlier, StopSignal, earlier, journal_in, look, why_not_of};
 use drover_plan::{Limits, PlannedDisk, PlannedVm, Problem};
 use drover_qemu::{ConvertOutcome, DiskBus, GuestKind, Lack, MachineSpec, SourceGuest, VmFolder};
 use drover_types::guest::Inside;
 
-use super::conversion::{self, DueInside, Place};
-use super::{ANOTHER_PLANS, Setting, all_removed, io_error, may_need};
-use crate::endpoint::AgentPlace;
-use crate::endpoint::agent::{GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
-use crate::exit::{Exit, Failure, MORE_THREADS};
-use crate::far::pool_of;
-use crate::image::qemu_error;
+use crate::conversion::{self, DueInside, Place};
+use crate::errors::qemu_error;
 use crate::inspection::inspect_disks;
-use crate::machine::{boot_bus, machine_of, site_name, spec_of};
-use crate::sites::{self, OpenDisks};
-use crate::state::state_folder;
+use crate::machine::{boot_bus, machine_of, pool_of, site_name, spec_of};
+use crate::setting::{ANOTHER_PLANS, Setting, all_removed, io_error, may_need};
 
 /// How long an agent may be away before an order is given up: it may just be restarted.
 const ORDER_WITHIN: Duration = Duration::from_secs(60);
 const ORDER_PAUSE: Duration = Duration::from_millis(500);
+
+/// An agent may be away at least this long before a disk is given up: lines across a country are cut for minutes.
+pub const GIVE_UP_AFTER_MIN: Duration = Duration::from_secs(15 * 60);
 
 /// Bytes of writes of one disk that are not answered: 64 MiB on a line alone, less where many disks share the memory.
 const PENDING_BYTES_MIN: u64 = 8 << 20;
@@ -64,23 +62,21 @@ pub struct There {
 
 impl There {
     /// The site of this name, not dialled yet.
-    pub fn new(name: &str, about: &Setting) -> Result<There, Failure> {
-        let site = sites::site_within(about.state.as_deref(), name, None, &about.target.rate_limit)?;
+    pub fn new(name: &str, about: &Setting) -> Result<There, SiteError> {
+        let site = about.host.site(name, None, &about.target.rate_limit)?;
         There::with(site, about, None)
     }
 
     /// A site whose disks are told apart in another way than by its agent.
-    pub fn at(site: Arc<Site>, about: &Setting, knowing: Box<Knowing>) -> Result<There, Failure> {
+    pub fn at(site: Arc<Site>, about: &Setting, knowing: Box<Knowing>) -> Result<There, SiteError> {
         There::with(site, about, Some(knowing))
     }
 
-    fn with(site: Arc<Site>, about: &Setting, knowing: Option<Box<Knowing>>) -> Result<There, Failure> {
-        let name = site.name().to_string();
+    fn with(site: Arc<Site>, about: &Setting, knowing: Option<Box<Knowing>>) -> Result<There, SiteError> {
         let open = OpenDisks::default();
-        sites::give_up_on_stop(&about.stop, &site, &open).map_err(|error| {
-            Failure::new(Exit::Internal, format!("starting a thread to watch the site {name}: {error}"))
-                .advise(MORE_THREADS)
-        })?;
+        let stop = about.stop.clone();
+        give_up_on_stop(move || stop.is_set(), &site, &open)
+            .map_err(|error| SiteError::Thread { site: site.name().to_string(), why: error.to_string() })?;
         Ok(There {
             site,
             about: about.clone(),
@@ -94,8 +90,8 @@ impl There {
     }
 
     /// Connects, so that a site that cannot be reached is told before anything is begun.
-    pub fn dial(&self) -> Result<(), Failure> {
-        sites::dial_now(&self.site)
+    pub fn dial(&self) -> Result<(), SiteError> {
+        dial_now(&self.site)
     }
 
     /// Its name.
@@ -425,8 +421,8 @@ impl There {
 
     /// Where overlays of a rehearsal lie on this host.
     fn rehearsal_folder(&self, vm: &PlannedVm) -> Result<PathBuf, ProviderError> {
-        let state = state_folder(self.about.state.as_deref());
-        let state = std::path::absolute(&state).map_err(|error| io_error("finding", &state, error))?;
+        let state = self.about.state();
+        let state = std::path::absolute(state).map_err(|error| io_error("finding", state, error))?;
         Ok(state.join("rehearsals").join(&self.about.plan).join(&vm.target_name))
     }
 
@@ -491,8 +487,18 @@ impl There {
 }
 
 /// Where the journal of a disk's copy to a site lies: where that of `drover copy` to the same place does.
-pub fn journal(state: Option<&Path>, site: &str, disk: &PlannedDisk) -> PathBuf {
-    journal_of_place(state, &AgentPlace { site: site.to_string(), disk: site_name(&disk.path) })
+pub fn journal(state: &Path, site: &str, disk: &PlannedDisk) -> PathBuf {
+    journal_of_place(state, site, &site_name(&disk.path))
+}
+
+/// Where the journal of a copy to a disk of a site lies: on the side that copies, by the name of the target.
+pub fn journal_of_place(state: &Path, site: &str, disk: &str) -> PathBuf {
+    journal_in(state, &format!("agent {site} {disk}"))
+}
+
+/// What a journal calls a disk that the site's agent has this tag for.
+pub fn tag_of(site: &str, there: &str) -> String {
+    format!("agent {site} {there}")
 }
 
 fn options(limits: &Limits) -> AgentOptions {
@@ -666,7 +672,7 @@ impl TargetProvider for There {
     }
 
     fn journal(&self, disk: &PlannedDisk, _: &PlannedVm) -> PathBuf {
-        journal(self.about.state.as_deref(), self.name(), disk)
+        journal(self.about.state(), self.name(), disk)
     }
 
     fn has_image(&self, disk: &PlannedDisk, _: &PlannedVm) -> Result<bool, ProviderError> {

@@ -19,7 +19,7 @@ use drover_types::inventory::Firmware;
 
 use super::{Domains, block, volume_name};
 use crate::lacks::{ANOTHER_BRIDGE, too_large};
-use crate::target::there::There;
+use crate::there::There;
 
 /// The host of a daemon: the one whose disks, devices and files count.
 pub(super) enum Ground {

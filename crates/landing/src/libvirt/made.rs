@@ -10,7 +10,8 @@ use std::time::UNIX_EPOCH;
 use drover_engine::ProviderError;
 use drover_plan::{PlannedDisk, PlannedVm};
 
-use crate::target::{here, io_error};
+use crate::here;
+use crate::setting::io_error;
 
 fn record_of(vm: &PlannedVm, disk: &PlannedDisk) -> PathBuf {
     vm.folder.join(format!("volume-{}", disk.index))

@@ -43,6 +43,11 @@ pub fn site_name(path: &Path) -> String {
     path.to_string_lossy().trim_start_matches('/').to_string()
 }
 
+/// The pool of a folder or a file at a site.
+pub fn pool_of(folder: &Path) -> String {
+    site_name(folder).split('/').next().unwrap_or_default().to_string()
+}
+
 fn disk_of(disk: &PlannedDisk) -> MachineDisk {
     let bus = match disk.bus {
         TargetBus::Virtio => Bus::Virtio,

@@ -11,20 +11,18 @@ use drover_plan::{NO_NETWORK_DRIVER, PlannedVm};
 use drover_types::guest::FoundSystem;
 use drover_types::inventory::Vm;
 
-use crate::state::state_folder;
-
-fn file_of(state: Option<&Path>, vm: &Vm) -> Option<PathBuf> {
+fn file_of(state: &Path, vm: &Vm) -> Option<PathBuf> {
     let uuid = &vm.instance_uuid;
     let is_plain = uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     (is_plain && (1..=UUID_CHARS_MAX).contains(&uuid.len())).then(|| folder(state).join(uuid))
 }
 
-fn folder(state: Option<&Path>) -> PathBuf {
-    state_folder(state).join("found")
+fn folder(state: &Path) -> PathBuf {
+    state.join("found")
 }
 
 /// Keeps what a VM was found to be, or that nothing is known of it.
-pub fn keep(state: Option<&Path>, vm: &PlannedVm) -> io::Result<()> {
+pub fn keep(state: &Path, vm: &PlannedVm) -> io::Result<()> {
     let Some(file) = file_of(state, &vm.vm) else { return Ok(()) };
     match vm.found {
         Some(found) => {
@@ -39,7 +37,7 @@ pub fn keep(state: Option<&Path>, vm: &PlannedVm) -> io::Result<()> {
 }
 
 /// Has VMs be known for what they were found to be. What cannot be read was never found.
-pub fn recall(state: Option<&Path>, vms: &mut [PlannedVm]) {
+pub fn recall(state: &Path, vms: &mut [PlannedVm]) {
     if !folder(state).is_dir() {
         return;
     }
@@ -59,7 +57,7 @@ const UUID_CHARS_MAX: usize = 64;
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::target::conversion::tests::planned;
+    use crate::conversion::tests::planned;
 
     #[test]
     fn what_was_found_is_known_until_a_look_finds_nothing() {
@@ -67,13 +65,13 @@ mod tests {
         let recalled = |uuid: &str| {
             let mut vms = [planned("otherGuest64")];
             vms[0].vm.instance_uuid = uuid.into();
-            recall(Some(state.path()), &mut vms);
+            recall(state.path(), &mut vms);
             vms[0].found
         };
         let keep = |uuid: &str, found| {
             let mut vm = planned("otherGuest64");
             (vm.vm.instance_uuid, vm.found) = (uuid.into(), found);
-            super::keep(Some(state.path()), &vm).unwrap();
+            super::keep(state.path(), &vm).unwrap();
         };
         let uuid = "50112233-4455-6677-8899-aabbccddeeff";
         assert_eq!(recalled(uuid), None);

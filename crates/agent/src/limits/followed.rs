@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use drover_agent::limits::{Part, Sent, Slot, share, wanted};
-use drover_agent::trust::{DayLimit, Fingerprint, Folder, FolderError, Peer, Peers, limit_at};
-use drover_engine::chain;
 use drover_link::{RateLimit, Used};
+use drover_types::chain;
 
-use crate::out::say;
+use super::{Part, Sent, Slot, share, wanted};
+use crate::now;
+use crate::trust::{DayLimit, Fingerprint, Folder, FolderError, Peer, Peers, limit_at};
 
 /// How often limits are looked up, and shares found anew.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -20,16 +20,23 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOKS_FAILED_MAX: u32 = 10;
 
 /// Limits of one run, beside that of the site.
-#[derive(Default)]
 pub struct Own {
+    /// By the hours.
     pub limits: Vec<DayLimit>,
     /// Bytes a second at every hour.
     pub rate: Option<u64>,
     /// How many runs share the limits.
     pub sharers: Sharers,
+    /// Who is told that a limit cannot be shared.
+    pub say: fn(&str),
 }
 
 impl Own {
+    /// None.
+    pub fn none(say: fn(&str)) -> Own {
+        Own { limits: Vec::new(), rate: None, sharers: Sharers::default(), say }
+    }
+
     fn at(&self, seconds: u64) -> Option<u64> {
         let of_all = limit_at(&self.limits, seconds).map(|rate| (rate / self.sharers.count()).max(1));
         [of_all, self.rate].into_iter().flatten().min()
@@ -41,6 +48,7 @@ impl Own {
 pub struct Sharers(Arc<AtomicU64>);
 
 impl Sharers {
+    /// From now on it is so many.
     pub fn set(&self, count: u64) {
         self.0.store(count, Relaxed);
     }
@@ -59,7 +67,7 @@ pub fn followed(folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
 fn followed_within(wider: Option<Arc<RateLimit>>, mut keeper: Keeper) -> Arc<RateLimit> {
     let limit = Arc::new(RateLimit::within(wider, None));
     keeper.look(&limit);
-    let (site, alone) = (keeper.site.clone(), keeper.alone(drover_agent::now()));
+    let (site, say, alone) = (keeper.site.clone(), keeper.own.say, keeper.alone(now()));
     let kept = Arc::downgrade(&limit);
     let follow = move || {
         loop {
@@ -72,7 +80,7 @@ fn followed_within(wider: Option<Arc<RateLimit>>, mut keeper: Keeper) -> Arc<Rat
     };
     if let Err(error) = Builder::new().name("limits".to_string()).spawn(follow) {
         // A share would stay as small as it is now. The slot has gone with the keeper.
-        say(format_args!("{site}: its limit is not shared, and stays as it is at this hour: {error}"));
+        say(&format!("{site}: its limit is not shared, and stays as it is at this hour: {error}"));
         limit.set(alone);
     }
     limit
@@ -83,12 +91,14 @@ pub struct OfPeers {
     all: Option<Arc<RateLimit>>,
     folder: Folder,
     of_each: Mutex<HashMap<Fingerprint, Weak<RateLimit>>>,
+    say: fn(&str),
 }
 
 impl OfPeers {
-    pub fn new(folder: Folder, rate: Option<u64>) -> OfPeers {
+    /// With so many bytes a second to all of them together.
+    pub fn new(folder: Folder, rate: Option<u64>, say: fn(&str)) -> OfPeers {
         let all = rate.map(|rate| Arc::new(RateLimit::new(Some(rate))));
-        OfPeers { all, folder, of_each: Mutex::default() }
+        OfPeers { all, folder, of_each: Mutex::default(), say }
     }
 
     /// The limit of all sessions of a key. One that is no peer's has no limit of its own.
@@ -100,9 +110,9 @@ impl OfPeers {
         }
         let keeper = match Peers::new(self.folder.clone()).with_key(key) {
             Ok(None) => return self.all.clone(),
-            Ok(Some(peer)) => Keeper::new(self.folder.clone(), &peer, Own::default()),
+            Ok(Some(peer)) => Keeper::new(self.folder.clone(), &peer, Own::none(self.say)),
             // It may be a peer: its limit holds as soon as it can be read.
-            Err(_) => Keeper::of_key(self.folder.clone(), key, Own::default()),
+            Err(_) => Keeper::of_key(self.folder.clone(), key, Own::none(self.say)),
         };
         let limit = followed_within(self.all.clone(), keeper);
         of_each.insert(key, Arc::downgrade(&limit));
@@ -155,7 +165,7 @@ impl Keeper {
         if let Ok(Some(peer)) = Peers::new(self.folder.clone()).with_key(self.key) {
             self.follow(peer);
         }
-        let (sent, seconds) = (self.sent(limit.used()), drover_agent::now());
+        let (sent, seconds) = (self.sent(limit.used()), now());
         let own = self.own.at(seconds);
         let whole = limit_at(&self.of_site, seconds);
         let of_site = whole.map(|whole| self.part_of(whole, own.unwrap_or(u64::MAX), sent));
@@ -226,7 +236,7 @@ impl Keeper {
     /// Once, until it can be shared again: it would be the same each time.
     fn complain(&mut self, error: &FolderError) {
         if !std::mem::replace(&mut self.is_told, true) {
-            say(format_args!(
+            (self.own.say)(&format!(
                 "{}: its limit is not shared with other runs of this host: {}",
                 self.site,
                 chain(error)
@@ -236,10 +246,8 @@ impl Keeper {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
-    use drover_agent::limits::parts;
-
+    use super::super::parts;
     use super::*;
 
     const WHOLE: u64 = 1_000_000;
@@ -269,7 +277,7 @@ mod tests {
         }
 
         fn keeper(&self, rate: Option<u64>) -> (Keeper, RateLimit) {
-            let own = Own { rate, ..Own::default() };
+            let own = Own { rate, ..Own::none(|_| {}) };
             (Keeper::new(self.folder.clone(), &self.peer, own), RateLimit::new(None))
         }
     }
@@ -284,10 +292,10 @@ mod tests {
     #[test]
     fn runs_that_share_a_plans_limit_have_a_part_each() {
         let limits = vec![DayLimit::always(WHOLE)];
-        let own = Own { limits, ..Own::default() };
+        let own = Own { limits, ..Own::none(|_| {}) };
         let at = |count: u64| {
             own.sharers.set(count);
-            own.at(drover_agent::now()).unwrap()
+            own.at(now()).unwrap()
         };
         assert_eq!([0, 1, 4, u64::MAX].map(at), [WHOLE, WHOLE, WHOLE / 4, 1]);
     }
@@ -331,7 +339,7 @@ mod tests {
     #[test]
     fn all_sessions_of_a_peer_have_one_limit_within_that_of_the_agent() {
         let here = Here::new();
-        let of_peers = OfPeers::new(here.folder.clone(), Some(2 * WHOLE));
+        let of_peers = OfPeers::new(here.folder.clone(), Some(2 * WHOLE), |_| {});
         let (one, other) = (of_peers.of(here.peer.key).unwrap(), of_peers.of(here.peer.key).unwrap());
         assert!(Arc::ptr_eq(&one, &other));
         assert_eq!(one.bytes_per_second(), Some(WHOLE));
@@ -369,10 +377,10 @@ mod tests {
         let file = here._state.path().join("link/peers.json");
         let kept = std::fs::read(&file).unwrap();
         std::fs::write(&file, "{").unwrap();
-        let of_peers = OfPeers::new(here.folder.clone(), Some(2 * WHOLE));
+        let of_peers = OfPeers::new(here.folder.clone(), Some(2 * WHOLE), |_| {});
         let limit = of_peers.of(here.peer.key).unwrap();
         assert!(!Arc::ptr_eq(&limit, of_peers.all.as_ref().unwrap()));
-        let mut keeper = Keeper::of_key(here.folder.clone(), here.peer.key, Own::default());
+        let mut keeper = Keeper::of_key(here.folder.clone(), here.peer.key, Own::none(|_| {}));
         let of_it = RateLimit::new(None);
         keeper.look(&of_it);
         assert_eq!(of_it.bytes_per_second(), None);
@@ -404,7 +412,7 @@ mod tests {
         for _ in 0..2 {
             let _ = (busy(&mut free), busy(&mut slow));
         }
-        let now = drover_agent::now();
+        let now = now();
         assert_eq!((free.0.alone(now), slow.0.alone(now)), (Some(WHOLE), Some(700)));
     }
 

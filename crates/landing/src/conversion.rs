@@ -25,14 +25,12 @@ use drover_qemu::{
 };
 use drover_types::guest::{CardSettings, FoundSystem, Inside};
 use drover_types::inventory::{DiskBus as InventoryBus, Firmware};
-use drover_types::{Bytes, some_of};
-use drover_view::count;
+use drover_types::{Bytes, count, some_of};
 
-use crate::image::qemu_error;
+use crate::errors::qemu_error;
 use crate::inspection::{inspect_disks, inspect_images};
 use crate::machine::{boot_bus, boot_bus_of, spec_of};
-use crate::state::state_folder;
-use crate::target::{NAMED_MAX, Setting};
+use crate::setting::{NAMED_MAX, Setting};
 
 /// Whether a VM is to be converted, whatever a look into it would tell.
 pub fn is_due(vm: &PlannedVm, boot_bus: DiskBus) -> bool {
@@ -113,12 +111,12 @@ fn of_vm(vm: &PlannedVm, problem: Problem, advice: &str) -> Problem {
 pub(super) struct Converter {
     trials: Trials,
     stop: StopSignal,
+    say: fn(&str),
 }
 
 impl Converter {
     pub(super) fn new(about: &Setting) -> Converter {
-        let trials = trials_in(&state_folder(about.state.as_deref()));
-        Converter { trials, stop: about.stop.clone() }
+        Converter { trials: trials_in(about.state()), stop: about.stop.clone(), say: about.host.say }
     }
 
     /// Refuses a VM that would be moved and then not be converted, or not boot.
@@ -151,7 +149,7 @@ impl Converter {
     }
 
     fn try_appliance(&self, stop: &StopSignal) -> Result<(), Lack> {
-        try_appliance(&self.trials, &|| stop.is_set(), &|| crate::out::say(TRYING))
+        try_appliance(&self.trials, &|| stop.is_set(), &|| (self.say)(TRYING))
     }
 }
 

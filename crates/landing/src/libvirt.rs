@@ -31,14 +31,15 @@ use drover_qemu::{
 use drover_types::inventory::Firmware;
 
 use self::block::Blocks;
-use super::conversion::{self, OnThisMachine, Served};
-use super::here::{self, Here};
-use super::ours::Image;
-use super::there::{self, There};
-use super::{Setting, Sites, io_error};
-use crate::image::qemu_error;
+use crate::conversion::{self, OnThisMachine, Served};
+use crate::errors::qemu_error;
+use crate::here::{self, Here};
+use crate::images;
 use crate::machine::{boot_bus_of, machine_of, spec_of};
-use crate::state::state_folder;
+use crate::ours::Image;
+use crate::setting::{Setting, io_error};
+use crate::sites::Sites;
+use crate::there::{self, There};
 
 /// Whose converter a guest is given to.
 pub enum ConvertedBy {
@@ -98,8 +99,8 @@ impl Domains {
 
     /// A VM's own folder: what drover keeps of it on this host, which is none of the daemon's.
     fn folder(&self, vm: &PlannedVm) -> Result<PathBuf, ProviderError> {
-        let state = state_folder(self.about.state.as_deref());
-        let state = std::path::absolute(&state).map_err(|error| io_error("finding", &state, error))?;
+        let state = self.about.state();
+        let state = std::path::absolute(state).map_err(|error| io_error("finding", state, error))?;
         Ok(state.join("libvirt").join(&self.about.plan).join(&vm.target_name))
     }
 
@@ -314,7 +315,7 @@ impl Domains {
     /// Whether libvirt makes the volume of a disk: not where the plan wants of qcow2 what it cannot give.
     fn is_made_by_libvirt(&self, vm: &PlannedVm) -> bool {
         vm.format == ImageFormat::Raw
-            || crate::qcow2::planned(&self.about.target.qcow2) == drover_qcow2::Qcow2Options::default()
+            || images::planned(&self.about.target.qcow2) == drover_qcow2::Qcow2Options::default()
     }
 
     /// What tells the images of a VM from others, where that is not known by their files: at another host, and of block devices, whose
@@ -439,7 +440,7 @@ impl TargetProvider for Domains {
 
     fn journal(&self, disk: &PlannedDisk, vm: &PlannedVm) -> PathBuf {
         match &vm.site {
-            Some(site) => there::journal(self.about.state.as_deref(), site, disk),
+            Some(site) => there::journal(self.about.state(), site, disk),
             None if block::is_block(disk) => self.blocks(vm, &self.daemon(vm)).journal(disk),
             None => self.here.journal(disk, vm),
         }

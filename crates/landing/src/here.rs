@@ -15,15 +15,13 @@ use drover_plan::{ImageFormat, PlannedDisk, PlannedVm, Target};
 use drover_qcow2::Qcow2Disk;
 use drover_qemu::{DiskBus, MachineSpec, RunOptions, Validation, VmFolder};
 
-use crate::endpoint::{TargetEnd, raw_end, target_failure};
-use crate::exit::{Exit, Failure};
-use crate::image::qemu_error;
+use crate::conversion::{self, Converter, OnThisMachine};
+use crate::errors::{disk_error, qemu_error};
+use crate::images::{self, OpenImage, log_path};
 use crate::lacks::lacks;
 use crate::machine::{boot_bus, boot_bus_of, machine_of, spec_of};
-use crate::qcow2;
-use crate::target::conversion::{self, Converter, OnThisMachine};
-use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
-use crate::target::{ANOTHER_PLANS, Setting, all_removed, io_error, may_need, nearest_existing};
+use crate::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
+use crate::setting::{ANOTHER_PLANS, Setting, all_removed, io_error, may_need, nearest_existing};
 
 /// How long a guest that must go may take before its plug is pulled.
 pub(super) const STOP_TIME: Duration = Duration::from_secs(5);
@@ -193,16 +191,16 @@ impl TargetProvider for Here {
         size: u64,
     ) -> Result<OpenedTarget, ProviderError> {
         let path = &disk.path;
-        let options = qcow2::planned(&self.target.qcow2);
+        let options = images::planned(&self.target.qcow2);
         if vm.format == ImageFormat::Qcow2 && !path.exists() {
-            return Ok(opened(qcow2::create(path, size, options).map_err(from_failure)?));
+            return images::create(path, size, options).map(opened);
         }
         // Locked first, looked at then: whoever had it until now may have finished a copy.
         let file = match vm.format {
             ImageFormat::Raw => LockedFile::open_or_create(path),
             ImageFormat::Qcow2 => LockedFile::open(path),
         };
-        let file = file.map_err(|error| from_failure(target_failure(error)))?;
+        let file = file.map_err(disk_error)?;
         let is_ours = match self.check_ours(disk, vm)? {
             Some(Image::Missing | Image::Blank) | None => false,
             Some(Image::Ours | Image::Unnamed | Image::Others(_) | Image::Plans(_)) => true,
@@ -210,17 +208,17 @@ impl TargetProvider for Here {
         let target = match vm.format {
             ImageFormat::Raw => {
                 let opened = if is_ours { file.into_disk(size) } else { file.into_new_disk(size) };
-                opened.map_err(target_failure).and_then(|disk| raw_end(path, disk))
+                opened.map_err(disk_error).and_then(|disk| images::raw(path, disk))
             }
-            ImageFormat::Qcow2 if is_ours || is_new_image(&file, size).map_err(from_failure)? => {
-                qcow2::go_on(file, path, size, !is_ours, options)
+            ImageFormat::Qcow2 if is_ours || is_new_image(&file, size)? => {
+                images::go_on(file, path, size, !is_ours, options)
             }
             ImageFormat::Qcow2 => {
-                Err(Failure::new(Exit::Target, format!("{} is there already", path.display()))
-                    .advise("remove it, or choose another name"))
+                let what = format!("{} is there already", path.display());
+                Err(ProviderError::new(Cause::Target, what).advise("remove it, or choose another name"))
             }
         };
-        target.map(opened).map_err(from_failure)
+        target.map(opened)
     }
 
     fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
@@ -312,7 +310,7 @@ impl TargetProvider for Here {
             }
             remove(&disk.path)?;
             remove(&journal_path(&disk.path))?;
-            remove(&crate::vddk::log_path(&disk.path))?;
+            remove(&log_path(&disk.path))?;
         }
         for folder in Here::folders(vm) {
             // Folders that hold something else stay.
@@ -366,15 +364,15 @@ fn make_folder(folder: &Path, made: &mut Vec<PathBuf>) -> Result<(), ProviderErr
     Ok(())
 }
 
-fn opened(target: TargetEnd) -> OpenedTarget {
-    let TargetEnd { end, tag, is_new, zeroed, .. } = target;
-    OpenedTarget { disk: end.disk, tag, is_new, zeroed, link: None }
+fn opened(image: OpenImage) -> OpenedTarget {
+    let OpenImage { disk, tag, is_new, zeroed, .. } = image;
+    OpenedTarget { disk, tag, is_new, zeroed, link: None }
 }
 
 /// Whether an earlier try made this image and did not write to it.
-fn is_new_image(file: &LockedFile, size: u64) -> Result<bool, Failure> {
-    let image = qcow2::image_in(file)?;
-    Ok(image.is_some_and(|image| image.was_empty() && qcow2::fits(&image, size)))
+fn is_new_image(file: &LockedFile, size: u64) -> Result<bool, ProviderError> {
+    let image = images::image_in(file)?;
+    Ok(image.is_some_and(|image| image.was_empty() && images::fits(&image, size)))
 }
 
 const ANOTHER_PLACE: &str = "remove it if it may go, or choose another folder or target_name";
@@ -419,18 +417,5 @@ pub(super) fn remove(path: &Path) -> Result<(), ProviderError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io_error("removing", path, error)),
         _ => Ok(()),
-    }
-}
-
-fn from_failure(failure: Failure) -> ProviderError {
-    let cause = match failure.exit {
-        crate::exit::Exit::TargetFull => Cause::TargetFull,
-        crate::exit::Exit::Access => Cause::Access,
-        _ => Cause::Target,
-    };
-    let error = ProviderError::new(cause, failure.message);
-    match failure.advice {
-        Some(advice) => error.advise(advice),
-        None => error,
     }
 }

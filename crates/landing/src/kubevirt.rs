@@ -16,6 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::Site;
+use drover_agent::limits::{Own, followed};
+use drover_agent::sites::SiteError;
 use drover_agent::trust::Peer;
 use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OneWay, OpenedTarget, ProviderError, Started, TargetProvider};
@@ -23,21 +25,18 @@ use drover_kubevirt::objects::{self, Kind, READY};
 use drover_kubevirt::vm::{self, About, HALTED};
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
 use drover_link::RateLimit;
-use drover_mover::StopSignal;
+use drover_mover::{StopSignal, journal_in};
 use drover_plan::{Kubevirt, PlannedDisk, PlannedVm, Problem, RunStrategy};
 use drover_qemu::{Lack, VmFolder};
 use drover_types::guest::Inside;
 use serde_json::{Value, json};
 
-use super::conversion::{self, Converter, DueInside, Served};
-use super::there::There;
-use super::{Setting, all_removed};
-use crate::endpoint::journal_in_state;
-use crate::image::qemu_error;
-use crate::limits::{Own, followed};
+use crate::conversion::{self, Converter, DueInside, Served};
+use crate::errors::{qemu_error, site_error};
+use crate::here;
 use crate::machine::{boot_bus, machine_of};
-use crate::sites;
-use crate::state::state_folder;
+use crate::setting::{Setting, all_removed};
+use crate::there::{self, There};
 use upload::Way;
 use worker::{Worker, wait_until_gone};
 
@@ -134,15 +133,12 @@ impl Claims {
 
     fn cluster_record(&self, vm: &PlannedVm) -> PathBuf {
         let owner = objects::owner_of_vm(vm, &self.about.plan);
-        journal_in_state(self.about.state.as_deref(), &format!("kubevirt cluster of {owner}"))
+        journal_in(self.about.state(), &format!("kubevirt cluster of {owner}"))
     }
 
     /// What this host keeps of a VM's conversion.
     fn folder(&self, vm: &PlannedVm) -> PathBuf {
-        state_folder(self.about.state.as_deref())
-            .join("kubevirt")
-            .join(&self.about.plan)
-            .join(&vm.target_name)
+        self.about.state().join("kubevirt").join(&self.about.plan).join(&vm.target_name)
     }
 
     /// Says that drover made the claim with this UID: what it holds without a journal is nobody's.
@@ -152,8 +148,7 @@ impl Claims {
 
     /// The plan, and whose it is.
     fn plan(&self) -> Result<String, ProviderError> {
-        let folder = sites::folder(self.about.state.as_deref()).map_err(told)?;
-        let identity = sites::identity(&folder).map_err(told)?;
+        let identity = self.about.host.identity().map_err(internal)?;
         Ok(objects::plan_of(&self.about.plan, &identity.fingerprint().to_string()))
     }
 
@@ -176,8 +171,7 @@ impl Claims {
         if let Some(hand) = hands.get(&vm.vm.id) {
             return Ok(hand.clone());
         }
-        let folder = sites::folder(self.about.state.as_deref()).map_err(told)?;
-        let identity = sites::identity(&folder).map_err(told)?;
+        let identity = self.about.host.identity().map_err(internal)?;
         let limit = self.limit()?;
         let worker = Arc::new(Worker {
             cluster: self.cluster_of(vm)?,
@@ -187,6 +181,7 @@ impl Claims {
             identity,
             limit,
             stop: self.about.stop.clone(),
+            say: self.about.host.say,
             run: self.run.clone(),
             had: self
                 .had
@@ -203,8 +198,8 @@ impl Claims {
         });
         let dialled = worker.clone();
         let site = Site::new(&self.kubevirt.site(), move || dialled.dial());
-        let there = There::at(site.clone(), &self.about, self.knowing(worker.clone())).map_err(told)?;
-        worker.watch(&site).map_err(told)?;
+        let there = There::at(site.clone(), &self.about, self.knowing(worker.clone())).map_err(internal)?;
+        worker.watch(&site)?;
         let hand = Arc::new(Hand { worker, site, there });
         hands.insert(vm.vm.id.clone(), hand.clone());
         Ok(hand)
@@ -212,18 +207,20 @@ impl Claims {
 
     /// How much the plan may send in a second.
     fn limit(&self) -> Result<Arc<RateLimit>, ProviderError> {
-        let folder = sites::folder(self.about.state.as_deref()).map_err(told)?;
-        let key = sites::identity(&folder).map_err(told)?.fingerprint();
+        let host = &self.about.host;
+        let folder = host.folder().map_err(internal)?;
+        let key = host.identity().map_err(internal)?.fingerprint();
         let limit = self.limit.get_or_init(|| {
             let nobody = Peer::new("kubevirt", key, Vec::new(), 0);
             let limits = self.about.target.rate_limit.clone();
-            followed(folder, &nobody, Own { limits, rate: None, sharers: self.about.sharers.clone() })
+            let sharers = self.about.sharers.clone();
+            followed(folder, &nobody, Own { limits, sharers, ..Own::none(host.say) })
         });
         Ok(limit.clone())
     }
 
     /// How a claim is told from another of its name: by what the server calls it, whatever node it is on.
-    fn knowing(&self, worker: Arc<Worker>) -> Box<super::there::Knowing> {
+    fn knowing(&self, worker: Arc<Worker>) -> Box<there::Knowing> {
         let records: HashMap<String, PathBuf> = worker
             .vm
             .disks
@@ -458,9 +455,8 @@ fn is_wanted(machine: &Value) -> bool {
         || machine["spec"]["running"] == true
 }
 
-fn told(failure: crate::exit::Failure) -> ProviderError {
-    let error = ProviderError::new(Cause::Internal, failure.message);
-    failure.advice.into_iter().fold(error, ProviderError::advise)
+fn internal(error: SiteError) -> ProviderError {
+    site_error(Cause::Internal, &error)
 }
 
 fn failed(error: KubeError) -> ProviderError {
@@ -530,7 +526,7 @@ impl TargetProvider for Claims {
     }
 
     fn journal(&self, disk: &PlannedDisk, _: &PlannedVm) -> std::path::PathBuf {
-        super::there::journal(self.about.state.as_deref(), &self.kubevirt.site(), disk)
+        there::journal(self.about.state(), &self.kubevirt.site(), disk)
     }
 
     fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
@@ -572,7 +568,7 @@ impl TargetProvider for Claims {
         self.release(vm)?;
         let cluster = self.cluster_of(vm)?;
         // From now on a guest may write to them.
-        vm.disks.iter().try_for_each(|disk| super::here::remove(&self.made_record(disk, vm)))?;
+        vm.disks.iter().try_for_each(|disk| here::remove(&self.made_record(disk, vm)))?;
         let path = objects::path(&self.kubevirt, Kind::Machine, &name);
         cluster.apply(&path, &self.object(vm, &self.plan()?), false).map_err(failed)?;
         let start = match vm.start {
@@ -706,14 +702,14 @@ impl TargetProvider for Claims {
                     gone => gone.map_err(failed)?,
                 }
             }
-            super::here::remove(&self.journal(disk, vm))?;
-            super::here::remove(&self.made_record(disk, vm))?;
+            here::remove(&self.journal(disk, vm))?;
+            here::remove(&self.made_record(disk, vm))?;
         }
         all_removed(&left)?;
         self.uploaded.lock().unwrap_or_else(PoisonError::into_inner).remove(&vm.vm.id);
         // Nothing of it is there any more: it may go to another cluster.
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).remove(&vm.vm.id);
-        super::here::remove(&self.cluster_record(vm))
+        here::remove(&self.cluster_record(vm))
     }
 }
 
@@ -732,7 +728,7 @@ impl Drop for Claims {
             }
         }
         if !stay.is_empty() {
-            crate::out::say(format!(
+            (self.about.host.say)(&format!(
                 "worker pods stay in namespace {}: {}; `drover resume` or `drover cancel` looks after them",
                 self.kubevirt.namespace,
                 stay.join(", ")

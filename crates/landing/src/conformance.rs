@@ -8,6 +8,8 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use drover_agent::limits::Sharers;
+use drover_agent::sites::ThisHost;
 use drover_engine::TargetProvider;
 use drover_engine::conformance::{Subject, check_target};
 use drover_lab::{Cluster, Drover, Hosts, cluster, lab_folder, run_by, workspace};
@@ -17,10 +19,11 @@ use drover_qemu::Virsh;
 use drover_qemu::daemon::Daemon;
 use drover_types::inventory::{About, DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
 
-use super::here::Here;
-use super::kubevirt::Claims;
-use super::libvirt::Domains;
-use super::{Setting, Sites};
+use crate::here::Here;
+use crate::kubevirt::Claims;
+use crate::libvirt::Domains;
+use crate::setting::Setting;
+use crate::sites::Sites;
 
 /// Not a whole number of blocks.
 const DISK_BYTES: u64 = (1 << 20) + 512;
@@ -78,9 +81,9 @@ impl Scene {
             target: self.plan.target.clone(),
             limits: self.plan.limits,
             origin: "a test".into(),
-            state: Some(self.folder.join("state")),
+            host: ThisHost { state: self.folder.join("state"), say: |_| {} },
             stop: StopSignal::default(),
-            sharers: crate::limits::Sharers::default(),
+            sharers: Sharers::default(),
         }
     }
 }

@@ -14,9 +14,9 @@ use drover_qemu::{
     RunOptions, Trials, Validation, VmFolder,
 };
 
+use crate::conversion;
 use crate::lacks::lacks;
 use crate::machine::spec_of;
-use crate::target::conversion;
 
 /// How long a guest that must go may take before its plug is pulled.
 const STOP_TIME: Duration = Duration::from_secs(5);

@@ -17,8 +17,9 @@ use drover_qemu::VmFolder;
 use drover_qemu::daemon::{Daemon, Volume};
 
 use super::{made, make_volume, volume_name};
-use crate::image::qemu_error;
-use crate::target::{all_removed, here, io_error};
+use crate::errors::qemu_error;
+use crate::here;
+use crate::setting::{all_removed, io_error};
 
 /// Bytes that are written at once behind the end of a disk.
 const ZEROS_BYTES: u64 = 64 << 10;

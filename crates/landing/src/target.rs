@@ -1,42 +1,29 @@
 //! The engine's target, of whatever type: a folder on this machine, one of another site through its agent, domains of libvirt, or virtual
 //! machines of KubeVirt.
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod conformance;
-pub mod conversion;
-mod far_copy;
-mod here;
-mod kubevirt;
-mod libvirt;
-mod ours;
-mod there;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-
+use drover_agent::sites::SiteError;
 use drover_disk::Disk;
 use drover_engine::{
     Cause, Converted, OneWay, OpenedTarget, ProviderError, Started, TargetPlace, TargetProvider, chain,
 };
 use drover_mover::StopSignal;
-use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
+use drover_plan::{At, Begun, Kubevirt, PlannedDisk, PlannedVm, Problem, Resolution};
 use drover_qemu::MachineSpec;
 use drover_types::guest::Inside;
-use drover_types::inventory::About;
-use drover_types::some_of;
-use drover_view::count;
+use drover_types::{count, some_of};
 
-use crate::exit::Failure;
-use crate::limits::Sharers;
-use crate::plan_file::PlanFile;
-use conversion::{DueInside, OnThisMachine};
-pub use far_copy::{FarCopy, remove_stale_doors};
-use here::Here;
-use kubevirt::Claims;
-use libvirt::{ConvertedBy, Domains};
-pub use there::There;
+use crate::conversion::{self, DueInside, OnThisMachine};
+use crate::far_copy::FarCopy;
+use crate::here::Here;
+use crate::kubevirt::Claims;
+use crate::libvirt::{ConvertedBy, Domains};
+use crate::setting::{NAMED_MAX, Setting};
+use crate::sites::Sites;
+use crate::there::{self, There};
 
 /// The target of one plan. VMs that an earlier plan brought elsewhere are looked at there.
 pub struct PlanTarget {
@@ -47,75 +34,9 @@ pub struct PlanTarget {
     sites: Arc<Sites>,
 }
 
-/// The sites of a plan, each of which is dialled once.
-pub struct Sites {
-    about: Setting,
-    known: Mutex<HashMap<String, Arc<There>>>,
-}
-
-impl Sites {
-    pub fn new(about: &Setting) -> Sites {
-        Sites { about: about.clone(), known: Mutex::default() }
-    }
-
-    /// The site of that name.
-    pub fn there(&self, site: &str) -> Result<Arc<There>, Failure> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(there) = known.get(site) {
-            return Ok(there.clone());
-        }
-        let there = Arc::new(There::new(site, &self.about)?);
-        known.insert(site.to_string(), there.clone());
-        Ok(there)
-    }
-
-    /// The same for a provider.
-    fn of(&self, site: &str) -> Result<Arc<There>, ProviderError> {
-        self.there(site).map_err(|failure| {
-            let error = ProviderError::new(Cause::Connection, failure.message);
-            failure.advice.into_iter().fold(error, ProviderError::advise)
-        })
-    }
-}
-
-/// What a plan's target at a site needs to be known.
-#[derive(Clone)]
-pub struct Setting {
-    pub plan: String,
-    pub target: Target,
-    pub limits: Limits,
-    /// Where the VMs come from, in words.
-    pub origin: String,
-    pub state: Option<PathBuf>,
-    pub stop: StopSignal,
-    /// How many runs share the target's `rate_limit`.
-    pub sharers: Sharers,
-}
-
 impl PlanTarget {
     /// The target of a plan; one at a site is not dialled yet.
-    pub fn new(file: &PlanFile, about: &About, state: Option<&Path>, stop: &StopSignal) -> Self {
-        PlanTarget::shared(file, about, state, stop, &Sharers::default())
-    }
-
-    /// The same, whose `rate_limit` other runs share.
-    pub fn shared(
-        file: &PlanFile,
-        about: &About,
-        state: Option<&Path>,
-        stop: &StopSignal,
-        sharers: &Sharers,
-    ) -> Self {
-        let origin = format!("{} {}", about.product, about.version).trim().to_string();
-        let about = Setting {
-            plan: file.plan.name.clone(),
-            target: file.plan.target.clone(),
-            limits: file.plan.limits,
-            origin,
-            state: state.map(Path::to_path_buf),
-            stop: stop.clone(),
-            sharers: sharers.clone(),
-        };
+    pub fn new(about: Setting) -> Self {
         let here = Arc::new(Here::new(&about));
         let sites = Arc::new(Sites::new(&about));
         let domains = Arc::new(Domains::new(here.clone(), sites.clone(), &about));
@@ -124,7 +45,7 @@ impl PlanTarget {
     }
 
     /// The site of the plan, if it goes to a folder of one.
-    pub fn site(&self) -> Option<Result<Arc<There>, Failure>> {
+    pub fn site(&self) -> Option<Result<Arc<There>, SiteError>> {
         let via = self.about.target.via.as_deref().filter(|_| self.about.target.libvirt().is_none());
         via.map(|site| self.sites.there(site))
     }
@@ -291,7 +212,9 @@ impl PlanTarget {
                 Some(format!("its disks are at {site}, where nothing serves them to a rehearsal"))
             }
             // A host that is away is told at once, and fails its own VMs only.
-            Some(site) => self.sites.there(site).and_then(|there| there.dial()).err().map(|it| it.message),
+            Some(site) => {
+                self.sites.there(site).and_then(|there| there.dial()).err().map(|it| it.to_string())
+            }
             None if vm.daemon.is_none() && self.about.target.libvirt().is_some() => {
                 Some("no host takes it".into())
             }
@@ -359,9 +282,6 @@ enum ConvertsAt {
     Nowhere,
 }
 
-/// VMs that are named of those that one warning is about.
-const NAMED_MAX: usize = 3;
-
 impl TargetProvider for PlanTarget {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.at(vm)?.prepare(vm)
@@ -396,7 +316,7 @@ impl TargetProvider for PlanTarget {
         match &vm.site {
             None if vm.daemon.is_some() => self.domains.journal(disk, vm),
             None => self.here.journal(disk, vm),
-            Some(site) => there::journal(self.about.state.as_deref(), site, disk),
+            Some(site) => there::journal(self.about.state(), site, disk),
         }
     }
 
@@ -447,43 +367,4 @@ impl TargetProvider for PlanTarget {
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.at(vm)?.remove_images(vm)
     }
-}
-
-/// A folder, or the nearest one above it that is there.
-pub fn nearest_existing(folder: &Path) -> PathBuf {
-    let mut place = folder;
-    while !place.exists() {
-        match place.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => place = parent,
-            _ => return PathBuf::from("."),
-        }
-    }
-    place.to_path_buf()
-}
-
-/// Bytes that a disk may still need at its target, of which its image takes so many already. By leave, thin disks take only what they
-/// hold, and nobody knows how much that is before they are read.
-fn may_need(disk: &PlannedDisk, taken: u64, overcommit: bool) -> u64 {
-    let may_be_little = overcommit && disk.disk.thin != Some(false);
-    if may_be_little { 0 } else { disk.disk.capacity_bytes.saturating_sub(taken) }
-}
-
-const ANOTHER_PLANS: &str = "choose another folder or target_name; if the other plan is given up, `drover cancel` it, or \
-                             remove the image and its journal";
-
-/// What was left of a VM's images because it may be somebody else's is told, and looked at again by the next `cancel`.
-fn all_removed(left: &[String]) -> Result<(), ProviderError> {
-    if left.is_empty() {
-        return Ok(());
-    }
-    Err(ProviderError::new(Cause::Target, left.join("; "))
-        .advise("remove it if it may go, or move it away if not; then the same command again"))
-}
-
-fn io_error(doing: &str, path: &Path, error: std::io::Error) -> ProviderError {
-    let cause = match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Cause::TargetFull,
-        _ => Cause::Target,
-    };
-    ProviderError::new(cause, format!("{doing} {}", path.display())).because(error)
 }

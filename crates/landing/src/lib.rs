@@ -1,0 +1,53 @@
+//! Where VMs land: the engine's targets, of whatever type. A folder on this machine, one of another site through its agent,
+//! domains of libvirt, or virtual machines of KubeVirt.
+//!
+//! ```text
+//! target      the target of a plan: which of those below has a VM
+//! here        QEMU on this machine; images: what it is given, ours: whose an image is
+//! there       QEMU at a site, by its agent; sites: those of a plan; far: what stands in the way there
+//! far_copy    a copy at a site, for a rehearsal on this machine
+//! libvirt     domains; their volumes here or at a site
+//! kubevirt    virtual machines and claims of a cluster
+//! conversion  whether a guest needs conversion, where, and how it went
+//! inspection  disks as looks into guests read them; found: what looks found, kept for runs
+//! machine     from a planned VM to a machine of QEMU's; lacks: what this host lacks for one
+//! hypervisor  QEMU on this host for peers, as its agent serves it
+//! setting     what all are told of a plan and of who runs it; errors: in the engine's words
+//! ```
+//!
+//! Who makes a [`PlanTarget`] gives it the state folder and someone who tells people what goes on ([`Setting`]); nothing here ends a
+//! program, reads an option or prints.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+#[cfg(test)]
+mod conformance;
+mod conversion;
+mod errors;
+pub mod far;
+mod far_copy;
+pub mod found;
+mod here;
+mod hypervisor;
+pub mod images;
+mod inspection;
+mod kubevirt;
+mod lacks;
+mod libvirt;
+mod machine;
+mod ours;
+mod setting;
+mod sites;
+mod target;
+mod there;
+
+pub use conversion::is_due as is_conversion_due;
+pub use errors::qemu_error;
+pub use far_copy::{FarCopy, remove_stale_doors};
+pub use hypervisor::Qemu;
+pub use inspection::{inspect_disks, inspect_images};
+pub use lacks::too_large;
+pub use machine::{boot_bus, machine_of};
+pub use setting::{Setting, nearest_existing};
+pub use target::PlanTarget;
+pub use there::{GIVE_UP_AFTER_MIN, There, journal_of_place, tag_of};
