@@ -11,7 +11,6 @@ mod endpoint;
 mod evidence;
 mod exit;
 mod files;
-mod foresight;
 mod hooks;
 mod hot_add;
 mod image;
@@ -38,6 +37,7 @@ mod state;
 mod traces;
 mod tracking;
 mod vddk;
+mod what_if;
 
 use std::process::ExitCode;
 

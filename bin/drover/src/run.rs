@@ -21,7 +21,6 @@ use drover_types::{count, some_of};
 use crate::commands::plan;
 use crate::evidence;
 use crate::exit::{Exit, Failure, of_cause};
-use crate::foresight;
 use crate::hooks::Outside;
 use crate::inventories;
 use crate::landing;
@@ -210,7 +209,7 @@ impl Prepared {
         // Beside the run: neither a plan that is refused nor a first transfer waits for it.
         let (plan, facts) = (&self.file.plan, &self.facts);
         let shared = setting.schedule.map(|schedule| schedule.budgets());
-        let foresight = foresight::begin(setting.store, plan, &self.vms, facts, shared.as_ref());
+        let foresight = drover_foresight::begin(setting.store, plan, &self.vms, facts, shared.as_ref());
         let plan = &self.file.plan.name;
         log!(
             "run",

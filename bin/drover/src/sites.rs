@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use drover_agent::sites::{Asked, Measured, OpenDisks, give_up_on_stop, own_name};
-use drover_agent::sites::{SiteError, ThisHost};
-use drover_agent::trust::{DayLimit, Folder, Identity, Peer};
+use drover_agent::sites::{SiteError, ThisHost, known};
+use drover_agent::trust::{Folder, Identity};
 use drover_agent::{Refusal, Site};
 use drover_link::{RdmaMode, Session};
 
@@ -59,18 +59,9 @@ pub fn is_limited(state: Option<&Path>, name: &str) -> Result<bool, Failure> {
     Ok(this_host(state).is_limited(name)?)
 }
 
-/// What may go to the site of that name, by the hours; nothing where that is not known.
-pub fn limits_of(state: Option<&Path>, name: &str) -> Vec<DayLimit> {
-    known(state, name).map(|peer| peer.limits).unwrap_or_default()
-}
-
 /// Where the agent of the site of that name is; nothing where that is not known.
 pub fn addresses_of(state: Option<&Path>, name: &str) -> Vec<String> {
-    known(state, name).map(|peer| peer.addresses).unwrap_or_default()
-}
-
-fn known(state: Option<&Path>, name: &str) -> Option<Peer> {
-    this_host(state).known(name)
+    known(&state_folder(state), name).map(|peer| peer.addresses).unwrap_or_default()
 }
 
 /// The site of that name, to measure the line to it; over RDMA as that says, else as it was paired.

@@ -1,7 +1,7 @@
 //! Other sites, as this host knows them: who it is itself, whom it trusts, and sessions to their agents.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Builder;
@@ -143,11 +143,8 @@ impl ThisHost {
         })
     }
 
-    /// The peer of that name, which has an agent that this host could dial.
     fn dialled(&self, name: &str) -> Result<Peer, SiteError> {
-        let peer = Peers::new(self.folder()?).named(name).map_err(|error| SiteError::state(&error))?;
-        let dialled = peer.filter(|peer| !peer.addresses.is_empty());
-        dialled.ok_or_else(|| SiteError::Unknown(name.to_string()))
+        dialled(self.folder()?, name)
     }
 
     /// Whether something is set that limits what goes to the site of that name, at whatever hour.
@@ -156,11 +153,6 @@ impl ThisHost {
     /// As [`ThisHost::site`].
     pub fn is_limited(&self, name: &str) -> Result<bool, SiteError> {
         Ok(!self.dialled(name)?.limits.is_empty())
-    }
-
-    /// The peer of that name, where it is known; nothing is made only to look.
-    pub fn known(&self, name: &str) -> Option<Peer> {
-        Folder::is_there(&self.state).then(|| self.dialled(name).ok()).flatten()
     }
 
     /// The site of that name, to measure the line to it; over RDMA as that says, else as it was paired.
@@ -174,6 +166,19 @@ impl ThisHost {
         let share = followed(folder, &peer, Own::none(self.say));
         Ok(Measured { identity, peer, limit, share })
     }
+}
+
+/// The peer of that name, which has an agent that this host could dial.
+fn dialled(folder: Folder, name: &str) -> Result<Peer, SiteError> {
+    let peer = Peers::new(folder).named(name).map_err(|error| SiteError::state(&error))?;
+    let dialled = peer.filter(|peer| !peer.addresses.is_empty());
+    dialled.ok_or_else(|| SiteError::Unknown(name.to_string()))
+}
+
+/// The same, where it is known in this state folder; nothing is made only to look.
+pub fn known(state: &Path, name: &str) -> Option<Peer> {
+    let folder = Folder::is_there(state).then(|| Folder::open(state).ok()).flatten()?;
+    dialled(folder, name).ok()
 }
 
 /// What is asked of the connections to a site beyond what they are for all.

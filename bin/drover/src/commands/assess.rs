@@ -10,7 +10,7 @@ use crate::cli::AssessArgs;
 use crate::commands::forecast::give;
 use crate::commands::inventory::{Counters, Found, all_concerns, ask, say_what_is_next};
 use crate::exit::{Exit, Failure};
-use crate::foresight;
+use crate::what_if;
 
 /// Sums up what a provider has; changes nothing there.
 pub fn run(args: &AssessArgs) -> Result<Exit, Failure> {
@@ -41,7 +41,7 @@ fn estimates(
         let vms = FleetVm::of_inventory(inventory, written, warm);
         let plans = vec!["all VMs".to_string()];
         let (waves, budgets, lines) = (BTreeMap::new(), Budgets::default(), Vec::new());
-        Ok(foresee(&foresight::question(vms, plans, waves, budgets, lines, &args.what_if)?))
+        Ok(foresee(&what_if::question(vms, plans, waves, budgets, lines, &args.what_if)?))
     };
     let at_once = WarmWish { interval_ms: 0, ..WarmWish::default() };
     Ok(Estimates::new(foreseen(None)?, foreseen(Some(at_once))?, sums))

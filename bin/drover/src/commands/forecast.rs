@@ -13,10 +13,11 @@ use serde_json::Value;
 use super::plan;
 use crate::cli::{ForecastArgs, FormArgs, SimulateArgs, WhatIfArgs};
 use crate::exit::{Exit, Failure};
-use crate::foresight;
 use crate::plan_file;
 use crate::provider::Provider;
 use crate::sites;
+use crate::state::state_folder;
+use crate::what_if::{question, written};
 
 /// What plans come to that run at the same time, and what was found of their sources.
 pub struct Asked {
@@ -52,9 +53,11 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         if resolution.vms.is_empty() {
             return Err(Failure::new(Exit::Plan, format!("plan {} moves no VM", file.plan.name)));
         }
-        let written = foresight::written(&provider, &resolution.vms, what_if);
-        vms.extend(foresight::fleet(&resolution.vms, number, &inventory, &written));
-        foresight::limit_hosts(&mut limits, &resolution.vms, |vm| foresight::host_of(vm, &inventory));
+        let written = written(&provider, &resolution.vms, what_if);
+        vms.extend(drover_foresight::fleet(&resolution.vms, number, &inventory, &written));
+        drover_foresight::limit_hosts(&mut limits, &resolution.vms, |vm| {
+            drover_foresight::host_of(vm, &inventory)
+        });
         let of_plan = drover_engine::budgets_of(&file.plan.limits);
         own.insert(number, TenantLimits { cutovers: Some(of_plan.cutovers), ..TenantLimits::default() });
         budgets = Some(budgets.map_or_else(|| of_plan.clone(), |budgets| both(budgets, &of_plan)));
@@ -67,15 +70,15 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
         read.push(file.plan);
     }
     let budgets = budgets.unwrap_or_default();
-    let (read, state): (Vec<&Plan>, _) = (read.iter().collect(), what_if.state.as_deref());
-    let lines = foresight::lines_of(&read, state);
-    let mut question = foresight::question(vms, names, waves, budgets, lines, what_if)?;
+    let (read, state): (Vec<&Plan>, _) = (read.iter().collect(), state_folder(what_if.state.as_deref()));
+    let lines = drover_foresight::lines_of(&read, &state);
+    let mut question = question(vms, names, waves, budgets, lines, what_if)?;
     if plans.len() > 1 {
         question.limits = own;
     }
     // What a flag says of the line goes before what was measured.
     if what_if.link.is_none() {
-        question.sites = foresight::sites_of(&read, state);
+        question.sites = drover_foresight::sites_of(&read, &state);
     }
     // Of other hosts than there are nothing is known.
     if what_if.hosts.is_none() {

@@ -13,9 +13,10 @@ use serde_json::json;
 use super::plan;
 use crate::cli::{PlanWavesArgs, WhatIfArgs};
 use crate::exit::{Exit, Failure};
-use crate::foresight;
 use crate::plan_file;
 use crate::provider::Provider;
+use crate::state::state_folder;
+use crate::what_if::{question, written};
 
 /// Proposes waves that fit a window; changes nothing but the file that is asked for.
 pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
@@ -34,20 +35,23 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     if vms.is_empty() {
         return Err(Failure::new(Exit::Plan, format!("plan {} moves no VM", file.plan.name)));
     }
-    let written = foresight::written(&provider, &vms, &args.what_if);
+    let written = written(&provider, &vms, &args.what_if);
     provider.close()?;
     let groups: Vec<String> = vms.iter().map(|vm| group_of(&vm.vm, args.tag.as_deref())).collect();
-    let fleet = foresight::fleet(&vms, 0, &inventory, &written);
+    let fleet = drover_foresight::fleet(&vms, 0, &inventory, &written);
     let what_if = WhatIfArgs { window: Vec::new(), ..args.what_if.clone() };
     let names = vec![file.plan.name.clone()];
     let budgets = drover_engine::budgets_of(&file.plan.limits);
-    let lines = foresight::lines_of(&[&file.plan], args.what_if.state.as_deref());
-    let mut question = foresight::question(fleet, names, BTreeMap::new(), budgets, lines, &what_if)?;
+    let state = state_folder(args.what_if.state.as_deref());
+    let lines = drover_foresight::lines_of(&[&file.plan], &state);
+    let mut question = question(fleet, names, BTreeMap::new(), budgets, lines, &what_if)?;
     if what_if.link.is_none() {
-        question.sites = foresight::sites_of(&[&file.plan], args.what_if.state.as_deref());
+        question.sites = drover_foresight::sites_of(&[&file.plan], &state);
     }
     if what_if.hosts.is_none() {
-        foresight::limit_hosts(&mut question.hosts, &vms, |vm| foresight::host_of(vm, &inventory));
+        drover_foresight::limit_hosts(&mut question.hosts, &vms, |vm| {
+            drover_foresight::host_of(vm, &inventory)
+        });
     }
     let first = args.first.unwrap_or(SystemClock.now_ms()).max(0) as u64;
     // Each wave has the freezes of the plan.

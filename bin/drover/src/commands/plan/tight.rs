@@ -9,8 +9,9 @@ use drover_types::inventory::{Inventory, WriteRates};
 
 use super::closing_key;
 use crate::cli::WhatIfArgs;
-use crate::foresight;
 use crate::plan_file::PlanFile;
+use crate::state::state_folder;
+use crate::what_if::question;
 
 /// With a lesser chance to fit, what is likely (P50) does not.
 const LIKELY: f64 = 0.5;
@@ -29,20 +30,21 @@ pub fn too_short(
         return Vec::new();
     }
     let begun: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
-    let fleet = foresight::fleet(vms, 0, inventory, &WriteRates::new());
+    let fleet = drover_foresight::fleet(vms, 0, inventory, &WriteRates::new());
     let left = fleet.into_iter().zip(vms).filter(|(_, vm)| !begun.contains(vm.vm.id.as_str()));
     let left: Vec<_> = left.map(|(vm, _)| vm).collect();
     let plans = [&file.plan];
-    let lines = foresight::lines_of(&plans, state);
+    let folder = state_folder(state);
+    let lines = drover_foresight::lines_of(&plans, &folder);
     let budgets = drover_engine::budgets_of(&file.plan.limits);
     let what_if = WhatIfArgs { state: state.map(Into::into), seed: 1, ..WhatIfArgs::default() };
     let (names, waves) = (vec![file.plan.name.clone()], [(0, waves)].into());
     // State that cannot be read shows itself elsewhere.
-    let Ok(mut question) = foresight::question(left, names, waves, budgets, lines, &what_if) else {
+    let Ok(mut question) = question(left, names, waves, budgets, lines, &what_if) else {
         return Vec::new();
     };
-    question.sites = foresight::sites_of(&plans, state);
-    foresight::limit_hosts(&mut question.hosts, vms, |vm| foresight::host_of(vm, inventory));
+    question.sites = drover_foresight::sites_of(&plans, &folder);
+    drover_foresight::limit_hosts(&mut question.hosts, vms, |vm| drover_foresight::host_of(vm, inventory));
     let forecast = foresee_roughly(&question);
     let problem = |it: &drover_forecast::TightWave<'_>| {
         let wave = file.plan.waves.iter().find(|wave| wave.wave.name == it.wave.name)?;

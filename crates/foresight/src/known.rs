@@ -1,28 +1,16 @@
-//! From plans, flags and what earlier runs measured to a forecast.
+//! What plans and earlier runs tell of a move: its VMs, its lines, and rates.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use drover_engine::{Clock, DiskReport, PlanRow, Store, StoreError, SystemClock, VmReport, host_limits};
-use drover_forecast::{
-    Copies, FleetVm, Line, Measured, Part, Quantity, Question, Rates, Seen, To, WINDOW_DAYS_MAX, spans_of,
-    spread_over,
-};
+use drover_agent::sites::known;
+use drover_engine::{DiskReport, PlanRow, Store, StoreError, VmReport, host_limits};
+use drover_forecast::{Copies, FleetVm, Line, Measured, Part, Rates, Seen, To};
 use drover_plan::{Plan, PlannedVm};
-use drover_schedule::{Budgets, HostLimits};
+use drover_schedule::HostLimits;
+use drover_types::DayLimit;
 use drover_types::inventory::{Inventory, WriteRates};
-use drover_types::{Wave, WaveWindow, Windows};
-
-use crate::cli::WhatIfArgs;
-use crate::exit::Failure;
-use crate::provider::Provider;
-use crate::sites;
-use crate::state::state_folder;
-
-mod run;
-
-pub use self::run::begin;
 
 /// The latest plans are looked at: what was measured long ago says little.
 const PLANS_MAX: usize = 20;
@@ -30,16 +18,10 @@ const PLANS_MAX: usize = 20;
 const PASSES_MAX: usize = 20;
 const HOUR_S: f64 = 3600.0;
 
-/// What earlier runs in a state folder tell of rates; what is assumed where there are none.
-pub fn rates_here(args: &WhatIfArgs) -> Result<Rates, Failure> {
-    let folder = state_folder(args.state.as_deref());
-    if !Store::is_there(&folder) {
-        return Ok(Rates::default());
-    }
-    Ok(seen(&Store::open_to_read(&folder)?)?.rates())
-}
-
 /// What earlier runs tell.
+///
+/// # Errors
+/// When the state cannot be read.
 pub fn seen(store: &Store) -> Result<Seen, StoreError> {
     let mut seen = Seen::default();
     for plan in store.plans()?.into_iter().take(PLANS_MAX) {
@@ -62,8 +44,13 @@ pub fn seen(store: &Store) -> Result<Seen, StoreError> {
 /// Whether the plan or its site says what the line to that carries: then a run shows no more than that.
 fn limits_its_line(plan: &PlanRow, state: &Path) -> bool {
     let Ok(Plan { target, .. }) = Plan::parse(&plan.text) else { return true };
-    let of_site = |site: &str| !sites::limits_of(Some(state), site).is_empty();
+    let of_site = |site: &str| !limits_of(state, site).is_empty();
     !target.rate_limit.is_empty() || target.via.as_deref().is_some_and(of_site)
+}
+
+/// What may go to a site, by the hours; nothing where that is not known.
+fn limits_of(state: &Path, site: &str) -> Vec<DayLimit> {
+    known(state, site).map(|peer| peer.limits).unwrap_or_default()
 }
 
 /// What the copy of a VM shows of its datastores, and of where it went.
@@ -136,7 +123,7 @@ pub fn limit_hosts(
 }
 
 /// What plans may send over their lines: each by its own `rate_limit`, and all that go to one site by the limit of that.
-pub fn lines_of(plans: &[&Plan], state: Option<&Path>) -> Vec<Line> {
+pub fn lines_of(plans: &[&Plan], state: &Path) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut sites: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (number, Plan { name, target, .. }) in plans.iter().copied().enumerate() {
@@ -149,7 +136,7 @@ pub fn lines_of(plans: &[&Plan], state: Option<&Path>) -> Vec<Line> {
         }
     }
     for (site, plans) in sites {
-        let limits = sites::limits_of(state, site);
+        let limits = limits_of(state, site);
         if !limits.is_empty() {
             lines.push(Line { name: format!("limit of site {site}"), limits, plans });
         }
@@ -158,63 +145,12 @@ pub fn lines_of(plans: &[&Plan], state: Option<&Path>) -> Vec<Line> {
 }
 
 /// The sites that plans go to, by the numbers of the plans, where neither they nor those say what the lines to them carry.
-pub fn sites_of(plans: &[&Plan], state: Option<&Path>) -> BTreeMap<usize, String> {
+pub fn sites_of(plans: &[&Plan], state: &Path) -> BTreeMap<usize, String> {
     let site = |(number, plan): (usize, &&Plan)| {
         let site = plan.target.via.as_deref().filter(|_| plan.target.rate_limit.is_empty())?;
-        sites::limits_of(state, site).is_empty().then(|| (number, site.to_string()))
+        limits_of(state, site).is_empty().then(|| (number, site.to_string()))
     };
     plans.iter().enumerate().filter_map(site).collect()
-}
-
-/// The question of VMs, changed as the flags say. `lines` are what they may send.
-pub fn question(
-    vms: Vec<FleetVm>,
-    plans: Vec<String>,
-    waves: BTreeMap<usize, Vec<Wave>>,
-    budgets: Budgets,
-    lines: Vec<Line>,
-    args: &WhatIfArgs,
-) -> Result<Question, Failure> {
-    let start_ms = SystemClock.now_ms().max(0) as u64;
-    let rates = rates_here(args)?;
-    let mut question = Question {
-        vms,
-        plans,
-        waves,
-        rates,
-        budgets,
-        lines,
-        start_ms,
-        seed: args.seed,
-        ..Question::default()
-    };
-    if let Some(hosts) = args.hosts {
-        spread_over(&mut question.vms, hosts as usize);
-    }
-    if let Some(link) = args.link {
-        question.rates.link = Quantity::given(link as f64);
-        question.lines.clear();
-    }
-    if let Some(vms) = args.in_flight {
-        question.budgets.vms_per_host = vms;
-    }
-    if let Some(churn) = args.churn {
-        question.rates.churn = Quantity::given(churn);
-        question.vms.iter_mut().for_each(|vm| vm.churn_bytes_per_hour = None);
-    }
-    if !args.window.is_empty() {
-        let windows = spans_of(&args.window, start_ms);
-        question.vms.iter_mut().for_each(|vm| vm.windows.clone_from(&windows));
-        for WaveWindow { windows, from_ms, until_ms, .. } in
-            question.waves.values_mut().flatten().map(|wave| &mut wave.window)
-        {
-            (*windows, *from_ms, *until_ms) = (Windows::default(), None, None);
-        }
-        crate::out::say(format_args!(
-            "windows of {WINDOW_DAYS_MAX} days are looked at; a VM that begins in one may end after it"
-        ));
-    }
-    Ok(question)
 }
 
 /// The name of a VM's host.
@@ -233,30 +169,16 @@ pub fn fleet(vms: &[PlannedVm], plan: usize, inventory: &Inventory, written: &Wr
     vms.iter().map(of).collect()
 }
 
-/// What the VMs of a plan write that move warm, by the counters of their source, unless the flags tell a churn. Why it is not
-/// known is said.
-pub fn written(provider: &Provider, vms: &[PlannedVm], args: &WhatIfArgs) -> WriteRates {
-    if args.churn.is_some() {
-        return WriteRates::new();
-    }
-    let told = provider.warnings().len();
-    let written = provider.write_rates(vms.iter().filter(|vm| vm.warm.is_some()).map(|vm| &vm.vm));
-    let warnings = provider.warnings();
-    warnings.iter().skip(told).for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
-    written
-}
-
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use drover_agent::trust::{Fingerprint, Folder, Peer, Peers};
     use drover_plan::nfc::NfcShare;
-    use drover_types::{DayLimit, inventory};
+    use drover_types::inventory;
 
     use super::*;
 
     #[test]
-    fn plans_to_one_site_share_its_limit_and_have_their_own_unless_a_flag_tells_another() {
+    fn plans_to_one_site_share_its_limit_and_have_their_own() {
         let state = tempfile::tempdir().unwrap();
         let folder = Folder::open(state.path()).unwrap();
         let limits = vec!["Mon-Fri 08:00-18:00 Europe/Berlin=200m".parse::<DayLimit>().unwrap()];
@@ -275,17 +197,11 @@ mod tests {
             plan("three", ""),
             plan("four", ", via: site-c"),
         ];
-        let asked = |link| {
-            let args = WhatIfArgs { link, state: Some(state.path().into()), ..WhatIfArgs::default() };
-            let lines = lines_of(&plans.iter().collect::<Vec<_>>(), Some(state.path()));
-            question(Vec::new(), Vec::new(), BTreeMap::new(), Budgets::default(), lines, &args).unwrap()
-        };
-        let lines = asked(None).lines;
+        let lines = lines_of(&plans.iter().collect::<Vec<_>>(), state.path());
         let of: Vec<(&str, &[usize])> =
             lines.iter().map(|line| (line.name.as_str(), line.plans.as_slice())).collect();
         assert_eq!(of, [("rate_limit of plan one", &[0][..]), ("limit of site site-b", &[0, 1][..])]);
         assert_eq!(lines[1].limits, limits);
-        assert_eq!(asked(Some(1)).lines, []);
     }
 
     #[test]

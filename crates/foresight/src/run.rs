@@ -17,7 +17,7 @@ use drover_forecast::{
 use drover_plan::{Plan, PlannedVm};
 use drover_schedule::Budgets;
 
-use super::{limit_hosts, lines_of, seen, sites_of};
+use crate::known::{limit_hosts, lines_of, seen, sites_of};
 
 /// The forecast of a run is corrected that often.
 const CORRECT_EACH: Duration = Duration::from_secs(60);
@@ -211,8 +211,8 @@ impl Begun {
             waves: [(0, plan.waves())].into(),
             budgets,
             hosts,
-            lines: lines_of(&[plan], Some(store.folder())),
-            sites: sites_of(&[plan], Some(store.folder())),
+            lines: lines_of(&[plan], store.folder()),
+            sites: sites_of(&[plan], store.folder()),
             start_ms: SystemClock.now_ms().max(0) as u64,
             seed: 1,
             ..Question::default()
@@ -341,7 +341,6 @@ impl Begun {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use drover_engine::DiskActivity;
     use drover_forecast::{FleetDisk, WarmWish};
