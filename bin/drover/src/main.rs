@@ -23,7 +23,6 @@ mod operator;
 mod out;
 mod own;
 mod plan_file;
-mod policy;
 mod provider;
 mod qcow2;
 mod remote;

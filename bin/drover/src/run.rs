@@ -11,7 +11,7 @@ use drover_engine::{
     Board, Cause, EngineError, GivenUp, Leave, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
     Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState,
 };
-use drover_landing::{PlanTarget, found};
+use drover_landing::{PlanPolicy, PlanTarget, found};
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, NAMES_SHOWN_MAX, Others, PlannedVm, Problem, as_begun, resolve};
@@ -26,7 +26,6 @@ use crate::inventories;
 use crate::landing;
 use crate::log::Logged;
 use crate::plan_file::{self, PlanFile};
-use crate::policy::PlanPolicy;
 use crate::provider::{Provider, to_give_up};
 use crate::source::{hide_foreign_snapshots, hide_left_files};
 use crate::state::state_folder;

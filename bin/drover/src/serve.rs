@@ -16,6 +16,7 @@ use std::time::Duration;
 use drover_engine::{
     Clock, ForecastError, PlanRow, Schedule, ServedRow, Store, StoreError, SystemClock, is_running,
 };
+use drover_landing::PlanPolicy;
 use drover_mover::MemoryBudget;
 use drover_plan::Others;
 use drover_schedule::Budgets;
@@ -24,7 +25,6 @@ use drover_server::{EventHub, Kind, Message, Operations, Problem, Submission, Wa
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::plan_file::{PlanFile, has_problems, parse_quietly};
-use crate::policy::PlanPolicy;
 use crate::run::file_of;
 use decide::{Step, is_over, owner, step, wanted_after, word};
 use job::{Job, Work};
@@ -256,7 +256,7 @@ impl Daemon {
             told.problems = problems.iter().filter_map(|it| serde_json::to_value(it).ok()).collect();
             told
         })?;
-        self.0.policy.check_plan(&file.plan).map_err(|failure| problem(&failure))?;
+        self.0.policy.check_plan(&file.plan).map_err(|error| problem(&Failure::from(error)))?;
         Ok(file)
     }
 

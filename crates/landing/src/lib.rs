@@ -12,6 +12,7 @@
 //! inspection  disks as looks into guests read them; found: what looks found, kept for runs
 //! machine     from a planned VM to a machine of QEMU's; lacks: what this host lacks for one
 //! hypervisor  QEMU on this host for peers, as its agent serves it
+//! policy      what a daemon lets plans of others do on its machine
 //! setting     what all are told of a plan and of who runs it; errors: in the engine's words
 //! ```
 //!
@@ -36,6 +37,7 @@ mod lacks;
 mod libvirt;
 mod machine;
 mod ours;
+mod policy;
 mod setting;
 mod sites;
 mod target;
@@ -48,6 +50,7 @@ pub use hypervisor::Qemu;
 pub use inspection::{inspect_disks, inspect_images};
 pub use lacks::too_large;
 pub use machine::{boot_bus, machine_of};
+pub use policy::PlanPolicy;
 pub use setting::{Setting, nearest_existing};
 pub use target::PlanTarget;
 pub use there::{GIVE_UP_AFTER_MIN, There, journal_of_place, tag_of};

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use drover_engine::{Clock, InOther, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
-use drover_landing::{PlanTarget, far, found, nearest_existing, too_large};
+use drover_landing::{PlanPolicy, PlanTarget, far, found, nearest_existing, too_large};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
@@ -26,7 +26,6 @@ use crate::hooks::hook_problems;
 use crate::inspection::{Inspected, inspect_plan};
 use crate::landing;
 use crate::plan_file::{self, PlanFile};
-use crate::policy::PlanPolicy;
 use crate::provider::Provider;
 use crate::signals::stop_on_signals;
 use crate::source::hide_own_snapshots;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_engine::{Store, chain};
+use drover_landing::PlanPolicy;
 use drover_mover::{MemoryBudget, TransferOptions};
 use drover_plan::settings;
 use drover_schedule::Budgets;
@@ -22,7 +23,6 @@ use crate::cli::{
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 use crate::own::DaemonLock;
-use crate::policy::PlanPolicy;
 use crate::serve::{Daemon, OidcSettings};
 use crate::signals::stop_on_signals;
 use crate::state::state_folder;

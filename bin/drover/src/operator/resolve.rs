@@ -6,7 +6,7 @@ use std::path::Path;
 
 use drover_forecast::{FleetDisk, FleetVm};
 use drover_kubevirt::{Cluster, KubeErrorKind, objects};
-use drover_landing::{boot_bus, is_conversion_due, machine_of};
+use drover_landing::{PlanPolicy, boot_bus, is_conversion_due, machine_of};
 use drover_operator::begun::{self, Begun};
 use drover_operator::lock;
 use drover_operator::model::{
@@ -20,7 +20,6 @@ use serde_json::{Value, json};
 use crate::commands::plan::resolve_here;
 use crate::exit::{Exit, Failure};
 use crate::plan_file::{PlanFile, parse_quietly};
-use crate::policy::PlanPolicy;
 use crate::provider::Provider;
 
 /// Problems of a plan that a condition names; the rest is counted.
@@ -92,7 +91,7 @@ fn laid(cluster: &Cluster, question: &Question) -> Result<Vec<MigrationSpec>, Re
     let parsed = parse_quietly(text, folder.path().join("plan.yaml"), folder.path().to_path_buf());
     let file = parsed.map_err(|problems| refused("PlanHasErrors", told(&problems), true))?;
     let policy = PlanPolicy::default();
-    policy.check_plan(&file.plan).map_err(|why| refused("PlanForbidden", why.message, true))?;
+    policy.check_plan(&file.plan).map_err(|why| refused("PlanForbidden", why.what, true))?;
     let at_source = |why: Failure| refused(&format!("Source{:?}", why.exit), why.message, false);
     let provider = Provider::open(&file, None).map_err(at_source)?;
     let asked = provider.inventory().map_err(at_source);

@@ -19,6 +19,7 @@ use drover_engine::{Board, Cause, Clock, PlanState, ProviderError, Store, System
 use drover_forecast::Measured;
 use drover_foresight::measured;
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
+use drover_landing::PlanPolicy;
 use drover_mover::StopSignal;
 use drover_operator::decide::reason;
 use drover_operator::fence::{Fence, Taken, asked_cutover, takes_provider, unwanted};
@@ -39,7 +40,6 @@ use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 use crate::own::OwnedStore;
 use crate::plan_file::{PlanFile, parse_quietly};
-use crate::policy::PlanPolicy;
 use crate::run::{Meant, Prepared, Setting, Words, at_source, give_up_by_leave};
 use crate::signals::stop_on_signals;
 
@@ -455,7 +455,7 @@ impl Desk<'_> {
             .map_err(|problems| End::new(Exit::Plan, reason::UNPARSABLE, told(&problems)))?;
         PlanPolicy::default()
             .check_plan(&file.plan)
-            .map_err(|why| End::new(Exit::Plan, reason::FORBIDDEN, why.message))?;
+            .map_err(|why| End::new(Exit::Plan, reason::FORBIDDEN, why.what))?;
         Ok(file)
     }
 

@@ -2,9 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use drover_engine::{Cause, ProviderError};
 use drover_plan::{Check, CheckKeys, FirstBoot, Hooks, Plan, PlannedVm, Probe, Source};
-
-use crate::exit::{Exit, Failure};
 
 /// Transports of libvirt that start no program of the caller's choice.
 const TRANSPORTS: [&str; 7] = ["", "unix", "tcp", "tls", "ssh", "libssh", "libssh2"];
@@ -23,7 +22,10 @@ pub struct PlanPolicy {
 
 impl PlanPolicy {
     /// Judges what a plan names, before anything of it is used.
-    pub fn check_plan(&self, plan: &Plan) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// When the plan names what it may not.
+    pub fn check_plan(&self, plan: &Plan) -> Result<(), ProviderError> {
         if let Some(named) = program_named(plan).filter(|_| !self.programs) {
             return Err(names_a_program(&named));
         }
@@ -34,7 +36,10 @@ impl PlanPolicy {
     }
 
     /// Judges where VMs would be written, once it is known.
-    pub fn check_vms(&self, plan: &Plan, vms: &[PlannedVm]) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// When they would be written elsewhere than they may.
+    pub fn check_vms(&self, plan: &Plan, vms: &[PlannedVm]) -> Result<(), ProviderError> {
         for vm in vms {
             if let Some(uri) = vm.daemon.as_ref().filter(|uri| !self.programs && names_program(uri)) {
                 return Err(names_a_program(&format!("uri {uri}")));
@@ -47,7 +52,7 @@ impl PlanPolicy {
         Ok(())
     }
 
-    fn check_place(&self, path: &Path) -> Result<(), Failure> {
+    fn check_place(&self, path: &Path) -> Result<(), ProviderError> {
         let below = |real: PathBuf| {
             self.targets.iter().filter_map(|it| real_place(it)).any(|allowed| real.starts_with(allowed))
         };
@@ -57,13 +62,14 @@ impl PlanPolicy {
         let text =
             format!("the target folder {} is not among those that this daemon writes to", path.display());
         let allowed: Vec<String> = self.targets.iter().map(|it| it.display().to_string()).collect();
-        Err(Failure::new(Exit::Plan, text).advise(format!("use a folder below {}", allowed.join(", "))))
+        Err(ProviderError::new(Cause::Plan, text)
+            .advise(format!("use a folder below {}", allowed.join(", "))))
     }
 }
 
-fn names_a_program(named: &str) -> Failure {
+fn names_a_program(named: &str) -> ProviderError {
     let text = format!("the plan names {named}, and this daemon loads and starts nothing that a plan names");
-    Failure::new(Exit::Plan, text).advise(
+    ProviderError::new(Cause::Plan, text).advise(
         "leave it out and set it in the daemon's environment; or allow it with `plan_programs: true` in the daemon's settings",
     )
 }
@@ -150,7 +156,6 @@ fn real_place(path: &Path) -> Option<PathBuf> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::os::unix::fs::symlink;
 
@@ -198,12 +203,12 @@ mod tests {
             policy.check_vms(&plan, &vms)
         };
         for good in ["vms", "vms/in", "vms/new/deep", "alias/in"] {
-            judge(&at(good), "").unwrap_or_else(|failure| panic!("{good}: {}", failure.message));
+            judge(&at(good), "").unwrap_or_else(|error| panic!("{good}: {}", error.what));
         }
         judge(&at("vms"), ", target_folder: in").unwrap();
         for bad in ["away", "vms/../away", "vms/link", "vms/nothing", "vmsx", "alias/link/x"] {
-            let failure = judge(&at(bad), "").unwrap_err();
-            assert!(failure.message.contains("is not among those"), "{bad}: {}", failure.message);
+            let error = judge(&at(bad), "").unwrap_err();
+            assert!(error.what.contains("is not among those"), "{bad}: {}", error.what);
         }
         for over in [
             "target_folder: /etc",
@@ -211,8 +216,8 @@ mod tests {
             "target_folder: link",
             "storage: {\"*\": /root}",
         ] {
-            let failure = judge(&at("vms"), &format!(", {over}")).unwrap_err();
-            assert!(failure.message.contains("is not among those"), "{over}: {}", failure.message);
+            let error = judge(&at("vms"), &format!(", {over}")).unwrap_err();
+            assert!(error.what.contains("is not among those"), "{over}: {}", error.what);
         }
         // Where the disk itself is a link that was planted.
         std::fs::create_dir(at("vms/web")).unwrap();
