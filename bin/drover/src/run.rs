@@ -453,7 +453,7 @@ pub fn give_up_by_leave(
 pub fn target_of(file: &PlanFile, state: Option<&Path>) -> PlanTarget {
     let stop = StopSignal::default();
     stop.stop();
-    PlanTarget::new(file, &About::default(), state, &stop)
+    landing::target_of(file, &About::default(), state, &stop)
 }
 
 /// Does something with source and target of a plan that does not run: at the source that is meant alone.

@@ -1,7 +1,6 @@
 //! What stands in the way of a plan that goes to another site, as far as its agent can be asked before.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +17,7 @@ use drover_types::inventory::Firmware;
 use drover_types::{Bytes, some_of};
 
 use crate::lacks::bridge_lack;
-use crate::machine::pool_of;
+use crate::machine::{pool_of, site_name};
 use crate::there::There;
 
 /// VMs asked about at a time: answers take a round trip each.

@@ -1,15 +1,14 @@
 //! `drover cutover`, `drover proceed`, `drover retry` and `drover clean`.
 
-use serde_json::json;
-
+use drover_landing::remove_stale_doors;
 use drover_types::count;
+use serde_json::json;
 
 use super::migrate::{open_store, open_store_beside_daemon, plan_name, state_option, unknown_plan};
 use crate::cli::{CleanArgs, CutoverArgs, ProceedArgs, RetryArgs, RunArgs};
 use crate::exit::{Exit, Failure};
 use crate::provider::to_give_up;
 use crate::run::{recorded_file, target_of};
-use crate::target::remove_stale_doors;
 
 /// Asks that VMs of a plan move over.
 pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {

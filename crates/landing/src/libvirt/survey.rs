@@ -135,7 +135,7 @@ impl Domains {
             Box::new(advice.into_iter().fold(problem, Problem::advise))
         };
         let dialled = self.sites.there(site).and_then(|there| there.dial().map(|()| there));
-        let there = dialled.map_err(|failure| problem(failure.message, failure.advice))?;
+        let there = dialled.map_err(|error| problem(error.to_string(), Some(error.advice().into())))?;
         let info = there.info().map_err(|refusal| {
             problem(format!("agent of {site}: {refusal}"), Some("look at the agent's log".into()))
         })?;
