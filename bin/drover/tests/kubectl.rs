@@ -117,12 +117,19 @@ fn serve(mut stream: TcpStream, answers: &[(String, u16, String)], asked: &Mutex
         let words: Vec<&str> = first.split(' ').collect();
         let body = serde_json::from_slice(&body).unwrap_or_default();
         asked.lock().unwrap().push((words[0].to_string(), words[1].to_string(), body));
+        let is_stream = words[1].contains("watch=1");
         let path = words[1].split('?').next().unwrap();
-        let found = answers.iter().find(|(of, ..)| of == path);
-        let (code, text) = match found {
-            // Streams of changes bring none.
-            _ if words[1].contains("watch=1") => (200, String::new()),
+        let path = if is_stream { format!("{path}?watch") } else { path.to_string() };
+        // Of several answers each is given once, and the last one from then on.
+        let is_same = |asked: &&Asked| {
+            !is_stream && !asked.1.contains("watch=1") && asked.1.split('?').next() == Some(path.as_str())
+        };
+        let times = asked.lock().unwrap().iter().filter(is_same).count();
+        let found: Vec<_> = answers.iter().filter(|(of, ..)| *of == path).collect();
+        let (code, text) = match found.get(times.clamp(1, found.len().max(1)) - 1) {
             Some((_, code, text)) => (*code, text.clone()),
+            // Streams of changes bring none.
+            None if is_stream => (200, String::new()),
             None => (404, "404 page not found\n".to_string()),
         };
         let head = format!("HTTP/1.1 {code} x\r\ncontent-length: {}\r\n\r\n", text.len());
@@ -194,6 +201,35 @@ fn vms_of_a_wave_and_in_a_phase_are_shown_counted_and_steered() {
     let paths: Vec<&str> = changes.iter().map(|(path, _)| path.as_str()).collect();
     assert_eq!(paths, [format!("{OWN}/migrations/vm-1"), format!("{OWN}/migrations/vm-3")]);
     assert_eq!(changes[1].1["spec"]["cancel"], true);
+}
+
+#[test]
+fn vms_of_a_plan_that_was_applied_a_moment_ago_are_waited_for() {
+    let list = |items: Vec<Value>| {
+        json!({"kind": "List", "metadata": {"resourceVersion": "7"}, "items": items}).to_string()
+    };
+    let event = |kind: &str, object: &Value| json!({"type": kind, "object": object}).to_string() + "\n";
+    let (mut fresh, mut laid) = (plan(), plan());
+    for it in [&mut fresh, &mut laid] {
+        it["spec"]["plan"] = json!({"waves": [{"name": "pilot"}, {"name": "rest"}]});
+        it["metadata"]["resourceVersion"] = json!("8");
+    }
+    fresh["status"] = json!({});
+    let mut web = migration(1, "web01", "Done", "Arrived");
+    (web["spec"]["wave"], web["metadata"]["resourceVersion"]) = (json!("pilot"), json!("9"));
+    let server = Server::new(vec![
+        (format!("{OWN}/plans"), 200, list(vec![fresh])),
+        (format!("{OWN}/plans?watch"), 200, event("MODIFIED", &laid)),
+        (format!("{OWN}/migrations"), 200, list(vec![])),
+        (format!("{OWN}/migrations"), 200, list(vec![web.clone()])),
+        (format!("{OWN}/migrations?watch"), 200, event("ADDED", &web)),
+    ]);
+    let text = server.says(&["status", "--wave", "pilot", "--watch"]);
+    assert!(text.contains("web01  Done"), "{text}");
+    // What no Plan has is not waited for.
+    server.refuses(&["status", "--wave", "plot", "--watch"], 3, "of the wave plot");
+    // One that was laid out and has no such VM is not, either.
+    server.refuses(&["status", "web02", "--watch"], 3, "of a VM called web02");
 }
 
 #[test]

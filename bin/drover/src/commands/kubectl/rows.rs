@@ -35,6 +35,9 @@ pub struct PlanRow {
     /// Why waves do not begin since VMs of others failed, and what to do.
     pub held: Option<String>,
     pub cancel: bool,
+    /// The names of all its waves.
+    #[serde(skip)]
+    pub wave_names: Vec<String>,
     /// Whether it is laid over its source as it is now, or needs not be.
     #[serde(skip)]
     pub is_settled: bool,
@@ -114,6 +117,7 @@ impl PlanRow {
         let held = condition(object, HELD).filter(|it| it["status"] == "True");
         let refused = status["refused"].as_array().into_iter().flatten();
         let cancel = object["spec"]["cancel"] == true;
+        let waves = object["spec"]["plan"]["waves"].as_array().into_iter().flatten();
         PlanRow {
             name: text(&object["metadata"]["name"]),
             provider: text(&object["spec"]["provider"]),
@@ -127,6 +131,7 @@ impl PlanRow {
             waves: Vec::deserialize(&status["waves"]).unwrap_or_default(),
             held: held.map(|it| text(&it["message"])),
             cancel,
+            wave_names: waves.map(|wave| text(&wave["name"])).collect(),
             is_settled: cancel || status["resolvedGeneration"] == object["metadata"]["generation"],
         }
     }

@@ -83,6 +83,15 @@ impl Known {
         Ok(rows.into_iter().cloned().collect())
     }
 
+    /// A Plan that is not laid over its source yet, and may have what is asked for then.
+    fn awaited(&self, args: &KubectlStatusArgs) -> Option<&PlanRow> {
+        let may_have = |plan: &&PlanRow| {
+            args.of.as_ref().is_none_or(|of| plan.name == *of)
+                && args.wave.as_ref().is_none_or(|wave| plan.wave_names.contains(wave))
+        };
+        self.plans.values().filter(may_have).find(|plan| !plan.is_settled)
+    }
+
     fn plans(&self, args: &KubectlStatusArgs) -> Vec<PlanRow> {
         let is_asked =
             |plan: &&PlanRow| args.names.is_empty() && args.of.as_ref().is_none_or(|of| plan.name == *of);
@@ -101,7 +110,7 @@ pub fn run(place: &Place, args: &KubectlStatusArgs) -> Result<Exit, Failure> {
     }
     let is_screen = !args.json && std::io::stdout().is_terminal();
     let (mut known, mut before, mut shown_at) = (Known::default(), BTreeMap::new(), None::<Instant>);
-    let mut page = String::new();
+    let (mut page, mut awaited) = (String::new(), String::new());
     loop {
         taken(&receiver, &mut known)?;
         if stop.is_set() {
@@ -113,11 +122,17 @@ pub fn run(place: &Place, args: &KubectlStatusArgs) -> Result<Exit, Failure> {
         }
         shown_at = Some(Instant::now());
         let plans = known.plans(args);
-        let rows = match known.rows(args) {
-            Ok(rows) => rows,
-            Err(why) if before.is_empty() => return Err(place.no(why)),
+        let rows = match (known.rows(args), known.awaited(args)) {
+            (Ok(rows), _) => rows,
             // It was removed meanwhile.
-            Err(_) => Vec::new(),
+            (Err(_), _) if !before.is_empty() => Vec::new(),
+            (Err(_), Some(plan)) => {
+                tell_awaited(plan, &mut awaited);
+                continue;
+            }
+            // Of the two streams that of Migrations may be behind.
+            (Err(_), None) if is_there(place, args)? => continue,
+            (Err(why), None) => return Err(place.no(why)),
         };
         if args.of.is_some() && args.names.is_empty() && plans.is_empty() && rows.is_empty() {
             return Err(place.no("there is no such Plan".into()));
@@ -141,6 +156,23 @@ pub fn run(place: &Place, args: &KubectlStatusArgs) -> Result<Exit, Failure> {
         }
         before = rows.into_iter().map(|row| (row.name.clone(), row)).collect();
     }
+}
+
+/// Says which Plan is waited for and why, where that is not what was said last.
+fn tell_awaited(plan: &PlanRow, last: &mut String) {
+    let why = if plan.message.is_empty() { "it is being laid over its source" } else { &plan.message };
+    let words = format!("waiting for Plan {}: {}", plan.name, drover_view::clean(why));
+    if words != *last {
+        crate::out::say(&words);
+    }
+    *last = words;
+}
+
+/// Whether what is asked for is there, asked of the server itself.
+fn is_there(place: &Place, args: &KubectlStatusArgs) -> Result<bool, Failure> {
+    let all = place.rows()?;
+    let rows = chosen(&all, &args.names, args.of.as_deref());
+    Ok(rows.and_then(|rows| of_wave(rows, args.wave.as_deref())).is_ok())
 }
 
 fn follow(place: &Place, kind: Kind, plural: &str, sender: &SyncSender<(Kind, Seen)>) -> Result<(), Failure> {
