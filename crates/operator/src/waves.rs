@@ -100,6 +100,8 @@ pub enum WaveStanding {
     Over,
     /// What waves there are is not known now.
     Unknown,
+    /// Its Plan is gone, and no wave keeps it any more.
+    Gone,
 }
 
 impl fmt::Display for WaveStanding {
@@ -122,6 +124,7 @@ impl fmt::Display for WaveStanding {
                 f.write_str("the window of its wave is over: give the wave a later one in the Plan")
             }
             WaveStanding::Unknown => f.write_str("the waves of its Plan are being looked at"),
+            WaveStanding::Gone => f.write_str("its Plan is gone"),
         }
     }
 }

@@ -41,9 +41,8 @@ impl Operator {
         let Some(wave) = &spec.wave else { return open };
         let plan = self.plans.get(&spec.plan_ref.name).filter(|plan| plan.meta.uid == spec.plan_ref.uid);
         match plan {
-            // What has begun goes on without its Plan, and nothing else does, nor what had ended.
-            None if status.is_stopped() => WaveStanding::Unknown,
-            None => open,
+            // What has begun goes on without its Plan, and nothing else does.
+            None => WaveStanding::Gone,
             // Its own plan holds its window, which its worker heeds.
             Some(plan) if status.begun && !plan.waves.iter().any(|it| it.name == *wave) => open,
             Some(plan) => {

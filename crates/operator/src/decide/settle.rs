@@ -36,6 +36,8 @@ pub mod reason {
     pub const WAVE_FAILED: &str = "WaveFailed";
     /// VMs of a wave before its own failed, after which none begins.
     pub const WAVE_STOPPED: &str = "WaveStopped";
+    /// It was stopped by a wave of a Plan that is gone.
+    pub const PLAN_GONE: &str = "PlanGone";
     /// While it works: the VM is copied again and again until somebody asks for its cutover.
     pub const WAITS_FOR_CUTOVER: &str = "WaitsForCutover";
 }

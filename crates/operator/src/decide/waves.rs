@@ -4,6 +4,8 @@ use super::{Act, Facts, Run, reason};
 use crate::model::Phase;
 use crate::waves::WaveStanding;
 
+const PLAN_IS_GONE: &str = "it had begun and was stopped, since VMs of a wave before its own failed, and its Plan was removed meanwhile: have it go on \
+                            (`kubectl drover retry VM`), or have what was begun undone (`kubectl drover cancel VM`)";
 pub(super) const WAITS_FOR_WINDOW: &str = "WaitsForWindow";
 const WAITS_FOR_WAVE: &str = "WaitsForWave";
 /// Reasons that thousands have at once: no event tells of each. Of waves that failed one of the Plan does.
@@ -29,6 +31,7 @@ impl Run<'_> {
         let standing = self.facts.wave.clone();
         let (reason, wake) = match &standing {
             _ if self.status.guest_off || self.has_arrived() => return None,
+            WaveStanding::Gone => return None,
             WaveStanding::Open { closes } => {
                 if let Some(closes) = closes.filter(|_| !is_warm) {
                     self.wake(closes);
@@ -56,8 +59,13 @@ impl Run<'_> {
         Some(self.rest(Phase::Queued, reason, &standing.to_string()))
     }
 
-    /// What a wave before its own had stopped has its turn again, once it is not stopped any more.
+    /// What a wave before its own had stopped has its turn again, once it is not stopped any more. Without its Plan no wave lets it go on.
     pub(super) fn leave_stop(&mut self) {
+        if self.status.is_stopped() && self.facts.wave == WaveStanding::Gone {
+            return if self.status.begun {
+                self.fail(reason::PLAN_GONE, PLAN_IS_GONE)
+            };
+        }
         let is_kept = matches!(self.facts.wave, WaveStanding::Stopped(_) | WaveStanding::Unknown);
         if self.status.is_stopped() && !is_kept && !self.has_lost_state() {
             self.status.phase = Phase::Pending;

@@ -215,6 +215,31 @@ fn what_has_a_worker_goes_on_to_its_end_and_what_was_tried_again_does_not() {
 }
 
 #[test]
+fn what_was_stopped_and_loses_its_plan_can_be_tried_again() {
+    let mut world = World::in_wave(WaveStanding::Open { closes: None });
+    world.settle();
+    world.works();
+    world.facts.wave = stopped();
+    world.fails(7, "Target");
+    assert_eq!(world.reason("Arrived"), "WaveStopped");
+    // It was begun: it does not go with its Plan.
+    (world.facts.plan, world.facts.wave) = (PlanStanding::LeftOut, WaveStanding::Gone);
+    world.later(NIGHT);
+    assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Failed, reason::PLAN_GONE));
+    assert!(world.message().contains("kubectl drover retry VM"), "{}", world.message());
+    assert!(!world.is_gone && world.made.len() == 1);
+    world.facts.retry = Some("1".into());
+    world.settle();
+    assert_eq!(world.made, [(1, Work::Move), (2, Work::Move)]);
+    // What was not begun does.
+    let mut world = World::in_wave(stopped());
+    world.settle();
+    (world.facts.plan, world.facts.wave) = (PlanStanding::LeftOut, WaveStanding::Gone);
+    world.settle();
+    assert!(world.is_gone);
+}
+
+#[test]
 fn what_failed_itself_is_not_tried_again_because_waves_go_on() {
     let mut world = World::in_wave(WaveStanding::Open { closes: None });
     world.settle();
