@@ -296,6 +296,19 @@ fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Dura
             && waves[3]["holds"] == true
             && held(&status)["message"].to_string().contains("`kubectl drover proceed waved gone`")
     });
+    // One more fails: the Plan tells it, and no further event.
+    let late = MigrationSpec { wave: Some("gone".into()), ..spec(90_006, &waved, &provider) };
+    let name = migration_name(SOURCE, &late.vm.instance_uuid);
+    kube.create(&format!("{OWN}/migrations"), &migration(&name, &late), false).unwrap();
+    wait("the Plan tells of both", log, patience, || {
+        held(&status())["message"].to_string().contains("2 VMs of wave gone failed")
+    });
+    wait("and so does its one event", log, patience, || {
+        let events = kube.all("/api/v1/namespaces/vms/events").unwrap();
+        let told: Vec<&Value> = events.iter().filter(|it| it["reason"] == "WaveStopped").collect();
+        assert!(told.len() <= 1, "{told:#?}");
+        told.iter().any(|it| it["count"] == 2 && it["message"].to_string().contains("2 VMs"))
+    });
     let word = json!({"metadata": {"annotations": {"drover.dev/proceed": "gone"}}});
     kube.change(&format!("{OWN}/plans/waved"), Change::Merge, &word).unwrap();
     wait("the wave after the one that failed goes", log, patience, || arrived(90_005).0 == "Arrived");

@@ -317,6 +317,16 @@ pub struct Note {
     pub message: String,
 }
 
+/// One event of something that goes on, by a name: what is to be made, and what changes in it as it comes to happen so often.
+pub fn counted_event(event: Value, name: &str, count: u64) -> (Value, Value) {
+    let mut made = event;
+    made["metadata"] = json!({"name": name, "namespace": made["metadata"]["namespace"]});
+    made["count"] = json!(count);
+    let keys = ["type", "reason", "message", "count", "lastTimestamp"];
+    let change = keys.map(|key| (key.to_string(), made[key].clone())).into_iter().collect();
+    (made, Value::Object(change))
+}
+
 /// The event of a note.
 pub fn event(kind: &str, about: &Named, namespace: &str, note: &Note, now: Moment) -> Value {
     let message: String = note.message.chars().take(1000).collect();
@@ -448,6 +458,20 @@ mod tests {
             (&env["name"], &env["valueFrom"]["fieldRef"]["fieldPath"]),
             (&json!("DROVER_POD"), &json!("metadata.uid"))
         );
+    }
+
+    #[test]
+    fn one_event_counts_what_goes_on() {
+        let note =
+            |message: &str| Note { is_warning: true, reason: "WaveStopped".into(), message: message.into() };
+        let of = |message: &str, at| event("Plan", &named(), "vms", &note(message), Moment(at));
+        let (made, _) = counted_event(of("1 VM", 1), "waves-held-u", 1);
+        assert_eq!((&made["metadata"]["name"], &made["count"]), (&json!("waves-held-u"), &json!(1)));
+        assert!(made["metadata"].get("generateName").is_none() && made["involvedObject"]["kind"] == "Plan");
+        let (_, change) = counted_event(of("40 VMs", 2), "waves-held-u", 40);
+        assert_eq!(change["count"], 40);
+        assert_eq!((&change["message"], &change["lastTimestamp"]), (&json!("40 VMs"), &json!(Moment(2))));
+        assert!(change.get("firstTimestamp").is_none(), "it began when it began");
     }
 
     #[test]

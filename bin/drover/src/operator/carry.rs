@@ -334,6 +334,25 @@ impl Operator {
             }
         }
     }
+
+    /// Keeps one event of a Plan whose waves are held, which counts the VMs because of which they are.
+    pub(super) fn tell_counted(&self, name: &str, note: &Note, count: u64) {
+        let Some(uid) = self.plans.get(name).map(|it| it.meta.uid.clone()) else { return };
+        crate::out::say_of("Plan", name, &note.reason, &note.message);
+        let all = format!("/api/v1/namespaces/{}/events", self.namespace);
+        let (event_name, about) = (format!("waves-held-{uid}"), Named { name: name.to_string(), uid });
+        let event = objects::event("Plan", &about, &self.namespace, note, now());
+        let (made, change) = objects::counted_event(event, &event_name, count);
+        let told = match self.cluster.create(&all, &made, false) {
+            Err(error) if error.kind == KubeErrorKind::Conflict => {
+                self.cluster.change(&format!("{all}/{event_name}"), Change::Merge, &change)
+            }
+            told => told,
+        };
+        if let Err(error) = told {
+            crate::out::say(format_args!("an event of {name} is not kept: {error}"));
+        }
+    }
 }
 
 #[cfg(test)]

@@ -596,6 +596,7 @@ impl Operator {
             }
             None => (None, None),
         };
+        let failed_of_held = held.iter().flatten().map(|it| it.failed).sum::<u64>();
         let mut note = None;
         self.write(name, |status| {
             status.waves = waves.unwrap_or(std::mem::take(&mut status.waves));
@@ -603,7 +604,10 @@ impl Operator {
             (status.migrations, status.done, status.failed) = (migrations, done, failed);
             (status.running, status.forecast) = (running, forecast);
         })?;
-        self.tell("Plan", name, note.as_slice());
+        match note {
+            Some(note) if note.is_warning => self.tell_counted(name, &note, failed_of_held.max(1)),
+            note => self.tell("Plan", name, note.as_slice()),
+        }
         Ok(())
     }
 }

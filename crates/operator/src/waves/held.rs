@@ -77,7 +77,8 @@ impl Order {
     }
 }
 
-/// Sets the condition [`HELD`] of a Plan; a Plan that was never held has none. What is new of it, for an event.
+/// Sets the condition [`HELD`] of a Plan; a Plan that was never held has none. What is new of it, for an event, which is one and the same
+/// for all VMs that fail while waves are held.
 pub fn set_held(
     conditions: &mut Vec<Condition>,
     plan: &str,
