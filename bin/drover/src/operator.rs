@@ -386,7 +386,9 @@ impl Operator {
                 }
             }
             Message::Seen(kind, Seen::Trouble(error)) => {
-                crate::out::say(format_args!("{kind:?}s: {error}; it is tried again"));
+                let is_ours = kind != Kind::Job && error.kind == KubeErrorKind::NotServed;
+                let hint = if is_ours { " (apply deploy/crds.yaml of this version of drover)" } else { "" };
+                crate::out::say(format_args!("{kind:?}s: {error}{hint}; it is tried again"));
             }
         }
     }

@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
@@ -241,6 +241,36 @@ fn the_last_workers_log_is_printed() {
     let asked = server.asked.lock().unwrap();
     let path = &asked.last().unwrap().1;
     assert_eq!(path, "/api/v1/namespaces/vms/pods/new/log?container=worker&follow=false&tailLines=3");
+}
+
+#[test]
+fn a_login_that_has_expired_is_told_from_rights_that_lack() {
+    let status =
+        |code: u16, message: &str| json!({"kind": "Status", "code": code, "message": message}).to_string();
+    let answer = |code: u16, message: &str| vec![(format!("{OWN}/migrations"), code, status(code, message))];
+    let expired = Server::new(answer(401, "Unauthorized"));
+    expired.refuses(&["status"], 4, "log in again: the token");
+    let forbidden = Server::new(answer(403, "migrations is forbidden: User may not list"));
+    forbidden.refuses(&["status"], 4, "give this user the rights");
+}
+
+#[test]
+fn an_operator_without_its_resources_says_what_to_apply() {
+    let lease =
+        json!({"kind": "Lease", "metadata": {"resourceVersion": "1"}, "spec": {"holderIdentity": ""}});
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/vms/leases/drover-operator";
+    let server = Server::new(vec![(leases.into(), 200, lease.to_string())]);
+    let mut operator = Command::new(env!("CARGO_BIN_EXE_drover"))
+        .args(["operator", "--image", "localhost/drover:test", "--namespace", "vms"])
+        .env("KUBECONFIG", server.folder.path().join("config"))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(operator.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let told = lines.find(|line| line.starts_with("Plans: "));
+    operator.kill().unwrap();
+    operator.wait().unwrap();
+    assert!(told.as_ref().is_some_and(|line| line.contains("apply deploy/crds.yaml")), "{told:?}");
 }
 
 #[test]

@@ -407,10 +407,12 @@ pub(crate) fn answered(code: u16, body: &[u8]) -> Result<Value, Told> {
         400 | 403 | 405 | 413 | 415 | 422 => KubeErrorKind::Refused,
         _ => KubeErrorKind::Server,
     };
-    let text = if code == 401 { format!("who asks is not known: {message}") } else { message.to_string() };
+    let text = if code == 401 { format!("{NOT_KNOWN}: {message}") } else { message.to_string() };
     Err((kind, shortened(&text)))
 }
 
+/// How messages begin of an API server that does not know who asks: a token or certificate that is wrong, or has expired.
+pub const NOT_KNOWN: &str = "who asks is not known";
 const NO_API_SERVER: &str = "what answers is not the API server of a Kubernetes";
 
 #[cfg(test)]

@@ -26,6 +26,6 @@ pub mod vm;
 mod watch;
 
 pub use access::Access;
-pub use cluster::{Change, Cluster, KubeError, KubeErrorKind};
+pub use cluster::{Change, Cluster, KubeError, KubeErrorKind, NOT_KNOWN};
 pub use forward::Forward;
 pub use watch::Seen;

@@ -7,7 +7,7 @@ mod watch;
 
 use std::sync::Arc;
 
-use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
+use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind, NOT_KNOWN};
 use drover_operator::{CUTOVER, MIGRATION, RETRY};
 use drover_view::now_utc;
 use serde_json::{Value, json};
@@ -82,6 +82,8 @@ pub fn failure(error: KubeError) -> Failure {
     let kind = error.kind;
     let failure = crate::operator::failure(error);
     match kind {
+        KubeErrorKind::Denied if failure.message.contains(NOT_KNOWN) => failure
+            .advise("log in again: the token or the certificate of the kubeconfig's user may have expired"),
         KubeErrorKind::NotServed => {
             failure.advise("install the operator (docs/how-to/operator.md), or name another --context")
         }
