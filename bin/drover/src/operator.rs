@@ -24,6 +24,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use drover_kubevirt::{Access, Cluster, KubeError, KubeErrorKind, Seen};
 use drover_operator::admission::Admissions;
+use drover_operator::cutovers::Cutovers;
 use drover_operator::fence::is_older;
 use drover_operator::jobs::{Jobs, Known};
 use drover_operator::model::Work;
@@ -125,7 +126,8 @@ pub fn run(args: &OperatorArgs) -> Result<Exit, Failure> {
              (NAME@sha256:...)"
         ));
     }
-    let budgets = Budgets { vms_per_host: args.vms_per_host, disks: args.disks, ..Budgets::default() };
+    let OperatorArgs { vms_per_host, disks, cutovers, .. } = *args;
+    let budgets = Budgets { vms_per_host, disks, cutovers, ..Budgets::default() };
     let (sender, receiver) = sync_channel(QUEUE);
     KINDS.iter().try_for_each(|kind| follow(*kind, &cluster, &namespace, &sender))?;
     let mut operator = Operator::new(cluster, namespace, shape, budgets, lease.clone(), told, sender);
@@ -251,6 +253,7 @@ struct Operator {
     /// Kinds whose list was complete once.
     complete: BTreeSet<Kind>,
     admissions: Admissions,
+    cutovers: Cutovers,
     budgets: Budgets,
     forecasts: Forecasts,
     /// Migrations to decide on.
@@ -293,6 +296,7 @@ impl Operator {
             listing: BTreeMap::new(),
             complete: BTreeSet::new(),
             admissions: Admissions::new(budgets.clone()),
+            cutovers: Cutovers::new(budgets.clone()),
             budgets,
             forecasts: Forecasts::default(),
             due: BTreeSet::new(),
@@ -475,6 +479,7 @@ impl Operator {
                 self.wakes.remove(name);
                 let now_ms = self.now_ms();
                 self.admissions.leave(name, now_ms);
+                self.cutovers.leave(name, now_ms);
             }
             Kind::Job => {
                 self.due.extend(self.jobs.remove(name));
@@ -490,6 +495,10 @@ impl Operator {
             let work = status.job.as_ref().map(|job| job.work);
             if let Some(work) = work.or(status.keeps_slot().then_some(Work::Move)) {
                 self.admissions.want(name, &migration.spec, work, true, now_ms);
+            }
+            if status.is_moving_over() && migration.spec.size.warm.is_some() {
+                let most = migrations::cutovers_of(&migration.spec.plan);
+                self.cutovers.want(name, &migration.spec.plan_ref.uid, most, true, now_ms);
             }
         }
         self.admissions.admit(now_ms);

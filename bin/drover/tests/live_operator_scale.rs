@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use drover_kubevirt::{Access, Change, Cluster, Seen};
 use drover_lab::chart;
-use drover_operator::model::{Conversion, DiskSize, MigrationSpec, Pinned, Size, SourceId, VmId};
+use drover_operator::model::{Conversion, DiskSize, MigrationSpec, Pinned, Size, SourceId, VmId, WarmSize};
 use drover_operator::objects::{migration, migration_name};
 use drover_operator::{EPOCH, MIGRATION};
 use serde_json::{Value, json};
@@ -23,6 +23,8 @@ const SOURCE: &str = "0a1b2c3d-3d1c-0c4c-8b0e-9a6d1f1a2b3c";
 /// Who makes them at once.
 const MAKERS: usize = 4;
 const HOSTS: usize = 50;
+/// What VMs are called at the target whose workers the test plays itself.
+const WARM: &str = "warm";
 /// Requests for one Migration from its beginning to its end, at most.
 const REQUESTS_MAX: f64 = 20.0;
 /// Requests in 4 s of one that has nothing to do: its Lease, and what it sums up.
@@ -162,7 +164,32 @@ fn make(kube: &Arc<Cluster>, count: usize) {
     });
 }
 
-/// Plays workers and the controller of Jobs: whatever Job is made has moved its VM at once.
+/// Says what a worker says that has begun.
+fn say(kube: &Cluster, migration: &str, status: Value) {
+    kube.change(&format!("{OWN}/migrations/{migration}/status"), Change::Merge, &json!({"status": status}))
+        .unwrap();
+}
+
+/// A Job comes to its end, its worker has arrived.
+fn end_well(kube: &Cluster, job: &Value, migration: &str) {
+    let epoch: u64 = job["metadata"]["annotations"][EPOCH].as_str().unwrap().parse().unwrap();
+    let bytes = 40_u64 << 30;
+    let word = json!({
+        "begun": true, "worker": {"epoch": epoch, "pod": "played", "exit": 0, "reason": "Success", "message": "it arrived"},
+        "progress": {"totalBytes": bytes, "doneBytes": bytes, "percent": 100},
+    });
+    say(kube, migration, word);
+    let now = "2026-01-01T00:00:00Z";
+    let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
+    let ended = json!({"status": {
+        "startTime": now, "completionTime": now, "succeeded": 1,
+        "conditions": [condition("SuccessCriteriaMet"), condition("Complete")],
+    }});
+    let name = job["metadata"]["name"].as_str().unwrap();
+    kube.change(&format!("{JOBS}/{name}/status"), Change::Merge, &ended).unwrap();
+}
+
+/// Plays workers and the controller of Jobs: whatever Job is made has moved its VM at once, but warm ones.
 fn play(kube: Arc<Cluster>) {
     let query = "labelSelector=app.kubernetes.io%2Fmanaged-by%3Ddrover-operator";
     kube.clone().follow(JOBS, query, |seen| {
@@ -170,22 +197,9 @@ fn play(kube: Arc<Cluster>) {
         if job["status"]["succeeded"] == 1 || !job["metadata"]["deletionTimestamp"].is_null() {
             return true;
         }
-        let migration = job["metadata"]["labels"][MIGRATION].as_str().unwrap();
-        let epoch: u64 = job["metadata"]["annotations"][EPOCH].as_str().unwrap().parse().unwrap();
-        let bytes = 40_u64 << 30;
-        let word = json!({"status": {
-            "begun": true, "worker": {"epoch": epoch, "pod": "played", "exit": 0, "reason": "Success", "message": "it arrived"},
-            "progress": {"totalBytes": bytes, "doneBytes": bytes, "percent": 100},
-        }});
-        kube.change(&format!("{OWN}/migrations/{migration}/status"), Change::Merge, &word).unwrap();
-        let now = "2026-01-01T00:00:00Z";
-        let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
-        let ended = json!({"status": {
-            "startTime": now, "completionTime": now, "succeeded": 1,
-            "conditions": [condition("SuccessCriteriaMet"), condition("Complete")],
-        }});
-        let name = job["metadata"]["name"].as_str().unwrap();
-        kube.change(&format!("{JOBS}/{name}/status"), Change::Merge, &ended).unwrap();
+        if job["metadata"]["labels"]["drover.dev/vm"] != WARM {
+            end_well(&kube, &job, job["metadata"]["labels"][MIGRATION].as_str().unwrap());
+        }
         true
     });
 }
@@ -322,6 +336,64 @@ fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Dura
     }
 }
 
+/// Two warm VMs of a Plan that lets one guest be down ask to move over: one may, and the other once that has arrived, whatever operator
+/// leads then.
+fn no_more_guests_are_down_than_their_plan_lets(
+    kube: &Cluster,
+    operator: Operator,
+    config: &Path,
+    log: &Path,
+    patience: Duration,
+) {
+    let provider = pinned(&kube.get(&format!("{OWN}/providers/vcenter")).unwrap().unwrap());
+    let plan = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Plan", "metadata": {"name": "warm"},
+        "spec": {"provider": "vcenter", "plan": {"target": {"type": "kubevirt"}, "vms": [{"glob": "*"}], "mode": "warm",
+            "limits": {"cutovers": 1}}}});
+    let plan = laid(kube, &plan, &provider);
+    let names = [91_000, 91_001].map(|number| {
+        let plain = spec(number, &plan, &provider);
+        let size = Size { warm: Some(WarmSize::default()), ..plain.size };
+        let warm = MigrationSpec { size, target_name: WARM.into(), ..plain };
+        let name = migration_name(SOURCE, &warm.vm.instance_uuid);
+        kube.create(&format!("{OWN}/migrations"), &migration(&name, &warm), false).unwrap();
+        name
+    });
+    let status = |name: &str| {
+        kube.get(&format!("{OWN}/migrations/{name}")).unwrap().unwrap_or_default()["status"].clone()
+    };
+    for name in &names {
+        wait("it has a worker", log, patience, || status(name)["job"]["uid"].is_string());
+        say(kube, name, json!({"begun": true, "worker": {"epoch": 1, "pod": "played", "asksCutover": true}}));
+    }
+    let may = || {
+        let all: Vec<&String> = names.iter().filter(|name| status(name)["cutoverEpoch"] == 1).collect();
+        assert!(all.len() <= 1, "{all:?}");
+        all.first().map(|name| (*name).clone())
+    };
+    let queued = |name: &str| {
+        let all = status(name)["conditions"].as_array().cloned().unwrap_or_default();
+        all.iter().any(|it| it["type"] == "Arrived" && it["reason"] == "CutoverQueued")
+    };
+    wait("one may move over", log, patience, || may().is_some());
+    let first = may().unwrap();
+    let second = names.iter().find(|name| **name != first).unwrap();
+    wait("the other says why it does not", log, patience, || queued(second));
+    say(kube, &first, json!({"worker": {"outage": true}}));
+    operator.end();
+    let operator = Operator::start(config, log);
+    wait("another operator leads", log, patience, || {
+        operator.is_ready() && operator.in_phase("Running") == 2
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(may().as_ref(), Some(&first), "its guest is down still");
+    let job = status(&first)["job"]["name"].as_str().unwrap().to_string();
+    end_well(kube, &kube.get(&format!("{JOBS}/{job}")).unwrap().unwrap(), &first);
+    wait("then the other may", log, patience, || may().as_ref() == Some(second));
+    let job = status(second)["job"]["name"].as_str().unwrap().to_string();
+    end_well(kube, &kube.get(&format!("{JOBS}/{job}")).unwrap().unwrap(), second);
+    wait("both arrive", log, patience, || names.iter().all(|name| status(name)["phase"] == "Done"));
+}
+
 #[test]
 fn many_migrations_cost_the_same_each() {
     let count = std::env::var("DROVER_MIGRATIONS").map_or(100, |it| it.parse().unwrap());
@@ -381,4 +453,5 @@ fn many_migrations_cost_the_same_each() {
     assert!(asked_again <= 100 + count as u64 / 100, "{asked_again} requests of one that begins again");
     assert!(rss.max(rss_again) < RSS_MAX, "{rss} and {rss_again} bytes");
     waves_windows_and_freezes_are_kept(&kube, &log, patience);
+    no_more_guests_are_down_than_their_plan_lets(&kube, operator, &cluster.kubeconfig(), &log, patience);
 }

@@ -482,6 +482,34 @@ fn a_warm_vm_that_waits_for_its_turn_makes_its_passes_meanwhile() {
 }
 
 #[test]
+fn a_vm_whose_cutover_somebody_else_admits_waits_for_leave() {
+    let lines = "start: true\nmode: warm\nwarm: {interval: 1s, cutover: auto}";
+    let mut world = World::with(&[vm("on", PowerState::On, 1)], lines);
+    let schedule = Arc::new(Schedule::new(Budgets::default()));
+    schedule.hold_cutovers(true);
+    world.schedule = Some(schedule.clone());
+    let cutovers = AtomicUsize::new(0);
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::CutoverStarted { .. }) {
+            cutovers.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let (asked, moved_before) = std::thread::scope(|scope| {
+        let admits = scope.spawn(|| {
+            let asked = becomes(&world, || schedule.asks_cutover());
+            let moved_before = cutovers.load(Ordering::SeqCst);
+            schedule.hold_cutovers(false);
+            (asked, moved_before)
+        });
+        world.run(&watch);
+        admits.join().unwrap()
+    });
+    world.assert_arrived("once it may");
+    assert!(asked, "it did not ask");
+    assert_eq!((moved_before, cutovers.load(Ordering::SeqCst)), (0, 1));
+}
+
+#[test]
 fn hosts_of_one_name_at_two_sources_are_two_hosts() {
     for uuid in ["", "of a vCenter and of its clone"] {
         two_sources(uuid);

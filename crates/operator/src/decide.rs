@@ -20,13 +20,16 @@ use crate::time::Moment;
 use crate::waves::WaveStanding;
 
 mod claim;
+mod cutover;
 mod settle;
 #[cfg(test)]
 mod tests;
 mod waves;
 
+pub use cutover::Cutover;
+use cutover::{MOVING, NOT_RESOLVED};
 pub use settle::reason;
-use waves::{TURNS, WAITS_FOR_WINDOW};
+use waves::TURNS;
 
 /// Seconds that a worker may take to say that it works.
 pub const START_SECONDS: i64 = 600;
@@ -179,6 +182,8 @@ pub struct Facts {
     pub namespace_ends: Option<bool>,
     /// Whether the scheduler admitted it.
     pub is_admitted: bool,
+    /// Whether it admitted its cutover.
+    pub may_cut_over: bool,
     /// For how many seconds Jobs of workers that failed are kept.
     pub keep_failed_seconds: i64,
     /// For how many seconds the Job of the worker with which a VM arrived is kept, and its state claim by that.
@@ -238,6 +243,8 @@ pub struct Decision {
     pub wake: Option<Moment>,
     /// For what it wants a slot of the scheduler, or has one to keep; of questions it tells nothing.
     pub wants_slot: Option<Work>,
+    /// What it is to the scheduler of cutovers; of questions it tells nothing.
+    pub cutover: Option<Cutover>,
     /// What the end of a worker tells of the VM's host, to be told to the scheduler once the status is written.
     pub host: Option<HostTold>,
     /// What happened.
@@ -252,8 +259,9 @@ pub fn decide(spec: &MigrationSpec, status: &Status, facts: &Facts) -> Decision 
         Run { spec, facts, status, is_edited, wake: None, wants_slot: None, host: None, notes: Vec::new() };
     run.status.observed_generation = facts.generation;
     let act = run.act();
+    let cutover = run.cutover();
     let Run { status, wake, wants_slot, host, notes, .. } = run;
-    Decision { status, act, wake, wants_slot, host, notes }
+    Decision { status, act, wake, wants_slot, cutover, host, notes }
 }
 
 struct Run<'a> {
@@ -425,22 +433,14 @@ impl Run<'_> {
             }
             self.wake(until);
         } else {
-            let until_window = self.copied_until();
-            let says = self.status.word().and_then(|word| word.reason.as_deref());
             let (reason, message) = match job.work {
-                Work::Move if says == Some(reason::WAITS_FOR_CUTOVER) => (
-                    reason::WAITS_FOR_CUTOVER,
-                    "it is copied while its guest runs, and moves over when somebody asks for it: set the annotation drover.dev/cutover to \
-                     anything new",
-                ),
-                Work::Move if until_window.is_some() => {
-                    (WAITS_FOR_WINDOW, until_window.as_deref().unwrap_or_default())
+                Work::Move => self.moves(),
+                Work::Undo => ("Undoing", "its worker undoes what was begun".into()),
+                Work::SwitchOn => {
+                    ("SwitchingOn", "its worker switches the guest on again at the source".into())
                 }
-                Work::Move => ("Moving", "its worker moves it"),
-                Work::Undo => ("Undoing", "its worker undoes what was begun"),
-                Work::SwitchOn => ("SwitchingOn", "its worker switches the guest on again at the source"),
             };
-            self.tell(condition_of(job.work), false, reason, message);
+            self.tell(condition_of(job.work), false, reason, &message);
         }
         Act::Nothing
     }
@@ -495,7 +495,7 @@ impl Run<'_> {
             && !has_begun
         {
             let why = why.clone();
-            return self.rest(Phase::Pending, "PlanNotResolved", &why);
+            return self.rest(Phase::Pending, NOT_RESOLVED, &why);
         }
         if let Some(act) = self.kept_by_wave() {
             return act;
@@ -701,7 +701,10 @@ impl Run<'_> {
         }
         let before = self.status.condition(kind).map(|it| it.reason.clone());
         self.status.set(kind, is_true, reason, message, self.facts.now);
-        if before.as_deref() != Some(reason) && !TURNS.contains(&reason) {
+        let is_turn = |reason: &str| TURNS.contains(&reason);
+        // Nor of what its worker goes on with after it had waited for its turn.
+        let goes_on = reason == MOVING && before.as_deref().is_some_and(is_turn);
+        if before.as_deref() != Some(reason) && !is_turn(reason) && !goes_on {
             let is_bad = self.status.phase == Phase::Failed || matches!(self.status.phase, Phase::Retrying);
             self.notes.push(Note { is_warning: is_bad, reason: reason.into(), message: message.into() });
         }

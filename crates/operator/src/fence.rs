@@ -85,6 +85,21 @@ impl Fence {
         Value::Array(operations)
     }
 
+    /// Operations that say that the guest goes down; refused where another is meant, or leave that it had to move over was taken back.
+    pub fn go_down(&self, had_leave: bool) -> Value {
+        let mut operations = self.tests();
+        if had_leave {
+            operations.push(json!({"op": "test", "path": "/status/cutoverEpoch", "value": self.epoch}));
+        }
+        operations.push(json!({"op": "add", "path": "/status/worker/outage", "value": true}));
+        Value::Array(operations)
+    }
+
+    /// Whether its guest may be shut down for its cutover, as the Migration was read.
+    pub fn may_cut_over(&self, migration: &Value) -> bool {
+        migration["status"]["cutoverEpoch"] == self.epoch
+    }
+
     fn tests(&self) -> Vec<Value> {
         vec![
             json!({"op": "test", "path": "/metadata/uid", "value": self.uid}),
@@ -197,6 +212,25 @@ mod tests {
         assert!(!begins(&fence("a"), &edited) && writes(&fence("a"), &edited));
         assert!(matches!(fence("a").take(&over), Taken::Refused(_)));
         assert!(matches!(fence("a").take(&Value::Null), Taken::Refused(_)));
+    }
+
+    #[test]
+    fn a_guest_goes_down_for_its_cutover_as_long_as_that_is_let() {
+        let let_go = |epoch: Value| {
+            let mut there = migration(3, json!({"epoch": 3, "pod": "a"}));
+            there["status"]["cutoverEpoch"] = epoch;
+            there
+        };
+        let goes = |there: &Value, had_leave| applied(there, &fence("a").go_down(had_leave));
+        let down = goes(&let_go(json!(3)), true).unwrap();
+        assert_eq!(down["status"]["worker"]["outage"], true);
+        assert!(fence("a").may_cut_over(&let_go(json!(3))));
+        for other in [json!(2), Value::Null] {
+            let there = let_go(other);
+            assert!(goes(&there, true).is_none() && !fence("a").may_cut_over(&there), "{there}");
+            assert!(goes(&there, false).is_some(), "nobody had to let it");
+        }
+        assert!(applied(&let_go(json!(3)), &fence("b").go_down(false)).is_none());
     }
 
     #[test]

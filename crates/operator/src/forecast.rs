@@ -36,8 +36,13 @@ const LONGEST_SECONDS: i64 = 100 * 365 * 86_400;
 const HOUR_MS: i64 = 3_600_000;
 
 /// Reasons of `Arrived` that pass only when somebody does something.
-const WAITS_FOR_SOMEBODY: [&str; 4] =
-    [reason::WAITS_FOR_CUTOVER, reason::WAVE_FAILED, "ProviderMissing", "ProviderChanged"];
+const WAITS_FOR_SOMEBODY: [&str; 5] = [
+    reason::WAITS_FOR_CUTOVER,
+    reason::WAVE_FAILED,
+    reason::WAVE_STOPPED,
+    "ProviderMissing",
+    "ProviderChanged",
+];
 
 /// A Migration, as it is.
 #[derive(Clone, Copy, Debug)]
@@ -159,7 +164,8 @@ impl Asked {
 fn add_plan(question: &mut Question, plan: usize, spec: &MigrationSpec) {
     let name = &spec.plan_ref.name;
     let own = spec.size.plan_limits;
-    let limits = TenantLimits { vms_per_host: own.vms_per_host, disks: own.disks, cutovers: None };
+    let cutovers = spec.plan["limits"]["cutovers"].as_u64().and_then(|number| u32::try_from(number).ok());
+    let limits = TenantLimits { vms_per_host: own.vms_per_host, disks: own.disks, cutovers };
     if limits != TenantLimits::default() {
         question.limits.insert(plan, limits);
     }

@@ -12,6 +12,7 @@
 //! apply      a plan file -> a Plan
 //! forecast   when what is on its way will have arrived
 //! admission  which of those that wait may go: the one scheduler, with names for its jobs
+//! cutovers   how many guests are down for their cutovers at once
 //! waves      what of a Plan may begin by its waves, windows and freezes
 //! jobs       the Jobs that are there
 //! objects    Jobs, claims and events
@@ -23,6 +24,7 @@
 pub mod admission;
 pub mod apply;
 pub mod begun;
+pub mod cutovers;
 pub mod decide;
 pub mod fence;
 pub mod forecast;

@@ -103,6 +103,10 @@ pub struct WarmSize {
     pub downtime_ms: u64,
 }
 
+fn is_false(it: &bool) -> bool {
+    !it
+}
+
 fn is_zero(number: &i32) -> bool {
     *number == 0
 }
@@ -247,6 +251,9 @@ pub struct WorkerWord {
     /// Words for people.
     #[serde(default)]
     pub message: Option<String>,
+    /// Whether it would move over now if it were let, or does.
+    #[serde(default, rename = "asksCutover", skip_serializing_if = "is_false")]
+    pub asks_cutover: bool,
     /// Whether the guest was shut down for its try, or an earlier one that was cut off; said before it is shut down.
     #[serde(default)]
     pub outage: bool,
@@ -359,6 +366,8 @@ pub struct Status {
     pub next_try: Option<Moment>,
     /// Since when it is being undone.
     pub cancel_since: Option<Moment>,
+    /// The epoch of the worker that may shut the guest down for its cutover.
+    pub cutover_epoch: Option<u64>,
     /// What [`crate::RETRY`] said when it was heeded.
     pub retried: Option<String>,
     /// When it is foreseen to have arrived, while it is on its way.
@@ -396,6 +405,16 @@ impl Status {
     /// Whether it waits for its next try with its guest down: nobody else gets its slot meanwhile.
     pub fn keeps_slot(&self) -> bool {
         self.phase == Phase::Retrying && self.guest_off
+    }
+
+    /// Whether its guest is down for its cutover, or may be by now: by its worker, or until the next one begins.
+    pub fn is_moving_over(&self) -> bool {
+        let is_work = self.job.as_ref().is_some_and(|job| job.work == Work::Move);
+        let may_go = self.epoch > 0 && self.cutover_epoch == Some(self.epoch);
+        let is_on_its_way =
+            matches!(self.phase, Phase::Pending | Phase::Queued | Phase::Running | Phase::Retrying);
+        let is_down = is_work && (may_go || self.word().is_some_and(|word| word.outage));
+        is_on_its_way && (self.guest_off || is_down)
     }
 
     /// Whether it was ended, for now, since a wave before its own failed.

@@ -19,6 +19,9 @@ const CONVERTER_TMP: &str = "4Gi";
 /// The device plug-in of KubeVirt gives a pod `/dev/kvm` by this name. Source: KubeVirt's `virt-handler`.
 const KVM: &str = "devices.kubevirt.io/kvm";
 
+/// In the environment of a worker: the operator that made it admits cutovers. One of an operator before waits for nobody's leave.
+pub const CUTOVERS: (&str, &str) = ("DROVER_CUTOVERS", "admitted");
+
 /// How workers are made; the same for all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -207,6 +210,9 @@ pub fn job(migration: &Named, order: &Order<'_>, shape: &Shape) -> Value {
         json!({"name": "DROVER_STATE", "value": "/state/drover"}),
         json!({"name": "DROVER_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}),
     ];
+    if work == Work::Move {
+        env.push(json!({"name": CUTOVERS.0, "value": CUTOVERS.1}));
+    }
     if let Some(nfc) = nfc {
         metadata["annotations"][NFC_BYTES] = json!(nfc.all.to_string());
         env.push(json!({"name": "DROVER_NFC_DISK_BYTES", "value": nfc.each.to_string()}));
@@ -482,6 +488,15 @@ mod tests {
         assert_eq!(job["metadata"]["annotations"][NFC_BYTES], "8388608");
         let env = job["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap().last();
         assert_eq!(env, Some(&json!({"name": "DROVER_NFC_DISK_BYTES", "value": "4194304"})));
+    }
+
+    #[test]
+    fn workers_know_that_their_cutovers_are_admitted() {
+        let env = |work| {
+            let job = job(&named(), &order(work, Conversion::No), &shape(None));
+            job["spec"]["template"]["spec"]["containers"][0]["env"].to_string()
+        };
+        assert!(env(Work::Move).contains(CUTOVERS.0) && !env(Work::Undo).contains(CUTOVERS.0));
     }
 
     #[test]

@@ -340,6 +340,7 @@ impl fmt::Display for Wait {
                 let left = counted(*left, "VM", "is", "are");
                 write!(f, "group {group}: {left} not ready to move over")
             }
+            Wait::Cutovers { of: 0, .. } => f.write_str("leave to move over"),
             Wait::Cutovers { held, of } => write!(f, "{held} of {of} cutovers at once"),
             Wait::OwnCutovers { held, of } => write!(f, "{held} of {of} cutovers of this plan at once"),
             Wait::Room { place, needs_bytes, free_bytes, promised_bytes, plans } => write!(

@@ -63,6 +63,9 @@ pub struct OperatorArgs {
     /// Disks at once in all
     #[arg(long, value_name = "NUMBER", default_value_t = 200)]
     pub disks: u32,
+    /// Warm VMs that are down for their cutovers at once
+    #[arg(long, value_name = "NUMBER", default_value_t = 20)]
+    pub cutovers: u32,
     /// Serve /metrics, /healthz and /readyz to everybody at this address
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,

@@ -77,6 +77,8 @@ struct Counts {
     done_bytes: u64,
     waiting: usize,
     admitted: usize,
+    /// Those that wait, and those that may.
+    cutovers: (usize, usize),
     left_alone: Vec<String>,
     datastores_left_alone: Vec<String>,
     /// Workers that ended, by exit; those that told none.
@@ -108,6 +110,7 @@ impl Operator {
             leads: self.lease.is_held(),
             waiting,
             admitted,
+            cutovers: self.cutovers.counts(),
             left_alone,
             datastores_left_alone: datastores.collect(),
             ends: self.ends.clone(),
@@ -152,6 +155,10 @@ fn figures(counts: &Counts) -> String {
     text.family("operator_slots", "gauge", "Migrations that have a slot of the scheduler, or wait for one.");
     text.value("operator_slots", &[("state", "admitted")], counts.admitted);
     text.value("operator_slots", &[("state", "waiting")], counts.waiting);
+    let help = "Warm VMs whose guests are down for their cutovers, or may be, and those that ask for it.";
+    text.family("operator_cutovers", "gauge", help);
+    text.value("operator_cutovers", &[("state", "admitted")], counts.cutovers.1);
+    text.value("operator_cutovers", &[("state", "waiting")], counts.cutovers.0);
     text.family("operator_host_left_alone", "gauge", "Hosts that failed and are left alone, or are tried.");
     for host in &counts.left_alone {
         text.value("operator_host_left_alone", &[("host", host)], 1);
@@ -196,6 +203,7 @@ mod tests {
             left_alone: vec!["vc/host-1".into()],
             datastores_left_alone: vec!["vc/ds1".into()],
             ends: BTreeMap::from([(None, 2), (Some(6), 3)]),
+            cutovers: (5, 1),
             phases: BTreeMap::from([("Failed".to_string(), 4)]),
             ..Counts::default()
         };
@@ -204,6 +212,7 @@ mod tests {
             "drover_operator_leads 0",
             "drover_operator_migrations{phase=\"Failed\"} 4",
             "drover_operator_migrations{phase=\"Done\"} 0",
+            "drover_operator_cutovers{state=\"waiting\"} 5",
             "drover_operator_host_left_alone{host=\"vc/host-1\"} 1",
             "drover_operator_datastore_left_alone{datastore=\"vc/ds1\"} 1",
             "drover_operator_worker_ends_total{exit=\"none\"} 2",

@@ -2,7 +2,7 @@
 
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
 use drover_operator::decide::{
-    ClaimRoom, ClaimSeen, Decision, Facts, PlanStanding, ProviderStanding, decide,
+    ClaimRoom, ClaimSeen, Cutover, Decision, Facts, PlanStanding, ProviderStanding, decide,
 };
 use drover_operator::layout::standing;
 use drover_operator::lock::LockSeen;
@@ -12,6 +12,7 @@ use drover_operator::{ABANDON, FINALIZER, RETRY};
 use serde_json::{Value, json};
 
 use super::carry::Done;
+use super::plans::Plan;
 use super::{Kind, Meta, Operator, now, path_of};
 
 /// Acts of one Migration before others have their turn.
@@ -57,6 +58,11 @@ impl Migration {
     }
 }
 
+/// What the keys of a plan say.
+pub fn cutovers_of(keys: &Value) -> Option<u32> {
+    keys["limits"]["cutovers"].as_u64().and_then(|number| u32::try_from(number).ok())
+}
+
 impl Operator {
     /// Decides on all Migrations for which something has changed, or it is time.
     pub(super) fn tend_migrations(&mut self) {
@@ -86,6 +92,13 @@ impl Operator {
         let now_ms = self.now_ms();
         // What is admitted now has its turn in the next round.
         self.due.extend(self.admissions.admit(now_ms));
+        self.due.extend(self.cutovers.admit(now_ms));
+    }
+
+    /// How many of its Plan's guests may be down at once, as that says now; where it is gone, as it said.
+    pub(super) fn cutovers_of_plan(&self, spec: &MigrationSpec) -> Option<u32> {
+        let plan = self.plans.get(&spec.plan_ref.name).filter(|plan| plan.meta.uid == spec.plan_ref.uid);
+        cutovers_of(plan.map_or(&spec.plan, Plan::keys))
     }
 
     fn facts(&self, migration: &Migration) -> Facts {
@@ -108,6 +121,7 @@ impl Operator {
             pods: None,
             namespace_ends: None,
             is_admitted: self.admissions.has(name),
+            may_cut_over: self.cutovers.may(name),
             keep_failed_seconds: self.keep_failed_seconds,
             keep_done_seconds: self.keep_done_seconds,
             has_converter: self.shape.converter.is_some(),
@@ -172,6 +186,13 @@ impl Operator {
         let now_ms = self.now_ms();
         if let Some(told) = &decision.host {
             self.admissions.tell(name, told, now_ms);
+        }
+        match decision.cutover {
+            None => self.cutovers.leave(name, now_ms),
+            Some(it) => {
+                let (plan, most) = (&migration.spec.plan_ref.uid, self.cutovers_of_plan(&migration.spec));
+                self.cutovers.want(name, plan, most, it == Cutover::IsDown, now_ms);
+            }
         }
         match decision.wants_slot {
             None => self.admissions.leave(name, now_ms),

@@ -146,6 +146,11 @@ impl Plan {
         &self.provider
     }
 
+    /// Its plan's keys.
+    pub fn keys(&self) -> &Value {
+        &self.keys
+    }
+
     /// What it was laid over, beside its Provider as it is now.
     pub fn laid(&self, provider: Option<Pinned>) -> Laid {
         Laid {

@@ -6,6 +6,7 @@
 
 mod end;
 mod held;
+mod turn;
 
 use std::fs::File;
 use std::io::Write;
@@ -33,6 +34,7 @@ use serde_json::{Value, json};
 
 use self::end::{End, datastore_of, end_of, word};
 use self::held::{Held, Look, Steps};
+use self::turn::Turn;
 use super::resolve::told;
 use super::{Kind, Meta, failure, namespace, path_of};
 use crate::cli::OperatorWorkerArgs;
@@ -139,6 +141,7 @@ impl Post {
             outage: end.outage,
             left_off: end.left_off,
             host_failed: end.host_failed,
+            asks_cutover: false,
             datastore_failed: end.datastore_failed.clone(),
         };
         let mut fields = vec![("worker", json!(word))];
@@ -188,6 +191,7 @@ struct Desk<'a> {
     has_begun: bool,
     provider: ProviderSpec,
     held: Arc<Held>,
+    turn: Arc<Turn>,
     stop: StopSignal,
     board: Board,
     /// Workers of the plan's VMs, which share its `rate_limit`.
@@ -222,6 +226,7 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
     let (board, generation) = (Board::default(), Meta::of(&found).generation);
     let me = Named { name: args.migration.clone(), uid: args.uid.clone() };
     let held = Arc::new(Held::new(post.cluster.clone(), &spec, &me, &namespace));
+    let turn = Arc::new(Turn::new(spec.size.warm.is_some() && work_of(args) == Work::Move));
     let desk = Desk {
         args,
         post: post.clone(),
@@ -231,6 +236,7 @@ pub fn run(args: &OperatorWorkerArgs) -> Result<Exit, Failure> {
         has_begun,
         provider,
         held,
+        turn,
         stop: stop.clone(),
         board,
         sharers: Sharers::default(),
@@ -331,7 +337,7 @@ fn watch(
     is_over: Arc<AtomicBool>,
 ) -> Result<std::thread::JoinHandle<()>, Failure> {
     let (post, stop, board) = (desk.post.clone(), desk.stop.clone(), desk.board.clone());
-    let (held, mut look) = (desk.held.clone(), Look::new());
+    let (held, turn, mut look) = (desk.held.clone(), desk.turn.clone(), Look::new());
     let (moves, state, plan) = (desk.work() == Work::Move, desk.args.state.clone(), engine_plan(&desk.me()));
     let mut refused = String::new();
     let total = total_bytes(&desk.spec);
@@ -345,6 +351,7 @@ fn watch(
             match answer {
                 Ok(found) if post.fence.holds(&found) => {
                     seen = asked;
+                    turn.look(&post.fence, &found, |operations| post.change(operations));
                     // It is heeded once the VM is on its way: until then it is refused, and asked for again.
                     if moves && let Err(failure) = post.heed_cutover(&found, &state, &plan) {
                         if refused != failure.message {
@@ -378,8 +385,10 @@ fn watch(
             if is_mine && done > told && post.write(&[("progress", progress_of(total, done))]).is_ok() {
                 told = done;
             }
-            let until = Instant::now() + LOOK;
-            while Instant::now() < until && !is_over.load(Ordering::SeqCst) {
+            // What is new from now on is told at once; what could not be told is tried again like all else.
+            let (until, had_news) = (Instant::now() + LOOK, turn.has_news());
+            let is_due = || Instant::now() >= until || turn.has_news() && !had_news;
+            while !is_due() && !is_over.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
@@ -565,13 +574,14 @@ impl Desk<'_> {
         let (meant, words, policy) = (self.meant(), Collected::default(), PlanPolicy::default());
         // Its lock is looked at by its steps: without it the guest goes on as it was found.
         let leave = || self.is_meant(&|| Ok(true));
+        let schedule = self.turn.schedule(&file.plan.limits, &store)?;
         let setting = Setting {
             store: &store,
             state: Some(&self.args.state),
             stop: &self.stop,
             words: &words,
             policy: Some(&policy),
-            schedule: None,
+            schedule: Some(&schedule),
             memory: None,
             meant: Some(&meant),
             sharers: &self.sharers,
@@ -587,6 +597,8 @@ impl Desk<'_> {
         let steps = Steps {
             held: &self.held,
             stop: &self.stop,
+            turn: &self.turn,
+            goes_down: &|| self.post.change(&self.post.fence.go_down(self.turn.had_leave())).map(drop),
             says: &|field, value| self.post.write(&[(field, value)]),
             is_off: &|| Power::of(&store, &name, vm).map_or(true, |now| now.is_off),
         };

@@ -202,6 +202,17 @@ impl Schedule {
         self.lock().scheduler.budgets().clone()
     }
 
+    /// Lets no VM move over whose guest is not down, until that is taken back: for runs whose cutovers somebody else admits.
+    pub fn hold_cutovers(&self, held: bool) {
+        self.lock().scheduler.hold_cutovers(held);
+        self.changed.notify_all();
+    }
+
+    /// Whether a VM asks to move over now, or moves over.
+    pub fn asks_cutover(&self) -> bool {
+        self.lock().scheduler.asks_cutover()
+    }
+
     /// Adds the VMs of a run and its waves, all waiting, within the run's own limits. Each host gets the disks that its NFC server
     /// takes; what was given up is tried again.
     pub(crate) fn join(&self, joining: &Joining<'_>, clock: &dyn Clock) -> Tenant {

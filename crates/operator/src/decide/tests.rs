@@ -62,6 +62,7 @@ impl World {
             pods: None,
             namespace_ends: None,
             is_admitted: true,
+            may_cut_over: false,
             keep_failed_seconds: KEEP_SECONDS,
             keep_done_seconds: KEEP_SECONDS / 10,
             has_converter: false,

@@ -1,29 +1,27 @@
 //! What its wave has a Migration wait for.
 
-use super::{Act, Facts, Run, reason};
+use super::cutover::NOT_RESOLVED;
+use super::{Act, Run, reason};
 use crate::model::Phase;
 use crate::waves::WaveStanding;
 
 const PLAN_IS_GONE: &str = "it had begun and was stopped, since VMs of a wave before its own failed, and its Plan was removed meanwhile: have it go on \
                             (`kubectl drover retry VM`), or have what was begun undone (`kubectl drover cancel VM`)";
 pub(super) const WAITS_FOR_WINDOW: &str = "WaitsForWindow";
-const WAITS_FOR_WAVE: &str = "WaitsForWave";
+pub(super) const WAITS_FOR_WAVE: &str = "WaitsForWave";
+/// As many guests as may be are down for their cutovers.
+pub(super) const CUTOVER_QUEUED: &str = "CutoverQueued";
 /// Reasons that thousands have at once: no event tells of each. Of waves that failed one of the Plan does.
-pub(super) const TURNS: [&str; 5] =
-    ["WaitsForSlot", WAITS_FOR_WINDOW, WAITS_FOR_WAVE, reason::WAVE_FAILED, reason::WAVE_STOPPED];
+pub(super) const TURNS: [&str; 6] = [
+    "WaitsForSlot",
+    WAITS_FOR_WINDOW,
+    WAITS_FOR_WAVE,
+    CUTOVER_QUEUED,
+    reason::WAVE_FAILED,
+    reason::WAVE_STOPPED,
+];
 
 impl Run<'_> {
-    /// In words, until when its worker copies it, if its window has to open before it moves over.
-    pub(super) fn copied_until(&mut self) -> Option<String> {
-        let is_down = self.status.guest_off || self.status.word().is_some_and(|word| word.outage);
-        let Facts { wave: standing, .. } = self.facts;
-        let WaveStanding::Window { opens, .. } = standing else { return None };
-        (self.spec.size.warm.is_some() && !is_down).then(|| {
-            self.wake(*opens);
-            format!("it is copied while its guest runs; {standing}")
-        })
-    }
-
     /// What its wave has it wait for. A guest that is down waits for nothing, and what has arrived needs no wave any more. A warm one is
     /// copied before its window opens, and its worker moves it over within; until the waves before its own are over it does not begin.
     pub(super) fn kept_by_wave(&mut self) -> Option<Act> {
@@ -52,7 +50,7 @@ impl Run<'_> {
             WaveStanding::After(_) => (WAITS_FOR_WAVE, None),
             WaveStanding::Failed(_) => (reason::WAVE_FAILED, None),
             WaveStanding::Unknown => {
-                return Some(self.rest(Phase::Pending, "PlanNotResolved", &standing.to_string()));
+                return Some(self.rest(Phase::Pending, NOT_RESOLVED, &standing.to_string()));
             }
         };
         wake.into_iter().for_each(|wake| self.wake(wake));

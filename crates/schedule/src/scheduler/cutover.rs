@@ -15,6 +15,8 @@ pub(super) struct Groups {
     asked: Asked,
     /// Jobs that move over.
     moving: BTreeSet<JobId>,
+    /// Whether somebody else admits them, and has not yet.
+    are_held: bool,
 }
 
 /// A group of a tenant, within a wave.
@@ -203,7 +205,7 @@ impl Scheduler {
 
     /// What keeps a job back that its wave and its group let move over: those that move over, and those that may and asked before.
     fn no_room(&self, own: Tenant, ticket: u64, now_ms: u64) -> Option<Wait> {
-        let mut room = (self.budgets.cutovers as usize).saturating_sub(self.groups.moving.len());
+        let mut room = (self.cutovers_max() as usize).saturating_sub(self.groups.moving.len());
         let mut rooms = BTreeMap::from([(own, self.own_room(own))]);
         for ((tenant, ..), waiting) in &self.groups.asked.waiting {
             let Some((first, id)) = waiting.first_key_value() else { continue };
@@ -231,11 +233,26 @@ impl Scheduler {
     }
 
     fn cutovers_full(&self) -> Wait {
-        Wait::Cutovers { held: self.groups.moving.len() as u32, of: self.budgets.cutovers }
+        Wait::Cutovers { held: self.groups.moving.len() as u32, of: self.cutovers_max() }
     }
 
     fn own_cutovers_full(&self, tenant: Tenant) -> Wait {
         Wait::OwnCutovers { held: self.moving_of(tenant), of: self.cutovers_of(tenant) }
+    }
+
+    /// Lets no job move over whose guest is not down, until that is taken back: somebody else admits cutovers.
+    pub fn hold_cutovers(&mut self, held: bool) {
+        self.groups.are_held = held;
+    }
+
+    /// Whether a job asks to move over now, or moves over.
+    pub fn asks_cutover(&self) -> bool {
+        !self.groups.asked.waiting.is_empty() || !self.groups.moving.is_empty()
+    }
+
+    /// Jobs that may move over at once.
+    fn cutovers_max(&self) -> u32 {
+        if self.groups.are_held { 0 } else { self.budgets.cutovers }
     }
 
     /// A job that asks to move over makes another pass first, or waits for its slots: it keeps its place among those that ask, and
@@ -299,7 +316,7 @@ impl Scheduler {
         if !self.groups.asked.asks(id) || matches!(self.jobs[&id].state, State::Over(_)) {
             return None;
         }
-        let (tenant, most) = (self.jobs[&id].tenant, self.budgets.cutovers);
+        let (tenant, most) = (self.jobs[&id].tenant, self.cutovers_max());
         let is_own = self.groups.moving.len() < most as usize && self.own_room(tenant) == 0;
         let full = if is_own { self.own_cutovers_full(tenant) } else { self.cutovers_full() };
         Some(self.order_wait(id, now_ms).unwrap_or(full))

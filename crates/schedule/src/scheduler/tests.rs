@@ -544,3 +544,24 @@ fn a_tenant_moves_over_as_many_at_once_as_its_own_limit_lets_and_holds_up_nobody
     assert!(scheduler.ask_cutover(JobId(2), 0).is_err(), "another of its tenant asked before");
     assert_eq!(scheduler.ask_cutover(JobId(1), 0), Ok(()));
 }
+
+#[test]
+fn held_cutovers_wait_until_somebody_lets_them_go_and_a_guest_that_is_down_does_not() {
+    let mut scheduler = of(&[], 20, 20);
+    let warm = |goes_on| Job { is_warm: true, goes_on, ..job("a", 1, 9, 0) };
+    scheduler.add(Tenant(1), vec![warm(false), warm(true)], 0);
+    assert_eq!(admitted(&mut scheduler).len(), 2);
+    scheduler.hold_cutovers(true);
+    assert!(!scheduler.asks_cutover());
+    let held = Wait::Cutovers { held: 0, of: 0 };
+    assert_eq!(held.to_string(), "leave to move over");
+    assert_eq!(scheduler.ask_cutover(JobId(0), 0), Err(held.clone()));
+    assert_eq!(scheduler.wait_of(JobId(0), 0), Some(held));
+    assert!(scheduler.asks_cutover());
+    scheduler.pause_cutover(JobId(0));
+    assert!(!scheduler.asks_cutover(), "it makes another pass");
+    assert_eq!(scheduler.ask_cutover(JobId(1), 0), Ok(()), "its guest is down");
+    assert!(scheduler.ask_cutover(JobId(0), 0).is_err());
+    scheduler.hold_cutovers(false);
+    assert_eq!(scheduler.ask_cutover(JobId(0), 0), Ok(()));
+}

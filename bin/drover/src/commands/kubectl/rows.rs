@@ -252,6 +252,8 @@ impl Row {
         let is_ordinary = matches!(self.reason.as_str(), "" | "Moving" | "Starting" | "Arrived")
                 // Of waves the Plan tells.
                 || matches!(self.reason.as_str(), "WaitsForSlot" | "WaitsForWindow" | "WaitsForWave")
+                // It is its turn soon.
+                || self.reason == "CutoverQueued"
                 || (with_plan && [WAVE_FAILED, WAVE_STOPPED].contains(&self.reason.as_str()))
                 || self.phase == "Cancelled";
         !is_ordinary && !self.message.is_empty()

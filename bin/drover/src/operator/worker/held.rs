@@ -14,6 +14,7 @@ use drover_operator::model::{MigrationSpec, Named};
 use serde_json::{Value, json};
 
 use super::End;
+use super::turn::Turn;
 use crate::exit::Exit;
 use crate::operator::failure;
 
@@ -154,6 +155,9 @@ impl Look {
 pub struct Steps<'a> {
     pub held: &'a Held,
     pub stop: &'a StopSignal,
+    pub turn: &'a Turn,
+    /// Writes that the guest goes down.
+    pub goes_down: &'a (dyn Fn() -> Result<(), KubeError> + Sync),
     /// Writes a field of the status.
     pub says: &'a (dyn Fn(&str, Value) -> Result<(), KubeError> + Sync),
     /// Whether the guest is off because of drover, or may be.
@@ -182,9 +186,12 @@ impl Steps<'_> {
     fn announce(&self) {
         let until = Instant::now() + UNSEEN_MAX;
         while !self.stop.is_set() {
-            match (self.says)(OUTAGE, json!(true)) {
+            match (self.goes_down)() {
                 Ok(()) => return,
-                Err(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+                // What was refused stays so: another is meant, or leave to move over was taken back.
+                Err(error) if error.kind != KubeErrorKind::Refused && Instant::now() < until => {
+                    std::thread::sleep(PAUSE);
+                }
                 Err(error) => {
                     crate::out::say(format_args!(
                         "it cannot be told that the guest goes down: {error}: stopping"
@@ -204,8 +211,11 @@ impl Observer for Steps<'_> {
         match event {
             Event::PhaseStarted { phase: Phase::PowerOff, .. } => self.announce(),
             // For people alone.
-            Event::PassWaits { until_asked: true, .. } => {
-                let _ = (self.says)(REASON, json!(reason::WAITS_FOR_CUTOVER));
+            Event::PassWaits { until_asked, .. } => {
+                self.turn.asks_no_more();
+                if *until_asked {
+                    let _ = (self.says)(REASON, json!(reason::WAITS_FOR_CUTOVER));
+                }
             }
             Event::CutoverStarted { .. } => {
                 let _ = (self.says)(REASON, Value::Null);

@@ -125,6 +125,7 @@ fn a_warm_vm_is_copied_before_its_window_and_not_before_waves_that_are_before_it
     assert_eq!(world.made.len(), 2);
     // It moves over, and goes on when the window closes.
     world.works();
+    assert_eq!(world.reason("Arrived"), "WaitsForWave");
     world.status.worker.as_mut().unwrap().outage = true;
     world.facts.wave = World::closed();
     world.settle();
@@ -204,7 +205,8 @@ fn what_has_a_worker_goes_on_to_its_end_and_what_was_tried_again_does_not() {
         world.works();
         world.facts.wave = stopped();
         world.settle();
-        assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Running, "Moving"));
+        let reason = if warm { "WaveStopped" } else { "Moving" };
+        assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Running, reason));
         world.fails(7, "Target");
         assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Failed, "WaveStopped"));
         assert_eq!(world.made.len(), 1);
@@ -255,4 +257,97 @@ fn what_failed_itself_is_not_tried_again_because_waves_go_on() {
         );
     }
     assert_eq!(world.made.len(), 1);
+}
+
+impl World {
+    /// A warm VM whose worker has made its passes and asks to move over.
+    fn asking(standing: WaveStanding) -> World {
+        let mut world = World::in_wave(WaveStanding::Open { closes: None }).warm();
+        world.settle();
+        world.works();
+        assert_eq!(world.decides().cutover, None);
+        world.status.worker.as_mut().unwrap().asks_cutover = true;
+        world.facts.wave = standing;
+        world.settle();
+        world
+    }
+}
+
+#[test]
+fn a_warm_vm_moves_over_when_the_scheduler_of_cutovers_admits_it() {
+    let mut world = World::asking(WaveStanding::Open { closes: None });
+    assert_eq!((world.reason("Arrived").as_str(), world.status.cutover_epoch), ("CutoverQueued", None));
+    assert!(world.message().contains("limits.cutovers"), "{}", world.message());
+    assert_eq!(world.decides().cutover, Some(Cutover::Asks));
+    world.facts.may_cut_over = true;
+    world.settle();
+    assert_eq!((world.reason("Arrived").as_str(), world.status.cutover_epoch), ("Moving", Some(1)));
+    assert_eq!(world.decides().cutover, Some(Cutover::IsDown), "it may be by now");
+    assert!(world.notes.iter().all(|note| note.reason != "CutoverQueued"));
+    // It makes another pass instead.
+    world.status.worker.as_mut().unwrap().asks_cutover = false;
+    world.settle();
+    assert_eq!((world.status.cutover_epoch, world.decides().cutover), (None, None));
+    let word = world.status.worker.as_mut().unwrap();
+    (word.asks_cutover, word.outage) = (true, true);
+    world.settle();
+    assert_eq!(world.decides().cutover, Some(Cutover::IsDown));
+    // It counts until its guest is up again, by whichever worker.
+    world.status.worker.as_mut().unwrap().left_off = Some(true);
+    world.status.worker.as_mut().unwrap().exit = Some(7);
+    world.dies(false);
+    assert_eq!((world.status.phase, world.decides().cutover), (Phase::Retrying, Some(Cutover::IsDown)));
+    world.later(PAUSE_SECONDS_MAX);
+    world.works();
+    assert_eq!(world.decides().cutover, Some(Cutover::IsDown));
+    world.says(0, "Success");
+    assert_eq!((world.status.phase, world.decides().cutover), (Phase::Done, None));
+}
+
+#[test]
+fn what_its_wave_holds_is_copied_and_does_not_move_over() {
+    for (standing, reason) in [
+        (stopped(), "WaveStopped"),
+        (WaveStanding::Failed("canary".into()), "WaveFailed"),
+        (WaveStanding::After("canary".into()), "WaitsForWave"),
+        (World::closed(), "WaitsForWindow"),
+        (WaveStanding::Unknown, "PlanNotResolved"),
+    ] {
+        let mut world = World::asking(standing.clone());
+        world.facts.may_cut_over = true;
+        world.settle();
+        assert_eq!((world.status.phase, world.reason("Arrived").as_str()), (Phase::Running, reason));
+        assert!(world.message().contains("is copied while its guest runs"), "{}", world.message());
+        assert_eq!((world.status.cutover_epoch, world.decides().cutover), (None, None), "{standing:?}");
+        assert_eq!(world.made.len(), 1, "its worker stays");
+        // What was let is taken back, as long as the guest runs.
+        world.facts.wave = WaveStanding::Open { closes: None };
+        world.settle();
+        assert_eq!(world.status.cutover_epoch, Some(1));
+        world.facts.wave = standing.clone();
+        world.settle();
+        assert_eq!(world.status.cutover_epoch, None);
+        world.facts.wave = WaveStanding::Open { closes: None };
+        world.settle();
+        world.status.worker.as_mut().unwrap().outage = true;
+        world.facts.wave = standing;
+        world.settle();
+        assert_eq!((world.reason("Arrived").as_str(), world.status.cutover_epoch), ("Moving", Some(1)));
+    }
+    // Without its Plan, or after its window as the Plan says now, its worker decides.
+    for standing in [WaveStanding::Gone, WaveStanding::Over] {
+        let mut world = World::asking(standing);
+        world.facts.may_cut_over = true;
+        world.settle();
+        assert_eq!(world.status.cutover_epoch, Some(1));
+    }
+}
+
+#[test]
+fn a_vm_that_is_given_up_asks_no_more() {
+    let mut world = World::asking(WaveStanding::Open { closes: None });
+    world.facts.may_cut_over = true;
+    world.spec.cancel = true;
+    let decision = world.decides();
+    assert_eq!((decision.cutover, decision.status.cutover_epoch), (None, None));
 }
