@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use drover_types::count;
 
+use crate::event::Event;
+use crate::migration::{Action, Halt};
 use crate::recovery::{Look, Recovery, Step};
 use crate::settings::Side;
 
@@ -40,25 +42,6 @@ pub enum Mending {
     },
 }
 
-/// What is to be done about the line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mend {
-    /// Nothing now.
-    Wait,
-    /// Tell this.
-    Tell(Mending),
-    /// Have this side see that its line is gone; if it does, [`Mending::Told`] is told.
-    Pause(Side),
-    /// Make a new line; which try it is. Where that is refused, [`Ahead::refused`].
-    Try(u32),
-    /// This side's QEMU has ended, and what only it had is gone.
-    Lost(Side),
-    /// Somebody stopped it while there was no line.
-    Stopped,
-    /// There are no more tries, and why.
-    GiveUp(String),
-}
-
 /// Sees to a guest in post-copy.
 #[derive(Clone, Debug)]
 pub struct Ahead {
@@ -91,32 +74,34 @@ impl Ahead {
         (is_stopped && !std::mem::replace(&mut self.has_said, true)).then_some(TOO_LATE)
     }
 
-    /// Takes in a look, and what the source says of the line, where it says anything; says what to do now.
-    pub fn see(&mut self, look: Look, why: Option<&str>) -> Mend {
-        match self.recovery.see(look) {
-            Step::Wait => Mend::Wait,
-            Step::Broke => Mend::Tell(Mending::Broke { why: why.unwrap_or(BY_DAEMONS).into() }),
-            Step::Pause(side) => Mend::Pause(side),
+    /// Takes in a look, and what the source says of the line, where it says anything; says what to do now, if anything.
+    pub fn see(&mut self, look: Look, why: Option<&str>) -> Option<Action> {
+        let tell = |mending| Action::Tell(Event::Mending(mending));
+        let gives_up = |why| Action::End(Halt::Failed(why));
+        Some(match self.recovery.see(look) {
+            Step::Wait => return None,
+            Step::Broke => tell(Mending::Broke { why: why.unwrap_or(BY_DAEMONS).into() }),
+            Step::Pause(side) => Action::PauseLine(side),
             Step::Try(number) => match &self.cannot {
                 None => {
                     self.trying = Some(number);
-                    Mend::Try(number)
+                    Action::TryLine { number, target: look.target }
                 }
-                Some(why) => Mend::GiveUp(format!("the line broke in post-copy; {why}. {UPDATE}")),
+                Some(why) => gives_up(format!("the line broke in post-copy; {why}. {UPDATE}")),
             },
             Step::Failed(number, next) => {
                 self.why = why.map_or_else(|| self.why.clone(), str::to_string);
-                Mend::Tell(Mending::Failed { number, why: self.why.clone(), next })
+                tell(Mending::Failed { number, why: self.why.clone(), next })
             }
-            Step::Back(tries) => Mend::Tell(Mending::Back { tries }),
-            Step::Lost(side) => Mend::Lost(side),
-            Step::GiveUp(_) if look.is_stopped => Mend::Stopped,
-            Step::GiveUp(tries) => Mend::GiveUp(format!(
+            Step::Back(tries) => tell(Mending::Back { tries }),
+            Step::Lost(side) => Action::End(Halt::Lost(side)),
+            Step::GiveUp(_) if look.is_stopped => Action::End(Halt::Stopped),
+            Step::GiveUp(tries) => gives_up(format!(
                 "the line broke in post-copy and was not back after {}, the last: {}",
                 count(tries as usize, "try"),
                 self.why
             )),
-        }
+        })
     }
 
     /// What made a new line has ended; gives the try, if it was one.
@@ -153,16 +138,24 @@ mod tests {
         }
     }
 
+    fn told(mending: Mending) -> Action {
+        Action::Tell(Event::Mending(mending))
+    }
+
+    fn tries(number: u32) -> Action {
+        Action::TryLine { number, target: Half::Paused }
+    }
+
     /// What is to be done at these times, after the line broke; each try is refused.
-    fn broken(ahead: &mut Ahead, is_stopped: bool) -> Vec<Mend> {
+    fn broken(ahead: &mut Ahead, is_stopped: bool) -> Vec<Action> {
         let mut done = Vec::new();
         for at_ms in (0..700_000).step_by(100) {
             let found = ahead.see(Look { is_stopped, ..look(at_ms, Half::Paused) }, Some("reset"));
-            if let Mend::Try(number) = found {
+            if let Some(Action::TryLine { number, .. }) = found {
                 ahead.refused(number, format!("refused {number}"), at_ms);
             }
-            done.extend((found != Mend::Wait).then_some(found));
-            if matches!(done.last(), Some(Mend::GiveUp(_) | Mend::Stopped)) {
+            done.extend(found);
+            if matches!(done.last(), Some(Action::End(_))) {
                 return done;
             }
         }
@@ -173,10 +166,10 @@ mod tests {
     fn a_line_that_breaks_is_tried_until_the_deadline_and_the_last_reason_is_told() {
         let mut ahead = Ahead::new(Duration::from_secs(600));
         let done = broken(&mut ahead, false);
-        assert_eq!(done[..2], [Mend::Tell(Mending::Broke { why: "reset".into() }), Mend::Try(1)]);
+        assert_eq!(done[..2], [told(Mending::Broke { why: "reset".into() }), tries(1)]);
         let tries = done.len() - 2;
         let expected = format!("was not back after {tries} tries, the last: refused {tries}");
-        let Some(Mend::GiveUp(words)) = done.last() else { panic!("{done:?}") };
+        let Some(Action::End(Halt::Failed(words))) = done.last() else { panic!("{done:?}") };
         assert!(tries > 10 && words.ends_with(&expected), "{words}");
     }
 
@@ -185,7 +178,7 @@ mod tests {
         let mut ahead = Ahead::new(Duration::from_secs(600));
         ahead.cannot_mend(Some("libvirt 8.0 does not know how".into()));
         let done = broken(&mut ahead, false);
-        let Some(Mend::GiveUp(words)) = done.last() else { panic!("{done:?}") };
+        let Some(Action::End(Halt::Failed(words))) = done.last() else { panic!("{done:?}") };
         assert!(done.len() == 2 && words.contains("libvirt 8.0 does not know how. update it"), "{words}");
     }
 
@@ -194,18 +187,18 @@ mod tests {
         let mut ahead = Ahead::new(Duration::from_secs(600));
         assert_eq!(ahead.too_late(false), None);
         assert!(ahead.too_late(true).is_some() && ahead.too_late(true).is_none());
-        assert_eq!(ahead.see(Look { is_stopped: true, ..look(0, Half::Active) }, None), Mend::Wait);
-        assert_eq!(broken(&mut ahead, true).last(), Some(&Mend::Stopped));
+        assert_eq!(ahead.see(Look { is_stopped: true, ..look(0, Half::Active) }, None), None);
+        assert_eq!(broken(&mut ahead, true).last(), Some(&Action::End(Halt::Stopped)));
     }
 
     #[test]
     fn daemons_that_say_no_more_are_taken_at_their_word() {
         let mut ahead = Ahead::new(Duration::from_secs(600));
         let broke = ahead.see(look(0, Half::Paused), None);
-        assert_eq!(broke, Mend::Tell(Mending::Broke { why: BY_DAEMONS.into() }));
-        assert_eq!(ahead.see(look(0, Half::Paused), None), Mend::Try(1));
-        assert_eq!(ahead.see(look(100, Half::Active), None), Mend::Tell(Mending::Back { tries: 1 }));
+        assert_eq!(broke, Some(told(Mending::Broke { why: BY_DAEMONS.into() })));
+        assert_eq!(ahead.see(look(0, Half::Paused), None), Some(tries(1)));
+        assert_eq!(ahead.see(look(100, Half::Active), None), Some(told(Mending::Back { tries: 1 })));
         let gone = Look { target: Half::Gone, ..look(200, Half::Active) };
-        assert_eq!(ahead.see(gone, None), Mend::Lost(Side::Target));
+        assert_eq!(ahead.see(gone, None), Some(Action::End(Halt::Lost(Side::Target))));
     }
 }

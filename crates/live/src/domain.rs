@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::found::{Found, Unclear};
 use crate::preflight::{Obstacle, job_obstacle};
 use crate::settings::Side;
 
@@ -115,7 +116,7 @@ pub enum Spot {
 
 /// Everything that stands in the way, in the order of a look from the domain to its parts.
 pub fn domain_obstacles(domain: &Domain, room: &Room) -> Vec<Obstacle> {
-    let mut found = Found::default();
+    let mut found = Obstacles::default();
     found.kept_state(domain, room);
     found.devices(domain);
     found.room(domain, room);
@@ -125,7 +126,7 @@ pub fn domain_obstacles(domain: &Domain, room: &Room) -> Vec<Obstacle> {
 /// What stands in the way of copying disks. Nothing that is there is written over. `free_bytes` is what pools have left, by
 /// their names, where that is told.
 pub fn copy_obstacles(disks: &[(DomainDisk, Spot)], free_bytes: &BTreeMap<String, u64>) -> Vec<Obstacle> {
-    let mut found = Found::default();
+    let mut found = Obstacles::default();
     for (pool, needed) in needed_bytes(disks, |disk| disk.taken_bytes) {
         if let Some(free) = free_bytes.get(pool).filter(|free| **free < needed) {
             found.add(
@@ -202,9 +203,9 @@ fn needed_bytes(disks: &[(DomainDisk, Spot)], of: impl Fn(&DomainDisk) -> u64) -
 }
 
 #[derive(Default)]
-struct Found(Vec<Obstacle>);
+struct Obstacles(Vec<Obstacle>);
 
-impl Found {
+impl Obstacles {
     fn add(&mut self, what: impl Into<String>, advice: impl Into<String>) {
         self.0.push(Obstacle { what: what.into(), advice: advice.into() });
     }
@@ -385,28 +386,11 @@ impl DomainStand {
     }
 }
 
-/// What both daemons say of a domain, put together.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DomainFound {
-    /// It is at the source, and may move.
-    AtSource,
-    /// It is on its way between both.
-    Moving,
-    /// It went ahead to the target, and the rest of its memory follows (post-copy).
-    Ahead,
-    /// The same, and the line is gone: it may be made anew.
-    Broken,
-    /// It is at the target, and the source has let it go.
-    AtTarget,
-    /// Neither runs it.
-    Nowhere,
-    /// Both have it, and nobody moves it.
-    Unclear(DomainUnclear),
-}
-
-/// Why nothing may be done by itself.
+/// Why nothing may be done by itself with a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DomainUnclear {
+    /// Neither runs it.
+    Nowhere,
     /// Both run it.
     BothRun,
     /// It runs at the target, and the source still has it, standing still.
@@ -426,26 +410,14 @@ pub enum DomainUnclear {
 }
 
 impl DomainUnclear {
-    const ALL: [DomainUnclear; 9] = [
-        DomainUnclear::BothRun,
-        DomainUnclear::LeftAtSource,
-        DomainUnclear::Held,
-        DomainUnclear::OtherMove,
-        DomainUnclear::OtherJob,
-        DomainUnclear::TakenBack,
-        DomainUnclear::Lost(Side::Source),
-        DomainUnclear::Lost(Side::Target),
-        DomainUnclear::BothStand,
-    ];
-
-    /// The one of which this is what stands in the way, if it is of one.
-    pub fn of(obstacle: &Obstacle) -> Option<DomainUnclear> {
-        DomainUnclear::ALL.into_iter().find(|why| why.obstacle() == *obstacle)
-    }
-
     /// What it is, and what to do.
-    pub fn obstacle(self) -> Obstacle {
-        let (what, advice) = match self {
+    #[must_use]
+    pub fn words(self) -> (&'static str, &'static str) {
+        match self {
+            DomainUnclear::Nowhere => (
+                "it runs at neither daemon",
+                "start it first; a domain that is switched off needs no live move",
+            ),
             DomainUnclear::BothRun => (
                 "both daemons run it",
                 "stop one of them at once (`virsh destroy`) and look at what each has written",
@@ -483,30 +455,31 @@ impl DomainUnclear {
                 "both daemons have it, standing still",
                 "look at both; only one of them may be resumed, and the other has to be destroyed",
             ),
-        };
-        Obstacle { what: what.into(), advice: advice.into() }
+        }
     }
 }
 
+fn unclear(why: DomainUnclear) -> Found {
+    Found::Unclear(Unclear::Domain(why))
+}
+
 /// What follows from how both daemons have it.
-pub fn domain_found(source: &DomainStand, target: &DomainStand) -> DomainFound {
+pub fn domain_found(source: &DomainStand, target: &DomainStand) -> Found {
     use DomainUnclear as U;
     if source.is_ahead() || target.is_ahead() {
         return ahead(source, target);
     }
     match (source.job, source.is_active(), target.is_active()) {
-        (DomainJob::Out, _, true) => DomainFound::Moving,
-        (DomainJob::Out, _, false) => DomainFound::Unclear(U::OtherMove),
-        (DomainJob::In | DomainJob::Other, _, _) => DomainFound::Unclear(U::OtherJob),
-        (DomainJob::None, false, false) => DomainFound::Nowhere,
-        (DomainJob::None, false, true) if target.job == DomainJob::None => DomainFound::AtTarget,
+        (DomainJob::Out, _, true) => Found::Sending,
+        (DomainJob::Out, _, false) => unclear(U::OtherMove),
+        (DomainJob::In | DomainJob::Other, _, _) => unclear(U::OtherJob),
+        (DomainJob::None, false, false) => unclear(U::Nowhere),
+        (DomainJob::None, false, true) if target.job == DomainJob::None => Found::Moved,
         // The source is done and the target is about to be.
-        (DomainJob::None, false, true) => DomainFound::Moving,
-        (DomainJob::None, true, false) if source.runs() || source.stands_for_itself() => {
-            DomainFound::AtSource
-        }
-        (DomainJob::None, true, false) => DomainFound::Unclear(U::Held),
-        (DomainJob::None, true, true) => DomainFound::Unclear(match (source.runs(), target.runs()) {
+        (DomainJob::None, false, true) => Found::Sending,
+        (DomainJob::None, true, false) if source.runs() || source.stands_for_itself() => Found::Nothing,
+        (DomainJob::None, true, false) => unclear(U::Held),
+        (DomainJob::None, true, true) => unclear(match (source.runs(), target.runs()) {
             (true, true) => U::BothRun,
             (false, true) => U::LeftAtSource,
             // It comes to the target from elsewhere, or is about to go.
@@ -532,19 +505,17 @@ pub fn cannot_resume(version: (u32, u32)) -> Option<String> {
 }
 
 /// The same of a domain that at least one daemon says to have gone ahead.
-fn ahead(source: &DomainStand, target: &DomainStand) -> DomainFound {
+fn ahead(source: &DomainStand, target: &DomainStand) -> Found {
     use DomainUnclear as U;
     match (source.is_active(), target.is_active()) {
-        (true, true) if source.runs() => {
-            DomainFound::Unclear(if target.runs() { U::BothRun } else { U::TakenBack })
-        }
-        (true, true) if source.is_broken() || target.is_broken() => DomainFound::Broken,
-        (true, true) => DomainFound::Ahead,
-        (true, false) => DomainFound::Unclear(U::Lost(Side::Target)),
-        (false, true) if target.is_broken() => DomainFound::Unclear(U::Lost(Side::Source)),
+        (true, true) if source.runs() => unclear(if target.runs() { U::BothRun } else { U::TakenBack }),
+        (true, true) if source.is_broken() || target.is_broken() => Found::Broken,
+        (true, true) => Found::Ahead,
+        (true, false) => unclear(U::Lost(Side::Target)),
+        (false, true) if target.is_broken() => unclear(U::Lost(Side::Source)),
         // The source is done and the target is about to be.
-        (false, true) => DomainFound::Ahead,
-        (false, false) => DomainFound::Nowhere,
+        (false, true) => Found::Ahead,
+        (false, false) => unclear(U::Nowhere),
     }
 }
 

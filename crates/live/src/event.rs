@@ -24,7 +24,7 @@ pub struct MirrorState {
 }
 
 /// What happens, as it happens.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// In words.
     Note(String),

@@ -1,53 +1,12 @@
 //! Memory on its way, until the guest stands still: looks go in, and what is to be done comes out.
 
-use std::time::Duration;
-
-use crate::choose::{Choice, Course};
+use crate::choose::Course;
 use crate::ease::Ease;
+use crate::event::Event;
 use crate::forecast::Promise;
+use crate::migration::{Action, Halt, Seen};
 use crate::outlook::Outlook;
-use crate::watch::{Deed, Phase, Sample, Watch, Why};
-
-/// One look at a move whose guest is still at the source.
-#[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
-    /// What the source told.
-    pub sample: &'a Sample,
-    /// Of the memory that was looked at, what holds something (0 to 1).
-    pub share_in_use: f64,
-    /// What carries the move does.
-    pub is_up: bool,
-    /// What was told is of this move: libvirt tells nothing at all at its begin and end.
-    pub is_told: bool,
-    /// The guest was sent ahead, and waits for that.
-    pub goes_ahead: bool,
-    /// Bytes a second that may be sent.
-    pub rate_max: u64,
-    /// What is said to the source is done so much later than what it told.
-    pub late: Duration,
-}
-
-/// What is to be done, in this order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Todo {
-    /// The guest goes ahead, as was chosen before it began.
-    SendAhead,
-    /// So many bytes a second are sent at most from now on.
-    Bound {
-        /// Bytes a second.
-        rate: u64,
-        /// Less than may be sent: the end of memory goes slower.
-        is_eased: bool,
-        /// What is said of it.
-        words: Option<String>,
-    },
-    /// Something is done to keep the promise, or the move is given up.
-    Do(Deed, Why),
-    /// Another forecast is told.
-    Tell(Choice),
-    /// The same, and the promise cannot be kept: the move is called back.
-    CallBack(Choice),
-}
+use crate::watch::{Deed, Phase, Sample, Watch};
 
 /// Follows one move.
 #[derive(Clone, Debug)]
@@ -77,38 +36,45 @@ impl Follow {
         Follow { watch: Watch::new(promise, deeds), ease: None, goes_ahead_at_once: false, channels: 1 }
     }
 
-    /// Takes in a look; says what to do now. Nothing once the guest stands still.
-    pub fn see(&mut self, seen: &Seen<'_>, outlook: &mut Outlook) -> Vec<Todo> {
-        let mut todo = Vec::new();
-        let sample = seen.sample;
+    /// Takes in a look at a guest that is still at the source, and may have been sent ahead; says what to do now. Nothing once it is
+    /// paused to be handed over.
+    pub fn see(&mut self, seen: &Seen<'_>, goes_ahead: bool, outlook: &mut Outlook) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let sample = &seen.told.sample;
         if !matches!(sample.phase, Phase::Setup | Phase::Precopy) {
-            return todo;
+            return actions;
         }
         if self.goes_ahead_at_once && sample.passes > 1 && seen.is_up {
             self.goes_ahead_at_once = false;
-            todo.push(Todo::SendAhead);
-        } else if !seen.goes_ahead {
-            todo.extend(self.ease(seen));
+            actions.push(Action::SendAhead);
+        } else if !goes_ahead {
+            actions.extend(self.ease(seen));
         }
         let is_telling = seen.is_up && seen.is_told && !self.is_eased();
         let advised = match is_telling {
             true => self.watch.see(*sample),
             false => self.watch.see_interrupted(*sample),
         };
-        todo.extend(advised.map(|(deed, why)| Todo::Do(deed, why)));
-        let rate = self.rate();
-        let known = (rate, self.watch.full_swing());
-        todo.extend(outlook.see((sample, seen.share_in_use), known, self.channels).map(|foreseen| {
-            match foreseen.is_binding && foreseen.choice.course.is_none() {
-                true => Todo::CallBack(foreseen.choice),
-                false => Todo::Tell(foreseen.choice),
-            }
-        }));
-        todo
+        if let Some((deed, why)) = advised {
+            actions.push(Action::Tell(Event::Did(deed, why)));
+            actions.push(match deed {
+                Deed::Throttle => Action::SlowDown(why.rate),
+                Deed::PostCopy => Action::SendAhead,
+                Deed::GiveUp => Action::End(Halt::GivenUp(why)),
+            });
+        }
+        let known = (self.rate(), self.watch.full_swing());
+        if let Some(foreseen) = outlook.see((sample, seen.told.share_in_use()), known, self.channels) {
+            let choice = Box::new(foreseen.choice);
+            let is_broken = foreseen.is_binding && choice.course.is_none();
+            actions.push(Action::Tell(Event::Chosen(choice.clone())));
+            actions.extend(is_broken.then_some(Action::End(Halt::Promise(choice))));
+        }
+        actions
     }
 
-    fn ease(&mut self, seen: &Seen<'_>) -> Option<Todo> {
-        let ease = self.ease.as_mut()?;
+    fn ease(&mut self, seen: &Seen<'_>) -> Option<Action> {
+        let (ease, sample) = (self.ease.as_mut()?, &seen.told.sample);
         if !seen.is_up {
             ease.is_away();
             return None;
@@ -117,11 +83,11 @@ impl Follow {
         if !was_eased {
             ease.done_late(seen.late);
         }
-        let rate = ease.see(seen.sample, seen.rate_max);
+        let rate = ease.see(sample, seen.rate_max);
         let is_eased = ease.is_eased();
         // Where what may be sent has changed, the slower end is over without another word.
         let rate = rate.or((was_eased && !is_eased).then_some(seen.rate_max))?;
-        Some(Todo::Bound { rate, is_eased, words: ease.words(rate, seen.sample) })
+        Some(Action::Bound { rate, is_eased, words: ease.words(rate, sample) })
     }
 
     /// How fast it is sent cannot be set: its end goes as fast as the rest.
@@ -150,12 +116,15 @@ impl Follow {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use drover_types::Estimate;
 
     use super::*;
     use crate::choose::Allowed;
     use crate::outlook::facts_before;
     use crate::settings::RATE_UNLIMITED;
+    use crate::told::Told;
 
     const MB: u64 = 1_000_000;
     const MEMORY: u64 = 100 * MB;
@@ -189,21 +158,21 @@ mod tests {
             Clock { follow, outlook, rate, is_up: true, goes_ahead: false, now }
         }
 
-        fn look(&mut self) -> Vec<Todo> {
+        fn look(&mut self) -> Vec<Action> {
             let seen = Seen {
-                sample: &self.now,
-                share_in_use: 1.0,
-                is_up: self.is_up,
+                told: &Told { sample: self.now, ..Told::default() },
                 is_told: true,
-                goes_ahead: self.goes_ahead,
+                is_up: self.is_up,
                 rate_max: RATE_UNLIMITED,
                 late: Duration::ZERO,
+                is_stopped: false,
+                overlap: None,
             };
-            self.follow.see(&seen, &mut self.outlook)
+            self.follow.see(&seen, self.goes_ahead, &mut self.outlook)
         }
 
         /// Runs until something is to be done that is wanted, for an hour at most.
-        fn until(&mut self, is_it: impl Fn(&Todo) -> bool) -> Option<Todo> {
+        fn until(&mut self, is_it: impl Fn(&Action) -> bool) -> Option<Action> {
             for _ in 0..36_000 {
                 let found = self.look().into_iter().find(|todo| is_it(todo));
                 if found.is_some() {
@@ -231,36 +200,39 @@ mod tests {
             (Allowed::default(), Deed::GiveUp),
         ] {
             let mut clock = Clock::new(allowed, 600, 20 * MB, None);
-            let found = clock.until(|todo| matches!(todo, Todo::Do(..)));
-            assert!(matches!(found, Some(Todo::Do(found, _)) if found == deed), "{deed:?}: {found:?}");
+            let found = clock.until(|todo| matches!(todo, Action::Tell(Event::Did(..))));
+            assert!(
+                matches!(found, Some(Action::Tell(Event::Did(found, _))) if found == deed),
+                "{deed:?}: {found:?}"
+            );
         }
     }
 
     #[test]
     fn a_guest_that_is_to_go_ahead_does_so_once_after_the_first_pass_and_not_while_the_line_is_away() {
         let mut clock = Clock::new(Allowed::default(), 600, 20 * MB, Some(Deed::PostCopy));
-        assert_eq!(clock.until(|todo| *todo == Todo::SendAhead), Some(Todo::SendAhead));
+        assert_eq!(clock.until(|todo| *todo == Action::SendAhead), Some(Action::SendAhead));
         assert_eq!(clock.now.passes, 2);
         (clock.goes_ahead, clock.now.passes) = (true, 9);
-        assert!(!clock.look().contains(&Todo::SendAhead));
+        assert!(!clock.look().contains(&Action::SendAhead));
         let mut clock = Clock::new(Allowed::default(), 60, 20 * MB, Some(Deed::PostCopy));
         (clock.is_up, clock.now.passes) = (false, 9);
-        let found = clock.until(|todo| matches!(todo, Todo::SendAhead | Todo::Do(..)));
-        assert!(matches!(found, Some(Todo::Do(Deed::GiveUp, _))), "{found:?}");
+        let found = clock.until(|todo| matches!(todo, Action::SendAhead | Action::End(_)));
+        assert!(matches!(found, Some(Action::End(Halt::GivenUp(_)))), "{found:?}");
     }
 
     #[test]
     fn a_line_that_is_measured_to_carry_too_little_calls_the_guest_back() {
         let mut clock = Clock::new(Allowed::default(), 60, MB, None);
-        let found = clock.until(|todo| matches!(todo, Todo::CallBack(_)));
+        let found = clock.until(|todo| matches!(todo, Action::End(Halt::Promise(_))));
         assert!(found.is_some() && clock.now.at_ms <= 2000, "{found:?}");
     }
 
     #[test]
     fn the_end_of_memory_goes_slower_over_a_link_and_nothing_is_concluded_from_that() {
         let mut clock = Clock::new(Allowed::default(), 600, 50 * MB, None);
-        let found = clock.until(|todo| matches!(todo, Todo::Bound { .. }));
-        let Some(Todo::Bound { rate, is_eased: true, words: Some(_) }) = found else { panic!("{found:?}") };
+        let found = clock.until(|todo| matches!(todo, Action::Bound { .. }));
+        let Some(Action::Bound { rate, is_eased: true, words: Some(_) }) = found else { panic!("{found:?}") };
         assert!(rate < 50 * MB && clock.follow.is_eased());
         clock.follow.cannot_ease();
         assert!(!clock.follow.is_eased() && !clock.follow.is_close(&clock.now));

@@ -1,8 +1,10 @@
-//! What an earlier run left behind: two monitors say where they stand, and it follows what may be done.
+//! What an earlier run left behind: two monitors, or two daemons of libvirt ([`crate::domain_found`]), say where they stand, and it
+//! follows what may be done.
 //!
 //! A guest may be started at the target only if the source has ended it for good: all was sent, it was not started there
 //! again, and both sides carry the same mark, so that they are the two ends of one move.
 
+use crate::domain::DomainUnclear;
 use crate::watch::Phase;
 
 /// How one side stands.
@@ -43,7 +45,7 @@ impl Stand {
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// No move that concerns both: one may begin.
+    /// No move that concerns both: the guest is at the source, and one may begin.
     Nothing,
     /// A move between both is under way: it can be watched to its end, or cancelled.
     Sending,
@@ -53,7 +55,7 @@ pub enum Found {
     Broken,
     /// All of it is at the target, or about to be; the source has ended it. It is to be started there.
     Arrived,
-    /// It runs at the target, the source has ended it.
+    /// It is at the target, the source has ended it or let it go.
     Moved,
     /// Nothing may be done by itself.
     Unclear(Unclear),
@@ -74,6 +76,26 @@ pub enum Unclear {
     OtherMove,
     /// The guest went ahead, and the source gave the move up when it had sent everything, of which part was lost.
     Lost,
+    /// Two daemons of libvirt say so.
+    Domain(DomainUnclear),
+}
+
+impl Found {
+    /// What was found, and what is done about it.
+    #[must_use]
+    pub fn words(&self) -> &'static str {
+        match self {
+            Found::Nothing => "no earlier move is there",
+            Found::Sending => "a move is under way: it is watched to its end; Ctrl-C cancels it",
+            Found::Ahead => "the guest is in post-copy at the target: the rest of its memory is watched",
+            Found::Broken => "the guest is in post-copy at the target and the line broke: it is made anew",
+            Found::Arrived => {
+                "all of the guest is at the target and paused, the source has ended it: it is started there"
+            }
+            Found::Moved => "the guest has moved already",
+            Found::Unclear(unclear) => unclear.words().0,
+        }
+    }
 }
 
 impl Unclear {
@@ -105,6 +127,7 @@ impl Unclear {
                 "the line broke in post-copy after the source had sent everything, and the target has not all of it",
                 "end both QEMUs, start the guest at neither, and start it anew from its disks, like after a power cut",
             ),
+            Unclear::Domain(why) => why.words(),
         }
     }
 }

@@ -9,7 +9,8 @@
 //! how memory is wished to go ──────────────────────────> conflicts, credentials ──> what is in the way
 //! the line, and what both sides know of RDMA ──────────> chunk ──> how large its chunks are, and why
 //! samples while it moves ──────────────────────────────> Outlook > what is foreseen, and whether the promise still is one
-//! samples while it moves ──────────────────────────────> Passage > follow, hand over, start at the target, see after it
+//! looks while it moves ────────────────────────────────> Migration > what is to be done now, by all of these:
+//!   how far the guest is ──────────────────────────────> Passage > follow, hand over, start at the target, see after it
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
 //! the same, where a link holds what QEMU has sent ───────> Ease ──> the end of it slower than the line
 //! what two ways were measured to carry ────────────────> route ─> directly, or over the link
@@ -32,6 +33,7 @@ mod chunk;
 mod conflicts;
 mod credentials;
 mod domain;
+mod downtime;
 mod ease;
 mod event;
 mod follow;
@@ -39,6 +41,7 @@ mod forecast;
 mod found;
 mod handover;
 mod load;
+mod migration;
 mod outlook;
 mod passage;
 mod place;
@@ -46,28 +49,32 @@ mod preflight;
 mod recovery;
 mod route;
 mod settings;
+mod silence;
 mod still;
 pub mod together;
 mod told;
+mod turn;
 mod watch;
 
 pub use ability::{Ability, LOSES_WRITES, loses_writes};
-pub use ahead::{Ahead, Mend, Mending};
+pub use ahead::{Ahead, Mending};
 pub use between::{Between, By, Carries};
 pub use choose::{Allowed, Choice, Course, Looked, Way, channels_within, choose, excess};
 pub use conflicts::conflicts;
 pub use credentials::{Credentials, tls_left_set, tls_name_obstacle, tls_obstacles};
 pub use domain::{
-    Domain, DomainDisk, DomainFound, DomainJob, DomainStand, DomainUnclear, Room, Spot, cannot_resume,
-    copy_obstacles, domain_found, domain_obstacles, tight_pools,
+    Domain, DomainDisk, DomainJob, DomainStand, DomainUnclear, Room, Spot, cannot_resume, copy_obstacles,
+    domain_found, domain_obstacles, tight_pools,
 };
+pub use downtime::Downtime;
 pub use ease::Ease;
 pub use event::{Event, MirrorState, Moved};
-pub use follow::{Follow, Seen, Todo};
+pub use follow::Follow;
 pub use forecast::{Facts, Forecast, Promise, SoFar};
 pub use found::{Found, Stand, Unclear, found};
 pub use handover::{Handover, in_step};
 pub use load::{HostLoad, Loads};
+pub use migration::{Action, Halt, Migration, Pause, Seen};
 pub use outlook::{Foreseen, LINE_ASSUMED, Outlook, facts_before, facts_under_way, line_said};
 pub use passage::{Act, Passage, Settled};
 pub use place::Where;
@@ -78,6 +85,8 @@ pub use settings::{
     Compression, Difference, Own, RATE_UNLIMITED, Rdma, Settings, SettingsError, Side, Throttle, Tls, Wish,
     differences, settings, slow_down,
 };
+pub use silence::{After, AfterStep, SILENCE_MAX, Silence};
 pub use still::{Happened, Moment, Part, parts, stood_at_source, stopped_by_somebody};
 pub use told::Told;
+pub use turn::{TurnState, TurnStep, is_look_old};
 pub use watch::{Cause, Deed, Phase, Sample, Watch, Why};

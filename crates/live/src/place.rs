@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::domain::{DomainFound, DomainUnclear};
-use crate::found::Unclear;
+use crate::domain::DomainUnclear;
+use crate::found::{Found, Unclear};
 
 /// Where the guest is after a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,7 @@ impl Unclear {
             Unclear::Copy | Unclear::StartedAgain | Unclear::OtherMove => Where::Source,
             Unclear::BothRun | Unclear::Elsewhere => Where::Unknown,
             Unclear::Lost => Where::Lost { had_leave: true },
+            Unclear::Domain(why) => why.guest_at(),
         }
     }
 }
@@ -55,30 +56,32 @@ impl DomainUnclear {
             DomainUnclear::LeftAtSource => Where::Target,
             DomainUnclear::Held => Where::Held,
             DomainUnclear::OtherMove | DomainUnclear::OtherJob | DomainUnclear::TakenBack => Where::Source,
+            // It is off, as it was.
+            DomainUnclear::Nowhere => Where::Source,
             DomainUnclear::Lost(_) => Where::Lost { had_leave: true },
             DomainUnclear::BothStand => Where::Unknown,
         }
     }
 }
 
-impl DomainFound {
+impl Found {
     /// What is said of a move that has ended, where a domain is found so and nobody told why; and where that is.
     #[must_use]
     pub fn settled(&self) -> (&'static str, Where) {
         match self {
-            DomainFound::AtSource => ("the move ended, and the guest is still at the source", Where::Source),
-            DomainFound::AtTarget => ("the guest runs at the target", Where::Target),
-            DomainFound::Nowhere => {
-                ("neither daemon runs the domain any more: it ended on its way", Where::Unknown)
-            }
-            DomainFound::Moving => ("the move does not come to its end", Where::Unknown),
-            DomainFound::Ahead => {
+            Found::Nothing => ("the move ended, and the guest is still at the source", Where::Source),
+            Found::Arrived | Found::Moved => ("the guest is at the target", Where::Target),
+            Found::Sending => ("the move does not come to its end", Where::Unknown),
+            Found::Ahead => {
                 ("the guest is in post-copy, and the move does not come to its end", Where::Between)
             }
-            DomainFound::Broken => {
+            Found::Broken => {
                 ("the guest is in post-copy, and the line to the rest of its memory is gone", Where::Between)
             }
-            DomainFound::Unclear(why) => ("the move ended halfway", why.guest_at()),
+            Found::Unclear(Unclear::Domain(DomainUnclear::Nowhere)) => {
+                ("neither daemon runs the domain any more: it ended on its way", Where::Unknown)
+            }
+            Found::Unclear(why) => ("the move ended halfway", why.guest_at()),
         }
     }
 }

@@ -141,25 +141,25 @@ fn stand(state: &str, reason: &str, job: DomainJob) -> DomainStand {
 
 #[test]
 fn where_a_domain_is_follows_from_both_daemons() {
-    use DomainFound as F;
     use DomainUnclear as U;
+    use Found as F;
     let none = || stand("", "", DomainJob::None);
     let off = || stand("shut off", "migrated", DomainJob::None);
     let runs = |job| stand("running", "booted", job);
     let paused = |reason, job| stand("paused", reason, job);
     let idle = DomainJob::None;
-    assert_eq!(domain_found(&runs(idle), &none()), F::AtSource);
-    assert_eq!(domain_found(&runs(idle), &off()), F::AtSource);
-    assert_eq!(domain_found(&paused("user", idle), &none()), F::AtSource);
-    assert_eq!(domain_found(&paused("I/O error", idle), &none()), F::AtSource);
-    assert_eq!(domain_found(&runs(DomainJob::Out), &paused("migrating", DomainJob::In)), F::Moving);
-    assert_eq!(domain_found(&paused("migrating", DomainJob::Out), &runs(idle)), F::Moving);
-    assert_eq!(domain_found(&off(), &paused("migrating", DomainJob::In)), F::Moving);
-    assert_eq!(domain_found(&off(), &runs(idle)), F::AtTarget);
-    assert_eq!(domain_found(&none(), &runs(idle)), F::AtTarget);
-    assert_eq!(domain_found(&none(), &paused("user", idle)), F::AtTarget);
-    assert_eq!(domain_found(&off(), &none()), F::Nowhere);
-    let unclear = [
+    assert_eq!(domain_found(&runs(idle), &none()), F::Nothing);
+    assert_eq!(domain_found(&runs(idle), &off()), F::Nothing);
+    assert_eq!(domain_found(&paused("user", idle), &none()), F::Nothing);
+    assert_eq!(domain_found(&paused("I/O error", idle), &none()), F::Nothing);
+    assert_eq!(domain_found(&runs(DomainJob::Out), &paused("migrating", DomainJob::In)), F::Sending);
+    assert_eq!(domain_found(&paused("migrating", DomainJob::Out), &runs(idle)), F::Sending);
+    assert_eq!(domain_found(&off(), &paused("migrating", DomainJob::In)), F::Sending);
+    assert_eq!(domain_found(&off(), &runs(idle)), F::Moved);
+    assert_eq!(domain_found(&none(), &runs(idle)), F::Moved);
+    assert_eq!(domain_found(&none(), &paused("user", idle)), F::Moved);
+    assert_eq!(domain_found(&off(), &none()), unclear(U::Nowhere));
+    let none_moves_it = [
         (runs(idle), runs(idle), U::BothRun),
         (paused("migrating", idle), runs(idle), U::LeftAtSource),
         (paused("migrating", idle), none(), U::Held),
@@ -168,15 +168,15 @@ fn where_a_domain_is_follows_from_both_daemons() {
         (runs(DomainJob::Other), none(), U::OtherJob),
         (paused("user", idle), paused("user", idle), U::BothStand),
     ];
-    for (source, target, why) in unclear {
-        assert_eq!(domain_found(&source, &target), F::Unclear(why), "{source:?} {target:?}");
+    for (source, target, why) in none_moves_it {
+        assert_eq!(domain_found(&source, &target), unclear(why), "{source:?} {target:?}");
     }
 }
 
 #[test]
 fn where_a_domain_is_that_went_ahead_of_its_memory() {
-    use DomainFound as F;
     use DomainUnclear as U;
+    use Found as F;
     let (out, coming, idle) = (DomainJob::Out, DomainJob::In, DomainJob::None);
     let (none, off) = (stand("", "", idle), stand("shut off", "migrated", idle));
     let here = |reason| stand("paused", reason, out);
@@ -191,8 +191,8 @@ fn where_a_domain_is_that_went_ahead_of_its_memory() {
     assert_eq!(domain_found(&here("post-copy"), &there("post-copy failed")), F::Broken);
     let failed = stand("paused", "post-copy failed", coming);
     assert_eq!(domain_found(&here("post-copy failed"), &failed), F::Broken);
-    assert_eq!(domain_found(&off, &none), F::Nowhere);
-    let unclear = [
+    assert_eq!(domain_found(&off, &none), unclear(U::Nowhere));
+    let none_moves_it = [
         (stand("running", "unpaused", idle), there("post-copy"), U::BothRun),
         (stand("running", "unpaused", idle), failed.clone(), U::TakenBack),
         (here("post-copy failed"), none.clone(), U::Lost(Side::Target)),
@@ -200,8 +200,8 @@ fn where_a_domain_is_that_went_ahead_of_its_memory() {
         (off, there("post-copy failed"), U::Lost(Side::Source)),
         (none, failed, U::Lost(Side::Source)),
     ];
-    for (source, target, why) in unclear {
-        assert_eq!(domain_found(&source, &target), F::Unclear(why), "{source:?} {target:?}");
+    for (source, target, why) in none_moves_it {
+        assert_eq!(domain_found(&source, &target), unclear(why), "{source:?} {target:?}");
     }
 }
 
@@ -233,19 +233,11 @@ fn a_domain_that_runs_at_both_is_never_taken_for_moved() {
     for source in all() {
         for target in all() {
             match domain_found(&source, &target) {
-                DomainFound::AtTarget => assert!(!source.is_active() && target.is_active()),
-                DomainFound::AtSource => assert!(source.is_active() && !target.is_active()),
-                DomainFound::Ahead | DomainFound::Broken => assert!(!source.runs() && target.is_active()),
+                Found::Moved => assert!(!source.is_active() && target.is_active()),
+                Found::Nothing => assert!(source.is_active() && !target.is_active()),
+                Found::Ahead | Found::Broken => assert!(!source.runs() && target.is_active()),
                 _ => {}
             }
         }
     }
-}
-
-#[test]
-fn what_is_unclear_is_known_by_what_stands_in_the_way() {
-    for why in DomainUnclear::ALL {
-        assert_eq!(DomainUnclear::of(&why.obstacle()), Some(why));
-    }
-    assert_eq!(DomainUnclear::of(&Obstacle { what: "no room".into(), advice: "make some".into() }), None);
 }

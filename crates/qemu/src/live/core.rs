@@ -1,21 +1,20 @@
 //! What a move by QEMU's monitors and one by libvirt have in common: what is wanted, what is told, and what `drover-live` decides of
-//! it. Each of both is an [`Adapter`] that looks at its sides and carries out what comes of that.
+//! it. Each of both is an [`Adapter`] that looks at its sides and carries out what comes of that, and has a [`Lifecycle`] around it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use drover_live::together::Beforehand;
 use drover_live::{
-    Ahead, Allowed, Between, By, Carries, Choice, Deed, Ease, Event, Facts, Follow, Handover, Loads, Look,
-    Mend, Mending, Moved, Outlook, Phase, Promise, RATE_UNLIMITED, Sample, Seen, Side, Todo, Told, Why,
-    channels_within, excess, facts_before, facts_under_way,
+    Action, Allowed, Between, By, Carries, Choice, Deed, Downtime, Ease, Event, Facts, Follow, Found, Half,
+    Halt, Handover, Loads, Look, Mending, Migration, Moved, Passage, Pause, Phase, Promise, RATE_UNLIMITED,
+    Sample, Seen, Side, Told, Where, channels_within, excess, facts_before, facts_under_way,
 };
 use drover_types::Estimate;
 
-use super::carried::Carried;
-use super::run::{Ending, Wanted};
+use super::carried::{Carried, Hurry};
+use super::run::{Ending, LiveError, Wanted};
 use super::share::Share;
-use super::still::Still;
 use super::turn::{Dated, Turn};
 use crate::error::{QemuError, QemuErrorKind};
 
@@ -23,6 +22,9 @@ use crate::error::{QemuError, QemuErrorKind};
 pub(super) const WATCH_S: u64 = 1;
 /// Connections on a line of which nothing is known.
 const CHANNELS: u8 = 4;
+
+/// What is known before a move, and what was found for it.
+type Known<F> = (Beforehand, Option<Dated<F>>);
 
 /// What moves a guest: the monitors of two QEMUs, or two daemons of libvirt.
 pub(super) trait Adapter<'a> {
@@ -58,6 +60,15 @@ pub(super) trait Adapter<'a> {
         None
     }
 
+    /// Looks at memory on its way; nothing where the source does not answer for a while.
+    fn look_on(&mut self) -> Result<Option<Glance>, Ending>;
+
+    /// Until the next look.
+    fn pause(&mut self, pause: Pause) -> Result<(), Ending>;
+
+    /// Sends no more than its share, which may be another than it was.
+    fn keep_share(&mut self, phase: Phase) -> Result<(), Ending>;
+
     /// Sends the guest ahead of its memory.
     fn start_postcopy(&mut self) -> Result<(), Ending>;
 
@@ -65,19 +76,38 @@ pub(super) trait Adapter<'a> {
     fn slow_down(&mut self, rate: f64) -> Result<(), Ending>;
 
     /// Sends no more bytes a second than this: slower than may be, or no more so.
-    fn send_eased(
-        &mut self,
-        follow: &mut Follow,
-        eased: (u64, bool),
-        words: Option<String>,
-    ) -> Result<(), Ending>;
+    fn send_eased(&mut self, eased: (u64, bool), words: Option<String>) -> Result<(), Ending>;
+
+    /// The guest stands still in post-copy, and the source has ended it: it is started at the target, if it can be yet.
+    fn let_go(&mut self) -> Result<(), Ending>;
+
+    /// How both sides of post-copy stand, and what the source says of its line, where it says anything.
+    fn halves(&mut self, told: &Told) -> ([Half; 2], Option<String>);
 
     /// Has a side see that the line of post-copy is gone; whether it does. One that has seen it meanwhile, or cannot at this
     /// moment, refuses.
     fn pause_line(&mut self, side: Side) -> bool;
 
-    /// Begins to make the line of post-copy anew.
-    fn try_line(&mut self, look: &Look) -> Result<(), QemuError>;
+    /// Begins to make the line of post-copy anew, whose target stands so.
+    fn try_line(&mut self, target: Half) -> Result<(), QemuError>;
+
+    /// Heeds what somebody else does to the guest and its disks meanwhile.
+    fn attend(&mut self, _told: &Told) -> Result<(), Ending> {
+        Ok(())
+    }
+
+    /// Has the guest's writes to its disks wait for the target from now on, if they are mirrored and do not yet.
+    fn keep_in_step(&mut self) {}
+
+    /// The guest is paused: its disks are handed over, and the source goes on, where it waits for that.
+    fn hand_over(&mut self) -> Result<(), Ending> {
+        Ok(())
+    }
+
+    /// What the last bytes take on their way, where the next move may begin meanwhile.
+    fn overlap(&self) -> Option<Duration> {
+        None
+    }
 
     /// What lies between both sides.
     fn between(&self) -> Between {
@@ -108,7 +138,6 @@ pub(super) trait Adapter<'a> {
         facts_before(memory_bytes, dirty, between.overhead(&core.promise()))
     }
 
-    /// Looks for a move that begins later, with others.
     fn beforehand(&mut self) -> Result<(Beforehand, Dated<Self::Findings>), Ending> {
         let facts = self.inspect()?;
         let known = Beforehand {
@@ -138,47 +167,160 @@ pub(super) trait Adapter<'a> {
         }
     }
 
-    /// What is to be done after a look at memory on its way.
-    fn carry_out(&mut self, follow: &mut Follow, looked: &Looked<'_>) -> Result<(), Ending> {
-        for todo in self.core_mut().follow(follow, looked) {
-            match todo {
-                Todo::SendAhead => self.start_postcopy()?,
-                Todo::Bound { rate, is_eased, words } => self.send_eased(follow, (rate, is_eased), words)?,
-                Todo::Do(deed, why) => match self.core_mut().does(deed, why)? {
-                    Deed::Throttle => self.slow_down(why.rate)?,
-                    Deed::PostCopy => self.start_postcopy()?,
-                    Deed::GiveUp => {}
-                },
-                Todo::Tell(choice) => self.core_mut().foresees(choice, false)?,
-                Todo::CallBack(choice) => self.core_mut().foresees(choice, true)?,
+    /// Follows memory to its end; gives what was told last. Looks, does what comes of that, and looks again.
+    fn drive(&mut self) -> Result<Told, Ending> {
+        loop {
+            let looked = self.look_on()?;
+            let is_up = self.core_mut().look_at_link();
+            let Some(looked) = looked else {
+                self.core().halt_if_stopped()?;
+                self.pause(Pause::Usual)?;
+                continue;
+            };
+            let overlap = self.overlap();
+            for action in self.core_mut().see(&looked, is_up, overlap) {
+                if matches!(action, Action::Arrive) {
+                    return Ok(looked.told);
+                }
+                self.carry_out(action, &looked.told)?;
             }
+            let pause = self.core_mut().state.pause(&looked.told.sample);
+            self.pause(pause)?;
         }
-        Ok(())
     }
 
-    /// What is to be done after a look at both sides of post-copy, of whose line the source says this.
-    fn mend(&mut self, look: &Look, why: Option<&str>) -> Result<(), Ending> {
-        let asked = Instant::now();
-        match self.core_mut().ahead.see(*look, why) {
-            Mend::Wait => {}
-            Mend::Tell(mending) => self.core_mut().tell(Event::Mending(mending)),
-            Mend::Pause(side) => {
+    fn carry_out(&mut self, action: Action, told: &Told) -> Result<(), Ending> {
+        match action {
+            Action::Tell(event) => self.core_mut().tell(event),
+            Action::Attend => self.attend(told)?,
+            Action::KeepShare => self.keep_share(told.sample.phase)?,
+            Action::KeepInStep => self.keep_in_step(),
+            Action::SendAhead => {
+                self.start_postcopy()?;
+                self.core_mut().state.passage.send_ahead();
+            }
+            Action::Bound { rate, is_eased, words } => self.send_eased((rate, is_eased), words)?,
+            Action::SlowDown(rate) => self.slow_down(rate)?,
+            Action::HandOver => self.hand_over()?,
+            Action::LetGo => self.let_go()?,
+            Action::SeeAfter => self.see_after(told)?,
+            Action::PauseLine(side) => {
                 if self.pause_line(side) {
                     self.core_mut().tell(Event::Mending(Mending::Told(side)));
                 }
             }
-            Mend::Try(number) => {
+            Action::TryLine { number, target } => {
                 self.core_mut().tell(Event::Mending(Mending::Tries { number }));
-                if let Err(error) = self.try_line(look) {
-                    let at_ms = look.at_ms.saturating_add(millis(asked.elapsed()));
-                    self.core_mut().try_refused(number, &error, at_ms);
+                if let Err(error) = self.try_line(target) {
+                    self.core_mut().try_refused(number, &error);
                 }
             }
-            Mend::Lost(side) => return Err(self.core_mut().loses(side)),
-            Mend::Stopped => return Err(Ending::Stopped),
-            Mend::GiveUp(why) => return Err(Ending::Failed(self.core().failed(&why))),
+            // The loop ends with it.
+            Action::Arrive => {}
+            Action::End(halt) => return Err(self.core_mut().ends(halt)),
         }
         Ok(())
+    }
+
+    /// Looks at both sides of post-copy, and does what is to be done about its line.
+    fn see_after(&mut self, told: &Told) -> Result<(), Ending> {
+        let ([source, target], why) = self.halves(told);
+        let core = self.core_mut();
+        let Sample { at_ms, sent_bytes, left_bytes, .. } = told.sample;
+        let (is_away, is_stopped) = (core.is_link_waited_for(), core.is_stopped());
+        let look = Look { at_ms, source, target, sent_bytes, left_bytes, is_away, is_stopped };
+        let action = core.state.ahead.see(look, why.as_deref());
+        action.map_or(Ok(()), |action| self.carry_out(action, told))
+    }
+}
+
+/// A move from its begin to its end.
+pub(super) trait Lifecycle<'a>: Adapter<'a> {
+    /// Waits until both sides can be asked, if there is time.
+    fn wait_for_link(&self) {}
+
+    /// What an earlier run left of a move between both. Changes nothing.
+    fn find(&mut self) -> Result<Found, QemuError>;
+
+    /// What the source told last of memory on its way.
+    fn sent(&mut self) -> Result<Sample, QemuError>;
+
+    /// What a look ended in, or a move of which no memory was sent.
+    fn unsent(&mut self, cause: Ending) -> LiveError;
+
+    /// Chooses when what it may send is known. Looks before, unless that was done a moment ago.
+    fn look_in_turn(&mut self) -> Result<Dated<Plan>, Ending>;
+
+    /// Moves it.
+    fn go(&mut self, plan: Dated<Plan>) -> Result<Moved, Ending>;
+
+    /// Learns of a move under way what its first run knew. Changes nothing.
+    fn prepare(&mut self, _found: &Found) -> Result<(), Ending> {
+        Ok(())
+    }
+
+    /// Ends what an earlier run began.
+    fn take_over(&mut self, found: &Found) -> Result<Moved, Ending>;
+
+    /// Brings what was begun to an end. It may be too late to stop it: then the guest has moved.
+    fn settle(&mut self, cause: Ending) -> Result<Moved, LiveError>;
+
+    /// What was set for the move is as it was before.
+    fn put_back(&mut self, _ended: &Result<Moved, LiveError>) {}
+
+    /// Moves it, or sees an earlier move to its end.
+    fn run(&mut self) -> Result<Moved, LiveError> {
+        self.wait_for_link();
+        let found =
+            self.find().map_err(|error| LiveError { cause: error.into(), guest_at: Where::Unknown })?;
+        let ended = match &found {
+            Found::Nothing => {
+                let plan = self.look_in_turn().map_err(|cause| self.unsent(cause))?;
+                self.go(plan)
+            }
+            Found::Unclear(unclear) => return Err(LiveError::of_look(Ending::Unclear(*unclear))),
+            Found::Sending | Found::Ahead | Found::Broken | Found::Arrived | Found::Moved => {
+                self.core_mut().note(found.words());
+                // Nothing was touched if that fails: it goes on as it did.
+                self.prepare(&found).map_err(|cause| LiveError { cause, guest_at: Where::Source })?;
+                self.core_mut().state.passage = Passage::sent();
+                self.take_over(&found)
+            }
+        };
+        let ended = ended.or_else(|cause| self.settle(cause));
+        self.put_back(&ended);
+        ended
+    }
+
+    /// Looks at both sides and says what a move would take, or what an earlier run left to do.
+    fn foresee(&mut self) -> Result<Option<Choice>, LiveError> {
+        match self.find().map_err(|error| LiveError::of_look(error.into()))? {
+            Found::Nothing => {
+                let looked = self.look().map(|plan| Some(plan.choice));
+                looked.map_err(|cause| self.unsent(cause))
+            }
+            Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
+            found => {
+                self.core_mut().note(found.words());
+                Ok(None)
+            }
+        }
+    }
+
+    /// Looks for a move that begins later, with others. What was found is given too, but of a move that is under way.
+    fn look_beforehand(&mut self) -> Result<Known<Self::Findings>, LiveError> {
+        let unknown = |error: QemuError| LiveError::of_look(error.into());
+        match self.find().map_err(unknown)? {
+            Found::Nothing => {
+                let (known, found) = self.beforehand().map_err(|cause| self.unsent(cause))?;
+                Ok((known, Some(found)))
+            }
+            Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
+            found => {
+                let sample = self.sent().map_err(unknown)?;
+                Ok((self.left_to_do(found.words(), &sample), None))
+            }
+        }
     }
 }
 
@@ -188,14 +330,12 @@ pub(super) struct Core<'a> {
     pub stop: &'a AtomicBool,
     tell: &'a mut dyn FnMut(Event),
     by: By,
-    pub outlook: Outlook,
-    pub deeds: Vec<(Deed, Why)>,
-    /// As it was at the source.
-    pub was_running: bool,
-    /// The guest stands still to be handed over.
-    pub still: Still,
-    /// What is known of it in post-copy.
-    pub ahead: Ahead,
+    /// How far it is, and what is decided of it.
+    pub state: Migration,
+    /// When its memory began to go.
+    pub began: Instant,
+    /// What carries it hurries, while the guest is paused.
+    hurry: Option<Hurry>,
     /// The QEMU of this side ended in post-copy, and with it what only it had.
     pub lost: Option<Side>,
     /// Bytes a second that it keeps, of those that it shares with others.
@@ -225,11 +365,11 @@ impl Plan {
 }
 
 /// A look at memory on its way, as an adapter has it.
-pub(super) struct Looked<'a> {
-    pub told: &'a Told,
-    pub is_up: bool,
+pub(super) struct Glance {
+    pub told: Told,
+    /// That is of this move.
     pub is_told: bool,
-    pub goes_ahead: bool,
+    /// What is said to the source is done so much later than what it told.
     pub late: Duration,
 }
 
@@ -248,16 +388,45 @@ fn kept(choice: Choice) -> Result<Choice, Ending> {
 
 impl<'a> Core<'a> {
     pub fn new(wanted: &'a Wanted, by: By, stop: &'a AtomicBool, tell: &'a mut dyn FnMut(Event)) -> Core<'a> {
-        let outlook = Outlook::new(wanted.promise, wanted.allowed, wanted.line);
         let link = match by {
             // Its monitor is there by it already.
             By::Qemu => LinkSeen::Up,
             By::Libvirt => LinkSeen::Never,
         };
-        let (deeds, still) = (Vec::new(), Still::default());
-        let ahead = Ahead::new(wanted.promise.deadline);
-        let (lost, keeps) = (None, None);
-        Core { wanted, stop, tell, by, outlook, deeds, was_running: true, still, ahead, lost, keeps, link }
+        let state = Migration::new(wanted.promise, wanted.allowed, wanted.line);
+        let (began, hurry, lost, keeps) = (Instant::now(), None, None, None);
+        Core { wanted, stop, tell, by, state, began, hurry, lost, keeps, link }
+    }
+
+    /// Its memory begins to go, or to be watched.
+    pub fn begins(&mut self, follow: Follow) {
+        (self.began, self.state.follow) = (Instant::now(), follow);
+    }
+
+    /// Milliseconds since it began.
+    pub fn now_ms(&self) -> u64 {
+        millis(self.began.elapsed())
+    }
+
+    /// For how long the guest is paused to be handed over.
+    pub fn is_paused_for(&self) -> Duration {
+        self.state.downtime.lasts(self.now_ms())
+    }
+
+    /// The guest is waited for no more.
+    pub fn rests(&mut self) {
+        (self.state.downtime, self.hurry) = (Downtime::default(), None);
+    }
+
+    /// While the guest is paused what carries the move hurries, for a while.
+    pub fn hurry(&mut self) {
+        match self.state.downtime.hurries(self.now_ms()) {
+            false => self.hurry = None,
+            true if self.hurry.is_none() => {
+                self.hurry = self.carried().and_then(|carried| carried.by.hurry())
+            }
+            true => {}
+        }
     }
 
     pub fn tell(&mut self, event: Event) {
@@ -296,7 +465,7 @@ impl<'a> Core<'a> {
 
     /// What the line carries, of which the share lets so much through.
     pub fn line(&self) -> Estimate {
-        let line = self.outlook.line();
+        let line = self.state.outlook.line();
         match self.wanted.share.as_ref().map(Share::rate) {
             Some(rate) if (rate as f64) < line.likely => Estimate { likely: rate as f64, spread: 0.0 },
             Some(_) | None => line,
@@ -329,12 +498,12 @@ impl<'a> Core<'a> {
     /// What is done with a guest of which this is known.
     fn plan(&mut self, facts: &Facts, between: &Between, channels: u8) -> Result<Plan, Ending> {
         let facts = Facts { rate: self.line(), overhead: between.overhead(&self.promise()), ..*facts };
-        let choice = self.outlook.choose(&facts, channels);
+        let choice = self.state.outlook.choose(&facts, channels);
         self.tell(Event::Chosen(Box::new(choice.clone())));
         let plan = Plan { choice: kept(choice)?, facts };
         // libvirt alone takes longer than a line to be measured.
         if self.by == By::Qemu
-            && let Some(below_s) = self.outlook.bound(&plan.choice)
+            && let Some(below_s) = self.state.outlook.bound(&plan.choice)
         {
             self.note(format!(
                 "what the line carries is not said (--line): memory takes less than {below_s:.1} s, or is foreseen anew after its first second"
@@ -352,30 +521,29 @@ impl<'a> Core<'a> {
     }
 
     /// What is to be done after a look at memory on its way.
-    fn follow(&mut self, follow: &mut Follow, looked: &Looked<'_>) -> Vec<Todo> {
-        let seen = Seen {
-            sample: &looked.told.sample,
-            share_in_use: looked.told.share_in_use(),
-            is_up: looked.is_up,
+    fn see(&mut self, looked: &Glance, is_up: bool, overlap: Option<Duration>) -> Vec<Action> {
+        let actions = self.state.see(&Seen {
+            told: &looked.told,
             is_told: looked.is_told,
-            goes_ahead: looked.goes_ahead,
+            is_up,
             rate_max: self.rate_max().unwrap_or(RATE_UNLIMITED),
             late: looked.late,
-        };
-        follow.see(&seen, &mut self.outlook)
+            is_stopped: self.is_stopped(),
+            overlap,
+        });
+        self.hurry();
+        actions
     }
 
-    /// Another forecast. The line is known now: is the promise still one?
-    fn foresees(&mut self, choice: Choice, is_to_be_kept: bool) -> Result<(), Ending> {
-        self.tell(Event::Chosen(Box::new(choice.clone())));
-        if is_to_be_kept { kept(choice).map(drop) } else { Ok(()) }
-    }
-
-    /// Something is done to keep the promise.
-    fn does(&mut self, deed: Deed, why: Why) -> Result<Deed, Ending> {
-        self.tell(Event::Did(deed, why));
-        self.deeds.push((deed, why));
-        if deed == Deed::GiveUp { Err(Ending::GivenUp(why)) } else { Ok(deed) }
+    /// It is to end, for this.
+    fn ends(&mut self, halt: Halt) -> Ending {
+        match halt {
+            Halt::Stopped => Ending::Stopped,
+            Halt::GivenUp(why) => Ending::GivenUp(why),
+            Halt::Promise(choice) => Ending::Promise(choice),
+            Halt::Lost(side) => self.loses(side),
+            Halt::Failed(why) => Ending::Failed(self.failed(&why)),
+        }
     }
 
     /// What may be done to keep the promise, of what is allowed now: a move under way keeps what it was begun with.
@@ -407,34 +575,28 @@ impl<'a> Core<'a> {
     }
 
     /// A new line of post-copy was refused.
-    pub fn try_refused(&mut self, number: u32, error: &QemuError, at_ms: u64) {
-        let mending = self.ahead.refused(number, error.chain(), at_ms);
+    pub fn try_refused(&mut self, number: u32, error: &QemuError) {
+        let mending = self.state.ahead.refused(number, error.chain(), self.now_ms());
         self.tell(Event::Mending(mending));
     }
 
     /// What made the line of post-copy anew has ended.
-    pub fn try_ended(&mut self, ended: &Result<(), QemuError>, at_ms: u64) {
-        if let (Some(number), Err(error)) = (self.ahead.try_ended(), ended) {
-            self.try_refused(number, error, at_ms);
+    pub fn try_ended(&mut self, ended: &Result<(), QemuError>) {
+        if let (Some(number), Err(error)) = (self.state.ahead.try_ended(), ended) {
+            self.try_refused(number, error);
         }
     }
 
-    /// Says, once, to somebody who wants to stop it that a guest in post-copy cannot be called back.
-    pub fn say_that_it_is_too_late(&mut self) {
-        let words = self.ahead.too_late(self.is_stopped());
-        words.into_iter().for_each(|words| self.note(words));
-    }
-
     /// The guest runs at the target.
-    pub fn moved(&mut self, total: Duration, stood_still: Option<Duration>, last: Told) -> Moved {
+    pub fn moved(&self, total: Duration, stood_still: Option<Duration>, last: Told) -> Moved {
         Moved {
-            foreseen: self.outlook.foreseen(),
-            foreseen_below_s: self.outlook.below_s().filter(|_| self.by == By::Qemu),
+            foreseen: self.state.outlook.foreseen(),
+            foreseen_below_s: self.state.outlook.below_s().filter(|_| self.by == By::Qemu),
             total,
             downtime_by_qemu: last.downtime_ms.map(Duration::from_millis),
             stood_still,
             last,
-            deeds: std::mem::take(&mut self.deeds),
+            deeds: self.state.deeds.clone(),
         }
     }
 
@@ -454,14 +616,9 @@ impl<'a> Core<'a> {
         is_up
     }
 
-    /// A guest that stands still and does not arrive is better off where it was. In post-copy there is no way back.
-    pub fn halt_if_still_for_long(&mut self, stands: bool, phase: Phase) -> Result<(), Ending> {
-        if !stands {
-            self.still.is_over(phase);
-            return Ok(());
-        }
-        let goes_on = self.still.goes_on(self.wanted.carried.as_ref(), self.wanted.promise.downtime_max);
-        goes_on.map_err(|why| Ending::Failed(self.failed(why)))
+    /// Whether what the target would be asked waits until it can be reached again.
+    pub fn is_link_waited_for(&self) -> bool {
+        self.carried().is_some_and(|carried| carried.by.is_waited_for())
     }
 
     /// A failure of the move itself.

@@ -7,10 +7,9 @@
 //!                      ├─ tls.rs      credentials for QEMU's own encryption
 //!                      ├─ share.rs    what it may send of what several moves may
 //!                      ├─ turn.rs     when it sends, where several move
-//!                      ├─ still.rs    the time in which the guest stands still
 //!                      ├─ carried.rs  what lies between, where it is not the network alone
 //!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up ──┐
-//! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt ──────────────────────────┴─ core.rs  what both share
+//! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt ──────────────────────────┴─ core.rs  the loop and the lifecycle that both share
 //! place.rs is one of both, several.rs some of either.
 //! ```
 
@@ -25,21 +24,18 @@ mod place;
 mod run;
 mod several;
 mod share;
-mod still;
 mod tls;
 mod turn;
 
 pub use carried::{Carried, CarriedEnds, Carrier, Hurry};
 pub use core::channels_wanted;
 pub use disks::NbdAt;
-pub use domain::{
-    DomainOptions, Ends, LookedDomain, Passage, foresee_domain, live_domain, look_domain_beforehand, passage,
-};
+pub use domain::{DomainOptions, Ends, LookedDomain, Passage, passage};
 pub use guest::Guest;
 pub use place::{Place, Sides};
 pub use run::{
-    DisksBy, Ending, LiveError, LiveOptions, Looked, MemoryOptions, TlsBy, TlsOptions, Wanted, foresee,
-    left_by_earlier, live, look_beforehand,
+    DisksBy, Ending, LiveError, LiveOptions, Looked, MemoryOptions, TlsBy, TlsOptions, Wanted,
+    left_by_earlier,
 };
 pub use several::{Ended, LOOKS_MAX, Tells, several};
 pub use share::Share;

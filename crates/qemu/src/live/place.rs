@@ -3,12 +3,12 @@
 use std::sync::atomic::AtomicBool;
 
 use drover_live::together::Beforehand;
-use drover_live::{Event, Moment, Moved};
+use drover_live::{Event, Moment, Moved, Where};
 
-use super::{
-    DomainOptions, Ends, Guest, LiveError, LiveOptions, Wanted, foresee, foresee_domain, live, live_domain,
-    look_beforehand, look_domain_beforehand,
-};
+use super::core::Lifecycle;
+use super::domain::mover;
+use super::run::Move;
+use super::{DomainOptions, Ends, Guest, LiveError, LiveOptions, Looked, LookedDomain, Wanted};
 use crate::error::QemuError;
 
 /// Both sides of a move, and how it is wanted.
@@ -36,6 +36,12 @@ pub struct Sides {
     pub options: LiveOptions,
 }
 
+impl Sides {
+    fn mover<'a>(&'a mut self, stop: &'a AtomicBool, tell: &'a mut dyn FnMut(Event)) -> Move<'a> {
+        Move::new(&mut self.source, &mut self.target, &self.options, stop, tell)
+    }
+}
+
 impl Place {
     /// How the move is wanted.
     pub fn wanted(&mut self) -> &mut Wanted {
@@ -50,33 +56,33 @@ impl Place {
     /// # Errors
     /// [`LiveError`]: what stands in the way, and where the guest is.
     pub fn foresee(&mut self, tell: &mut dyn FnMut(Event)) -> Result<(), LiveError> {
-        match self {
-            Place::Qemu(sides) => {
-                let Sides { source, target, options } = &mut **sides;
-                foresee(source, target, options, tell).map(drop)
-            }
+        let stop = AtomicBool::new(false);
+        let looked = match self {
+            Place::Qemu(sides) => sides.mover(&stop, tell).foresee(),
             Place::Domain { ends, name, options } => {
-                foresee_domain(ends, name, options, tell).map_err(LiveError::of_look)
+                mover(ends, name, options, &stop, tell).map_err(LiveError::of_look)?.foresee()
             }
-        }
+        };
+        looked.map(drop)
     }
 
-    /// Looks at both sides and measures; changes nothing. A move that begins soon after does not look again.
+    /// Looks at both sides and measures; changes nothing. A move that begins soon after does not look again. Whether its promise can
+    /// be kept depends on what it may send, which is not asked here.
     ///
     /// # Errors
     /// [`LiveError`]: what stands in the way, and where the guest is.
     pub fn look_beforehand(&mut self, tell: &mut dyn FnMut(Event)) -> Result<Beforehand, LiveError> {
+        let stop = AtomicBool::new(false);
         match self {
             Place::Qemu(sides) => {
-                let Sides { source, target, options } = &mut **sides;
-                let (known, looked) = look_beforehand(source, target, options, tell)?;
-                options.looked = looked;
+                let (known, found) = sides.mover(&stop, tell).look_beforehand()?;
+                sides.options.looked = found.map(Looked);
                 Ok(known)
             }
             Place::Domain { ends, name, options } => {
-                let looked = look_domain_beforehand(ends, name, options, tell);
-                let (known, looked) = looked.map_err(LiveError::of_look)?;
-                options.looked = looked;
+                let mover = mover(ends, name, options, &stop, tell);
+                let (known, found) = mover.map_err(LiveError::of_look)?.look_beforehand()?;
+                options.looked = found.map(LookedDomain);
                 Ok(known)
             }
         }
@@ -88,11 +94,11 @@ impl Place {
     /// [`LiveError`]: what ended it, and where the guest is.
     pub fn go(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(Event)) -> Result<Moved, LiveError> {
         match self {
-            Place::Qemu(sides) => {
-                let Sides { source, target, options } = &mut **sides;
-                live(source, target, options, stop, tell)
+            Place::Qemu(sides) => sides.mover(stop, tell).run(),
+            Place::Domain { ends, name, options } => {
+                let untouched = |cause| LiveError { cause, guest_at: Where::Source };
+                mover(ends, name, options, stop, tell).map_err(untouched)?.run()
             }
-            Place::Domain { ends, name, options } => live_domain(ends, name, options, stop, tell),
         }
     }
 

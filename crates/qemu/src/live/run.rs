@@ -1,10 +1,10 @@
 //! A move of a running guest, from a look at both sides to a look at both sides.
 
-mod again;
 mod ahead;
 mod arrive;
 mod beforehand;
 mod follow;
+mod lifecycle;
 mod memory;
 mod mirror;
 mod settle;
@@ -16,27 +16,26 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use drover_live::{
-    Ability, By, Choice, Compression, Deed, Event, Facts, Follow, Found, Half, Handover, LOSES_WRITES, Look,
-    Machine, Moved, Obstacle, Passage, Side, Told, loses_writes, obstacles, slow_down,
+    Ability, By, Event, Facts, Found, Half, Handover, LOSES_WRITES, Machine, Obstacle, Pause, Phase, Side,
+    Told, loses_writes, obstacles, slow_down,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use beforehand::Findings;
-pub use beforehand::{Looked, look_beforehand};
+pub use beforehand::Looked;
 pub use memory::{MemoryOptions, TlsBy, TlsOptions};
 use mirror::IN_STEP_COMMAND;
 pub use words::{DisksBy, Ending, LiveError, LiveOptions, Wanted};
 
 use super::carried::Carried;
-use super::core::{Adapter, Core, Plan, channels_wanted};
+use super::core::{Adapter, Core, Glance, channels_wanted};
 use super::disks::Pair;
-use super::guest::{Before, Guest};
-use super::mark::new_mark;
+use super::guest::{Before, Guest, POLL};
 use super::turn::Dated;
 use crate::error::QemuError;
 
 /// Both sides of a move.
-struct Move<'a> {
+pub(super) struct Move<'a> {
     core: Core<'a>,
     source: &'a mut Guest,
     target: &'a mut Guest,
@@ -48,7 +47,6 @@ struct Move<'a> {
     /// What was set on both sides before drover did.
     before: [Before; 2],
     mirrors: Mirrors,
-    passage: Passage,
     /// All of the guest came to the target, and does not run there.
     has_halted: bool,
     /// The target was asked whether the guest is there.
@@ -74,75 +72,25 @@ enum Mirrors {
 
 /// What QEMU says of a guest that runs.
 const RUNNING: &str = "running";
-/// Looks at memory on its way.
+/// Between two looks at memory on its way.
 const SAMPLE_PAUSE: Duration = Duration::from_millis(100);
+/// The same where little is left.
+const CLOSE_PAUSE: Duration = Duration::from_millis(10);
 /// What ends must have ended.
 const SETTLE_TIME_MAX: Duration = Duration::from_secs(60);
 /// A mirror of a guest that stands still has its last writes under way only.
 const MIRROR_END_TIME_MAX: Duration = Duration::from_secs(60);
-
-/// Moves a guest, or leaves it where it was.
-///
-/// # Errors
-/// [`LiveError`]: what ended it, and where the guest is.
-pub fn live(
-    source: &mut Guest,
-    target: &mut Guest,
-    options: &LiveOptions,
-    stop: &AtomicBool,
-    tell: &mut dyn FnMut(Event),
-) -> Result<Moved, LiveError> {
-    let mut one = Move::new(source, target, options, stop, tell);
-    one.wait_for_link();
-    if let Some(ended) = one.again() {
-        // What was set before the first run nobody knows, but credentials of drover's own are removed.
-        if ended.is_ok() || one.passage.has_sent() {
-            one.put_back(&ended);
-        }
-        return ended;
-    }
-    let plan = one.look_in_turn().map_err(|cause| one.unsent(cause))?;
-    let ended = one.go(plan).or_else(|cause| one.settle(cause));
-    one.put_back(&ended);
-    ended
-}
 
 /// What an earlier run left of a move between these two; changes nothing.
 ///
 /// # Errors
 /// If a side cannot be asked.
 pub fn left_by_earlier(source: &mut Guest, target: &mut Guest) -> Result<Found, QemuError> {
-    again::find(source, target)
-}
-
-/// Looks at both sides and says what a move would take, or what an earlier run left to do (nothing is given then); moves
-/// nothing.
-///
-/// # Errors
-/// [`LiveError`]: what stands in the way, and where the guest is.
-pub fn foresee(
-    source: &mut Guest,
-    target: &mut Guest,
-    options: &LiveOptions,
-    tell: &mut dyn FnMut(Event),
-) -> Result<Option<Choice>, LiveError> {
-    let stop = AtomicBool::new(false);
-    let mut one = Move::new(source, target, options, &stop, tell);
-    match one.find().map_err(|error| LiveError::of_look(error.into()))? {
-        Found::Nothing => {
-            let looked = one.look().map(|plan| Some(plan.choice));
-            looked.map_err(|cause| one.unsent(cause))
-        }
-        Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
-        found => {
-            one.note(again::words(&found));
-            Ok(None)
-        }
-    }
+    lifecycle::find(source, target)
 }
 
 impl<'a> Move<'a> {
-    fn new(
+    pub(super) fn new(
         source: &'a mut Guest,
         target: &'a mut Guest,
         options: &'a LiveOptions,
@@ -159,58 +107,12 @@ impl<'a> Move<'a> {
             machine: Machine::default(),
             before: [Before::default(), Before::default()],
             mirrors: Mirrors::None,
-            passage: Passage::default(),
             has_halted: false,
             has_asked: false,
             looked_for_link: None,
             round_trip: None,
             is_offered: false,
         }
-    }
-
-    fn go(&mut self, plan: Dated<Plan>) -> Result<Moved, Ending> {
-        let [here, there] = self.clear_leftovers()?;
-        let mark = new_mark()?;
-        self.target.mark(&mark, &there)?;
-        self.source.mark(&mark, &here)?;
-        self.make_credentials()?;
-        self.set(plan.what.channels())?;
-        let Plan { choice, facts } = self.plan_in_turn(plan)?;
-        let Some(course) = &choice.course else { return Err(Ending::Promise(Box::new(choice))) };
-        self.core.outlook.begins(&choice, &facts);
-        self.mirror()?;
-        // Disks take long, and somebody may have begun a job on them meanwhile.
-        self.halt_if_job_began()?;
-        // It is stopped, so that it starts the guest when drover says so, not when it thinks that all is there: the source might
-        // think otherwise and go on, too.
-        let waits = self.target.wait_for_guest(&self.options.uri, SETTLE_TIME_MAX);
-        let uri = waits.map_err(|error| self.with_rdma(Side::Target, error))?;
-        let over = Carried::of_data(self.core.carried()).map(|(by, _)| by.site().to_string());
-        self.note(match over {
-            None => format!("memory goes to {uri}{}", self.openly(&uri)),
-            Some(site) => format!("memory goes over the link to {site}, {uri} there"),
-        });
-        self.core.halt_if_stopped()?;
-        self.see_whether_it_runs()?;
-        self.source.mark_paused(!self.core.was_running)?;
-        let began = Instant::now();
-        self.passage = Passage::sent();
-        let to = self.goes_to(&uri).to_string();
-        if let Err(error) = self.source.send_to(&to) {
-            // What QEMU refuses it does not begin; without an answer nobody knows.
-            if error.is_refusal() {
-                self.passage = Passage::default();
-            }
-            return Err(self.with_rdma(Side::Source, error).into());
-        }
-        if course.at_once == Some(Deed::Throttle) {
-            self.slow_down(choice.facts.rate.likely)?;
-        }
-        // What QEMU packs it counts as packed, which is not what the line carries.
-        let memory = &self.options.memory;
-        let is_packed = memory.compression != Compression::None || memory.xbzrle_bytes.is_some();
-        let ease = self.core.easing(&facts).filter(|_| !is_packed);
-        self.follow(began, Follow::new(self.core.promise(), course, ease))
     }
 
     /// Where the source sends memory, of which the target waits at `uri`.
@@ -221,10 +123,6 @@ impl<'a> Move<'a> {
     /// Whoever reads the network reads the guest's memory.
     fn openly(&self, uri: &str) -> &'static str {
         if uri.starts_with("tcp:") && self.options.memory.tls.is_none() { ", not encrypted" } else { "" }
-    }
-
-    fn failed(&self, told: &Told) -> Ending {
-        Ending::Failed(self.core.failed(&told.why()))
     }
 
     fn note(&mut self, text: impl Into<String>) {
@@ -269,7 +167,7 @@ impl<'a> Adapter<'a> for Move<'a> {
             (DisksBy::Mirror(at), None) => at.round_trip(),
             _ => None,
         };
-        self.core.was_running = from.status == RUNNING;
+        self.core.state.was_running = from.status == RUNNING;
         self.machine = from;
         for (side, can, is_emulated) in [
             (Side::Source, &self.can[0].version, is_emulated[0]),
@@ -281,7 +179,7 @@ impl<'a> Adapter<'a> for Move<'a> {
         }
         self.settings(self.channels())?;
         self.tell_rdma();
-        let dirty = if self.core.was_running { self.source.dirty_rate()? } else { Some(0.0) };
+        let dirty = if self.core.state.was_running { self.source.dirty_rate()? } else { Some(0.0) };
         self.source.measures = None;
         Ok(self.facts(self.machine.memory_bytes, dirty))
     }
@@ -297,7 +195,7 @@ impl<'a> Adapter<'a> for Move<'a> {
 
     fn take(&mut self, found: Findings) -> Facts {
         (self.can, self.machine, self.pairs) = (found.can, found.machine, found.pairs);
-        self.core.was_running = self.machine.status == RUNNING;
+        self.core.state.was_running = self.machine.status == RUNNING;
         found.facts
     }
 
@@ -327,21 +225,113 @@ impl<'a> Adapter<'a> for Move<'a> {
         self.pairs.iter().map(|pair| pair.source.bytes).sum()
     }
 
+    fn look_on(&mut self) -> Result<Option<Glance>, Ending> {
+        match self.source.sample(self.core.began) {
+            Ok(told) => Ok(Some(Glance { told, is_told: true, late: Duration::ZERO })),
+            Err(error) => Err(self.source_failed(error)),
+        }
+    }
+
+    /// Whatever QEMU says ends the wait.
+    fn pause(&mut self, pause: Pause) -> Result<(), Ending> {
+        let time_max = match pause {
+            Pause::Still => POLL,
+            Pause::Close => CLOSE_PAUSE,
+            Pause::Usual => SAMPLE_PAUSE,
+        };
+        match self.source.wait_for_news(time_max) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.source_failed(error)),
+        }
+    }
+
+    fn attend(&mut self, told: &Told) -> Result<(), Ending> {
+        if matches!(told.sample.phase, Phase::Setup | Phase::Precopy) {
+            self.look_for_link();
+        }
+        self.keep_to_orders(told.sample.phase)?;
+        if self.core.state.passage.can_be_called_back(told) { self.halt_if_job_began() } else { Ok(()) }
+    }
+
+    fn keep_share(&mut self, phase: Phase) -> Result<(), Ending> {
+        let Some(rate) = self.core.new_share() else { return Ok(()) };
+        if !matches!(phase, Phase::Setup | Phase::Precopy | Phase::PostCopy) {
+            return Ok(());
+        }
+        let is_ahead = phase == Phase::PostCopy;
+        match self.source.bound_rate(rate, is_ahead || self.core.wanted.allowed.postcopy) {
+            Ok(()) => self.core.tell_share(Some(rate)),
+            // There is no way back: it goes on with what it has, which nobody else is given then.
+            Err(error) if is_ahead => {
+                self.core.keeps = Some(rate);
+                self.note(format!("it goes on with the share that it has: {}", error.chain()));
+            }
+            Err(error) => return Err(self.source_failed(error)),
+        }
+        Ok(())
+    }
+
+    fn keep_in_step(&mut self) {
+        let is_far = !self.handover().round_trip.is_zero();
+        let is_begun = self.mirrors == Mirrors::Begun && !self.pairs.is_empty();
+        if is_begun && is_far && self.can[0].knows(IN_STEP_COMMAND) {
+            self.mirrors = Mirrors::InStep;
+            if let Err(error) = self.source.mirror_in_step(&self.pairs) {
+                self.note(format!("writes to disks do not wait for the target: {}", error.chain()));
+            }
+        }
+    }
+
+    fn hand_over(&mut self) -> Result<(), Ending> {
+        if self.may_go()? {
+            self.hand_over_disks()?;
+            let state = json!({"state": "pre-switchover"});
+            self.source.qmp.execute("migrate-continue", state)?;
+            self.core.state.passage.hand_over();
+        }
+        Ok(())
+    }
+
+    /// Not where they share a budget, which would be given to others at once.
+    fn overlap(&self) -> Option<Duration> {
+        let (by, _) = Carried::of_data(self.core.carried())?;
+        let is_alone = self.mirrors == Mirrors::None && self.core.wanted.share.is_none();
+        is_alone.then(|| by.round_trip())
+    }
+
+    fn let_go(&mut self) -> Result<(), Ending> {
+        if self.core.is_link_waited_for() {
+            return Ok(());
+        }
+        match self.is_there() {
+            Ok(true) => self.core.state.passage.runs_ahead(),
+            Ok(false) => {}
+            Err(error) if error.is_of_connection() && self.is_target_gone() => {
+                return Err(self.core.loses(Side::Target));
+            }
+            Err(error) if self.is_worth_waiting(&error) => self.reach_target(&error),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn halves(&mut self, told: &Told) -> ([Half; 2], Option<String>) {
+        ([Half::of(&told.status), self.target_half()], Some(told.why()))
+    }
+
     /// It is started there when it is known to have come ([`Move::let_go`]): until then QEMU may end the move as if nobody had
     /// asked, or give it up.
     fn start_postcopy(&mut self) -> Result<(), Ending> {
         if !self.can.iter().all(Ability::recovers) {
             self.note("these QEMUs do not know how to make the line of post-copy anew: if it breaks, the guest is lost");
         }
-        if self.core.was_running {
+        if self.core.state.was_running {
             // QEMU 10.0 starts the guest again if it has sent everything and the line breaks before it has the target's
             // word, although it runs there. One that stood before it went ahead is left standing.
             self.source.mark_stopped()?;
             self.source.order("stop")?;
         }
-        self.source.order("migrate-start-postcopy")?;
-        self.passage.send_ahead();
-        Ok(())
+        Ok(self.source.order("migrate-start-postcopy")?)
     }
 
     fn slow_down(&mut self, rate: f64) -> Result<(), Ending> {
@@ -358,12 +348,7 @@ impl<'a> Adapter<'a> for Move<'a> {
         Ok(())
     }
 
-    fn send_eased(
-        &mut self,
-        follow: &mut Follow,
-        (rate, _): (u64, bool),
-        words: Option<String>,
-    ) -> Result<(), Ending> {
+    fn send_eased(&mut self, (rate, _): (u64, bool), words: Option<String>) -> Result<(), Ending> {
         match self.source.bound_rate(rate, false) {
             Ok(()) => {
                 words.into_iter().for_each(|words| self.note(words));
@@ -371,7 +356,7 @@ impl<'a> Adapter<'a> for Move<'a> {
             }
             Err(error) if error.is_of_connection() => Err(self.source_failed(error)),
             Err(error) => {
-                follow.cannot_ease();
+                self.core.state.follow.cannot_ease();
                 self.note(format!("how fast the end of memory goes cannot be set: {}", error.chain()));
                 // What was refused may be set all the same.
                 self.send_as_allowed()
@@ -388,8 +373,8 @@ impl<'a> Adapter<'a> for Move<'a> {
     }
 
     /// Has the target wait for another line, and the source go on over it.
-    fn try_line(&mut self, look: &Look) -> Result<(), QemuError> {
-        if look.target == Half::Silent {
+    fn try_line(&mut self, target: Half) -> Result<(), QemuError> {
+        if target == Half::Silent {
             // Whether it has noticed it does not tell.
             let _ = self.target.pause_line();
         }

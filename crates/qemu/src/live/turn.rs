@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use drover_live::{TurnState, TurnStep, is_look_old};
+
 use super::Ending;
 
 /// A turn that comes once, or never. Clones are the same one.
@@ -13,22 +15,11 @@ pub struct Turn(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    stand: Mutex<Stand>,
+    state: Mutex<TurnState>,
     comes: Condvar,
     at_once: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stand {
-    Waits,
-    Come,
-    Abandoned,
-}
-
-/// What a look found is old after it.
-const LOOK_AGE_MAX: Duration = Duration::from_secs(60);
-/// After a look that failed.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// Between two looks whether somebody wants the move to stop.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
@@ -45,7 +36,7 @@ impl<T> Dated<T> {
     }
 
     pub fn is_old(&self) -> bool {
-        self.at.elapsed() > LOOK_AGE_MAX
+        is_look_old(self.at.elapsed())
     }
 
     /// Something else that was found out at that time.
@@ -57,22 +48,22 @@ impl<T> Dated<T> {
 impl Turn {
     /// A turn that has not come; so many moves go at once, this one among them.
     pub fn new(at_once: usize) -> Turn {
-        let (stand, comes) = (Mutex::new(Stand::Waits), Condvar::new());
-        Turn(Arc::new(Inner { stand, comes, at_once: at_once.max(1) }))
+        let (state, comes) = (Mutex::new(TurnState::Waits), Condvar::new());
+        Turn(Arc::new(Inner { state, comes, at_once: at_once.max(1) }))
     }
 
     /// Now it comes.
     pub fn come(&self) {
-        self.set(Stand::Come);
+        self.set(TurnState::Come);
     }
 
     /// It never comes: who waits for it ends as if stopped.
     pub fn abandon(&self) {
-        self.set(Stand::Abandoned);
+        self.set(TurnState::Abandoned);
     }
 
-    fn set(&self, stand: Stand) {
-        *self.0.stand.lock().unwrap_or_else(PoisonError::into_inner) = stand;
+    fn set(&self, state: TurnState) {
+        *self.0.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         self.0.comes.notify_all();
     }
 
@@ -83,12 +74,12 @@ impl Turn {
 
     /// Whether it is still to come after that time.
     pub(super) fn is_to_come(&self, time_max: Duration) -> bool {
-        self.wait(time_max) == Stand::Waits
+        self.wait(time_max) == TurnState::Waits
     }
 
-    fn wait(&self, time_max: Duration) -> Stand {
-        let stand = self.0.stand.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.0.comes.wait_timeout_while(stand, time_max, |stand| *stand == Stand::Waits);
+    fn wait(&self, time_max: Duration) -> TurnState {
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.0.comes.wait_timeout_while(state, time_max, |state| *state == TurnState::Waits);
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
@@ -106,22 +97,17 @@ pub(super) fn in_turn<T>(
 ) -> Result<Dated<T>, Ending> {
     let mut failed: Option<Instant> = None;
     loop {
-        let stand = turn.map_or(Stand::Come, |turn| turn.wait(PAUSE));
-        if stand == Stand::Abandoned || stop.load(Ordering::Relaxed) {
-            return Err(Ending::Stopped);
-        }
-        let is_due = stand == Stand::Come;
-        if is_due && !found.is_old() {
-            return Ok(found);
-        }
-        let waits = failed.is_some_and(|failed| failed.elapsed() < LOOK_AGAIN);
-        if !found.is_old() || (waits && !is_due) {
-            continue;
-        }
-        match look() {
-            Ok(new) => found = Dated::now(new),
-            Err(Ending::Failed(_)) if !is_due => failed = Some(Instant::now()),
-            Err(error) => return Err(error),
+        let state = turn.map_or(TurnState::Come, |turn| turn.wait(PAUSE));
+        let is_stopped = stop.load(Ordering::Relaxed);
+        match state.step(is_stopped, found.at.elapsed(), failed.map(|at| at.elapsed())) {
+            TurnStep::Wait => {}
+            TurnStep::Begin => return Ok(found),
+            TurnStep::Stop => return Err(Ending::Stopped),
+            TurnStep::Look => match look() {
+                Ok(new) => found = Dated::now(new),
+                Err(Ending::Failed(_)) if state == TurnState::Waits => failed = Some(Instant::now()),
+                Err(error) => return Err(error),
+            },
         }
     }
 }
@@ -134,7 +120,7 @@ mod tests {
     use crate::error::{QemuError, QemuErrorKind};
 
     fn old<T>(what: T) -> Dated<T> {
-        let at = Instant::now().checked_sub(LOOK_AGE_MAX * 2).unwrap();
+        let at = Instant::now().checked_sub(Duration::from_secs(120)).unwrap();
         Dated { what, at }
     }
 

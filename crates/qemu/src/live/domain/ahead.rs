@@ -3,84 +3,43 @@
 //! What is done when is decided in `drover_live::Ahead`, as for guests without libvirt. libvirt starts the guest at the target when
 //! the source says that post-copy is on, and takes nobody back from there.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use drover_live::{DomainFound, DomainStand, Event, Half, Look, Phase, Sample, domain_found};
+use drover_live::{After, AfterStep, DomainStand, Half, Phase, Sample, domain_found};
 
-use super::run::{LOOK_PAUSE, Move, SETTLE_TIME_MAX, stands};
+use super::run::{Move, stands};
 use crate::error::QemuError;
 use crate::live::Ending;
-use crate::live::core::{Adapter, millis};
+use crate::live::core::Glance;
 use crate::virsh::Lasting;
 
-/// What is known of a guest that went ahead.
-struct After {
-    /// When both daemons were asked last and answered.
-    told: Instant,
-    /// It was said that they do not answer.
-    is_silence_told: bool,
-    /// Since when it is neither on its way nor broken.
-    over: Option<Instant>,
-}
-
-impl After {
-    /// Whether it has come to an end, after a look at both daemons; `virsh` may have its last words to say.
-    fn is_over(
-        &mut self,
-        looked: &Result<[DomainStand; 2], QemuError>,
-        has_virsh_ended: bool,
-        silence_max: Duration,
-    ) -> Result<bool, QemuError> {
-        let [here, there] = match looked {
-            Ok(stands) => stands,
-            Err(error) if self.told.elapsed() >= silence_max => return Err(repeated(error)),
-            Err(_) => return Ok(false),
-        };
-        (self.told, self.is_silence_told) = (Instant::now(), false);
-        if matches!(domain_found(here, there), DomainFound::Ahead | DomainFound::Broken) {
-            self.over = None;
-            return Ok(false);
-        }
-        let since = *self.over.get_or_insert_with(Instant::now);
-        Ok(has_virsh_ended || since.elapsed() >= SETTLE_TIME_MAX)
-    }
-}
-
 impl Move<'_> {
-    /// Sees the rest of its memory after a guest that went ahead, over as many lines as it takes; what came of it the
-    /// daemons tell.
-    pub(super) fn see_after(&mut self, began: Instant) -> Result<(), Ending> {
-        let mut after = After { told: Instant::now(), is_silence_told: false, over: None };
-        self.core.ahead.cannot_mend(self.ends.target.cannot_resume());
-        self.is_seen_after = true;
+    /// A look at both daemons, of a guest that went ahead.
+    pub(super) fn look_after(&mut self) -> Result<Glance, Ending> {
+        let mut after = self.after.unwrap_or_else(|| self.begin_to_see_after());
+        let ended = self.ended();
+        let looked = stands(self.ends, &self.known.uuid);
+        let found = looked.as_ref().ok().map(|[here, there]| domain_found(here, there));
+        // What carries the guest's memory would end with this run, whose guest needs no daemon.
+        let is_held = self.core.carried().is_some() && !self.core.is_stopped();
+        let step = after.see(found.as_ref(), self.moving.is_none(), is_held, self.core.now_ms());
+        self.after = Some(after);
+        match (step, &looked) {
+            (AfterStep::Over, _) => return Ok(self.is_in(Phase::Done)),
+            (AfterStep::GiveUp, Err(error)) => return Err(repeated(error).into()),
+            (AfterStep::TellSilence, _) => self.note(HELD_OPEN),
+            (AfterStep::GiveUp | AfterStep::GoOn, _) => {}
+        }
+        self.halves = looked.map_or([Half::Silent; 2], |[here, there]| self.halves_of(&here, &there));
+        ended.iter().for_each(|ended| self.core.try_ended(ended));
+        Ok(self.looked_after())
+    }
+
+    pub(super) fn begin_to_see_after(&mut self) -> After {
+        self.core.state.ahead.cannot_mend(self.ends.target.cannot_resume());
         // The slower end was of what went before.
         self.sharing.eased = None;
-        loop {
-            let is_stopped = self.core.is_stopped();
-            self.core.say_that_it_is_too_late();
-            self.core.look_at_link();
-            let ended = self.ended();
-            let looked = stands(self.ends, &self.known.uuid);
-            if after.is_over(&looked, self.moving.is_none(), self.silence_max(is_stopped))? {
-                return Ok(());
-            }
-            if after.told.elapsed() >= SETTLE_TIME_MAX && !std::mem::replace(&mut after.is_silence_told, true)
-            {
-                self.note(HELD_OPEN);
-            }
-            // Nothing is given up for a share: it goes on with that which it had.
-            let _ = self.keep_share();
-            let halves = looked.map_or([Half::Silent; 2], |[here, there]| self.halves(&here, &there));
-            let look = self.ahead_look(began, halves, is_stopped);
-            ended.iter().for_each(|ended| self.core.try_ended(ended, look.at_ms));
-            self.mend(&look, None)?;
-            std::thread::sleep(LOOK_PAUSE);
-        }
-    }
-
-    /// For how long daemons may be silent. What carries the guest's memory would end with this run, whose guest needs no daemon.
-    fn silence_max(&self, is_stopped: bool) -> Duration {
-        if self.core.carried().is_some() && !is_stopped { CARRIED_SILENCE_MAX } else { SETTLE_TIME_MAX }
+        After::new(self.core.now_ms())
     }
 
     /// What came of `virsh`, once.
@@ -92,7 +51,7 @@ impl Move<'_> {
         ended
     }
 
-    fn halves(&self, here: &DomainStand, there: &DomainStand) -> [Half; 2] {
+    fn halves_of(&self, here: &DomainStand, there: &DomainStand) -> [Half; 2] {
         let broken = if self.moving.is_some() { Half::Recovering } else { Half::Paused };
         match (here.is_broken(), there.is_broken()) {
             (true, true) => [broken, broken],
@@ -103,28 +62,22 @@ impl Move<'_> {
         }
     }
 
-    fn ahead_look(&mut self, began: Instant, [source, target]: [Half; 2], is_stopped: bool) -> Look {
-        let at_ms = millis(began.elapsed());
+    fn looked_after(&mut self) -> Glance {
+        let phase = if self.halves == [Half::Active; 2] { Phase::PostCopy } else { Phase::Broken };
+        let at_ms = self.core.now_ms();
         // One that broke has no figures.
         let job = self.ends.source.job(&self.known.uuid, at_ms).unwrap_or_default();
-        let is_broken = source != Half::Active || target != Half::Active;
-        let mut told = job.told(Some(if is_broken { Phase::Broken } else { Phase::PostCopy }));
+        let mut told = job.told(Some(phase));
         if job.sample.sent_bytes == 0 {
-            told.sample = Sample { at_ms, phase: told.sample.phase, ..self.last.sample };
+            told.sample = Sample { at_ms, phase, ..self.last.sample };
             told.total_bytes = self.last.total_bytes;
         }
-        let Sample { sent_bytes, left_bytes, .. } = told.sample;
         self.last = told.clone();
-        self.core.tell(Event::Memory(told));
-        let is_away = self.core.carried().is_some_and(|carried| carried.by.is_waited_for());
-        Look { at_ms, source, target, sent_bytes, left_bytes, is_away, is_stopped }
+        Glance { told, is_told: true, late: Duration::ZERO }
     }
 }
 
 const HELD_OPEN: &str = "the daemons do not answer: the link is held open for the rest of the guest's memory; Ctrl-C ends it, and the guest waits then until you say `drover live` again";
-
-/// A guest of terabytes needs hours on a long line.
-const CARRIED_SILENCE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The same error once more.
 fn repeated(error: &QemuError) -> QemuError {

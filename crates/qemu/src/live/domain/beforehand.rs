@@ -1,23 +1,15 @@
 //! A domain that moves with others: what is known of it before any of them begins, and its share of what all may send.
 
-use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use drover_live::{DomainDisk, Facts, Silence};
 
-use drover_live::together::Beforehand;
-use drover_live::{DomainDisk, DomainFound, Event, Facts, Sample};
-
-use super::run::{Move, nowhere};
-use super::silence::Silence;
-use super::{DomainOptions, Ends, known};
+use super::run::Move;
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::Ending;
-use crate::live::core::{Adapter, Plan};
-use crate::live::turn::{Dated, in_turn};
+use crate::live::turn::Dated;
 use crate::virsh::Virsh;
 
 /// What a look at both daemons found: a move that begins soon after does not look again.
 #[derive(Clone, Debug)]
-pub struct LookedDomain(pub(super) Dated<Findings>);
+pub struct LookedDomain(pub(in crate::live) Dated<Findings>);
 
 #[derive(Clone, Debug)]
 pub struct Findings {
@@ -26,34 +18,6 @@ pub struct Findings {
     pub(super) free_bytes: Option<u64>,
     pub(super) was_running: bool,
     pub(super) was_persistent: bool,
-}
-
-/// Looks at both daemons and measures; changes nothing. Whether the promise can be kept depends on what may be sent, which is
-/// not asked here. What was looked at is given too, but for a move that is under way.
-///
-/// # Errors
-/// What stands in the way.
-pub fn look_domain_beforehand(
-    ends: &Ends,
-    name: &str,
-    options: &DomainOptions,
-    tell: &mut dyn FnMut(Event),
-) -> Result<(Beforehand, Option<LookedDomain>), Ending> {
-    let stop = AtomicBool::new(false);
-    let mut one = Move::new(ends, known(ends, name)?, options, &stop, tell);
-    match one.found()? {
-        DomainFound::AtSource => {
-            let (known, found) = one.beforehand()?;
-            Ok((known, Some(LookedDomain(found))))
-        }
-        DomainFound::Moving | DomainFound::Ahead => {
-            Ok((one.left_to_do("it is on its way", &one.sent()?), None))
-        }
-        DomainFound::Broken => Ok((one.left_to_do("its line broke in post-copy", &one.sent()?), None)),
-        DomainFound::AtTarget => Ok((one.left_to_do("it has moved already", &Sample::default()), None)),
-        DomainFound::Nowhere => Err(nowhere(name)),
-        DomainFound::Unclear(why) => Err(Ending::Obstacles(vec![why.obstacle()])),
-    }
 }
 
 /// What a move has of a budget, by libvirt's count, which is in whole MiB a second.
@@ -72,19 +36,6 @@ pub(super) struct Sharing {
 }
 
 impl Move<'_> {
-    /// Chooses when its turn has come, and what it may send is known. Looks before, unless that was done a moment ago.
-    pub(super) fn look_in_turn(&mut self) -> Result<Plan, Ending> {
-        let facts = self.looked()?;
-        let (turn, stop) = (self.core.wanted.turn.as_ref(), self.core.stop);
-        let facts = in_turn(turn, facts, stop, || self.inspect())?;
-        self.core.was_running = self.ends.source.stand(&self.known.uuid)?.runs();
-        self.plan(&facts.what)
-    }
-
-    fn sent(&self) -> Result<Sample, QemuError> {
-        Ok(self.ends.source.job(&self.known.uuid, 0)?.sample)
-    }
-
     /// It begins with the share that it has now.
     pub(super) fn take_share(&mut self) {
         self.sharing.set = self.core.rate_max();
@@ -93,12 +44,12 @@ impl Move<'_> {
 
     /// Sends no more than its share, which may be another than it was. One that cannot be set is tried again for a while; the
     /// others have nothing of it before this one says that it keeps it.
-    pub(super) fn keep_share(&mut self) -> Result<(), QemuError> {
+    pub(super) fn try_to_keep_share(&mut self) -> Result<(), QemuError> {
         let kept = self.set_share();
         if let (Err(error), false) = (&kept, self.sharing.silence.is_on()) {
             self.note(format!("its share is tried to be set again: {}", error.chain()));
         }
-        self.sharing.silence.outlast(kept, Instant::now()).map(drop)
+        self.sharing.silence.outlast(kept, self.core.now_ms()).map(drop)
     }
 
     fn set_share(&mut self) -> Result<(), QemuError> {
@@ -117,7 +68,7 @@ impl Move<'_> {
         if self.sharing.set != Some(rate) {
             self.set_speed(rate)?;
         }
-        if is_another && (self.core.wanted.allowed.postcopy || self.is_seen_after) {
+        if is_another && (self.core.wanted.allowed.postcopy || self.after.is_some()) {
             // libvirt sets it back with the end of the move.
             self.ends.source.set_speed_max(&self.known.uuid, mib(share), &AHEAD)?;
         }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use drover_live::{DomainFound, DomainJob};
+use drover_live::{DomainJob, Found};
 
 use super::run::{LOOK_PAUSE, Move, SETTLE_TIME_MAX};
 
@@ -12,7 +12,7 @@ impl Move<'_> {
         let until = Instant::now() + SETTLE_TIME_MAX;
         while Instant::now() < until {
             let found = self.found();
-            if matches!(found, Ok(DomainFound::Ahead | DomainFound::Broken)) {
+            if matches!(found, Ok(Found::Ahead | Found::Broken)) {
                 return;
             }
             let is_over = self.moving.as_mut().is_none_or(|moving| moving.ended().is_some());
@@ -30,28 +30,28 @@ impl Move<'_> {
 }
 
 /// Whether this is done with the domain by the move that is to be cancelled, and not by somebody's backup or another's move.
-fn is_ours(job: DomainJob, found: Option<&DomainFound>, has_virsh_ended: bool) -> bool {
-    job == DomainJob::Out && (!has_virsh_ended || found == Some(&DomainFound::Moving))
+fn is_ours(job: DomainJob, found: Option<&Found>, has_virsh_ended: bool) -> bool {
+    job == DomainJob::Out && (!has_virsh_ended || found == Some(&Found::Sending))
 }
 
 #[cfg(test)]
 mod tests {
-    use drover_live::DomainUnclear;
+    use drover_live::{DomainUnclear, Unclear};
 
     use super::*;
 
     #[test]
     fn only_the_move_itself_is_cancelled() {
-        let moving = Some(&DomainFound::Moving);
-        let other = DomainFound::Unclear(DomainUnclear::OtherMove);
+        let moving = Some(&Found::Sending);
+        let other = Found::Unclear(Unclear::Domain(DomainUnclear::OtherMove));
         assert!(is_ours(DomainJob::Out, moving, false) && is_ours(DomainJob::Out, moving, true));
         // The target does not wait for it yet, or its daemon does not answer.
         assert!(is_ours(DomainJob::Out, Some(&other), false) && is_ours(DomainJob::Out, None, false));
         assert!(!is_ours(DomainJob::Out, Some(&other), true) && !is_ours(DomainJob::Out, None, true));
-        let backup = DomainFound::Unclear(DomainUnclear::OtherJob);
+        let backup = Found::Unclear(Unclear::Domain(DomainUnclear::OtherJob));
         for has_virsh_ended in [false, true] {
             assert!(!is_ours(DomainJob::Other, Some(&backup), has_virsh_ended));
-            assert!(!is_ours(DomainJob::None, Some(&DomainFound::AtSource), has_virsh_ended));
+            assert!(!is_ours(DomainJob::None, Some(&Found::Nothing), has_virsh_ended));
         }
     }
 }

@@ -4,29 +4,29 @@
 //! ask.rs    what daemons are asked, by `virsh`
 //! read.rs   what they answer
 //! beforehand.rs  what is known of one that moves with others, and its share of what all may send
-//! run.rs    the move: look, choose, have libvirt move, watch, look, tidy up
+//! run.rs    what is done to both: look, choose, have libvirt move, watch, tidy up
+//! lifecycle.rs  the move from its begin to its end
 //! words.rs  what `virsh` is told
 //! ahead.rs  post-copy: the rest of its memory, and a line that breaks
 //! cancel.rs  the end of a move that is not to go on
-//! silence.rs  daemons that do not answer for a while
 //! ```
 
 mod ahead;
 mod ask;
 mod beforehand;
 mod cancel;
+mod lifecycle;
 mod read;
 mod run;
-mod silence;
 mod words;
 
 use std::sync::atomic::AtomicBool;
 
-use drover_live::{DomainFound, Event, Moved, Obstacle, Where};
+use drover_live::{Event, Found, Obstacle};
 
-use super::{Ending, LiveError, Wanted};
+use super::{Ending, Wanted};
 use crate::virsh::Virsh;
-pub use beforehand::{LookedDomain, look_domain_beforehand};
+pub use beforehand::LookedDomain;
 use run::Move;
 
 /// The daemons that a domain moves between.
@@ -54,39 +54,19 @@ pub struct DomainOptions {
     /// Both QEMUs encrypt, by what their daemons have for it; the target's name in its certificate, empty where it is the host of
     /// `uri`.
     pub tls: Option<String>,
-    /// What [`look_domain_beforehand`] found.
+    /// What was found beforehand.
     pub looked: Option<LookedDomain>,
 }
 
-/// Moves a domain, or leaves it where it was.
-///
-/// # Errors
-/// [`LiveError`]: what ended it, and where the guest is.
-pub fn live_domain(
-    ends: &Ends,
+/// A move of the domain of this name.
+pub(super) fn mover<'a>(
+    ends: &'a Ends,
     name: &str,
-    options: &DomainOptions,
-    stop: &AtomicBool,
-    tell: &mut dyn FnMut(Event),
-) -> Result<Moved, LiveError> {
-    let untouched = |cause| LiveError { cause, guest_at: Where::Source };
-    let known = known(ends, name).map_err(untouched)?;
-    Move::new(ends, known, options, stop, tell).run()
-}
-
-/// Looks at both daemons and says what a move would take; moves nothing.
-///
-/// # Errors
-/// What stands in the way.
-pub fn foresee_domain(
-    ends: &Ends,
-    name: &str,
-    options: &DomainOptions,
-    tell: &mut dyn FnMut(Event),
-) -> Result<(), Ending> {
-    let stop = AtomicBool::new(false);
-    let known = known(ends, name)?;
-    Move::new(ends, known, options, &stop, tell).foresee()
+    options: &'a DomainOptions,
+    stop: &'a AtomicBool,
+    tell: &'a mut dyn FnMut(Event),
+) -> Result<Move<'a>, Ending> {
+    Ok(Move::new(ends, known(ends, name)?, options, stop, tell))
 }
 
 /// What has to be known of a domain before something carries it.
@@ -111,8 +91,8 @@ pub fn passage(ends: &Ends, name: &str) -> Result<Passage, Ending> {
     let found = run::found(ends, &known.uuid)?;
     let is_at_source = !ends.source.stand(&known.uuid)?.state.is_empty();
     let owner = if is_at_source { ends.source.owner(&known.uuid)? } else { None };
-    let waits = found == DomainFound::AtSource;
-    let is_needed = waits || matches!(found, DomainFound::Ahead | DomainFound::Broken);
+    let waits = found == Found::Nothing;
+    let is_needed = waits || matches!(found, Found::Ahead | Found::Broken);
     Ok(Passage { uuid: known.uuid, owner, is_needed, waits })
 }
 

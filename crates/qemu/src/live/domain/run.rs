@@ -1,29 +1,26 @@
-//! A domain's move, from a look at both daemons to a look at both daemons. libvirt moves it; drover looks, sets, watches and
-//! gives up in time.
+//! What is done with both daemons while a domain moves. libvirt moves it; drover looks, sets, watches and gives up in time.
 
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use drover_live::{
-    Allowed, By, Deed, Domain, DomainDisk, DomainFound, DomainStand, DomainUnclear, Event, Facts, Follow,
-    Handover, LOSES_WRITES, Look, MirrorState, Moved, Phase, RATE_UNLIMITED, Room, Side, Spot, Told, Where,
-    copy_obstacles, domain_found, domain_obstacles, tight_pools,
+    After, Allowed, By, Deed, Domain, DomainDisk, DomainStand, DomainUnclear, Event, Facts, Found, Half,
+    Handover, LOSES_WRITES, MirrorState, Moved, Pause, Phase, RATE_UNLIMITED, Room, SILENCE_MAX, Sample,
+    Side, Silence, Spot, Told, Unclear, Where, copy_obstacles, domain_found, domain_obstacles, tight_pools,
 };
 
 use super::ask::{Known, Processor};
 use super::beforehand::{Findings, LookedDomain, Sharing};
-use super::silence::{SILENCE_TIME_MAX, Silence};
 use super::words::{begun_with, words_at_work};
 use super::{DomainOptions, Ends};
 use crate::error::QemuError;
-use crate::live::core::{Adapter, Core, Looked, Plan, WATCH_S, channels_wanted, millis};
-use crate::live::still::Still;
+use crate::live::core::{Adapter, Core, Glance, WATCH_S, channels_wanted, millis};
 use crate::live::turn::Dated;
 use crate::live::{Ending, LiveError};
 use crate::virsh::Lasting;
 
 /// Both daemons, and a domain that moves from one to the other.
-pub(super) struct Move<'a> {
+pub(in crate::live) struct Move<'a> {
     pub(super) core: Core<'a>,
     pub(super) ends: &'a Ends,
     pub(super) options: &'a DomainOptions,
@@ -42,7 +39,9 @@ pub(super) struct Move<'a> {
     /// Of the source's daemon, while the guest's memory is sent.
     silence: Silence,
     /// It went ahead of its memory, and this run has begun to see after it.
-    pub(super) is_seen_after: bool,
+    pub(super) after: Option<After>,
+    /// How both sides stood then, when they were looked at last.
+    pub(super) halves: [Half; 2],
     /// The `virsh` that moves it.
     pub(super) moving: Option<Lasting>,
 }
@@ -60,11 +59,9 @@ const LOOKS_LATE: u32 = 2;
 /// Where looks take longer the end is begun too late: else moves would take seconds more.
 const LATE_MAX: Duration = Duration::from_millis(300);
 /// Of a move that an earlier run began.
-const MOVING: &str = "it is on its way: that is watched to its end; Ctrl-C cancels it";
 const NO_VIRSH: &str = "no `virsh migrate` of it is at work on this host, so how it was begun is not known: --allow does nothing for it";
-const AHEAD: &str = "it switched to post-copy in an earlier run: the rest is seen after it";
 /// A move that was cancelled has ended, and one that broke is known to both sides.
-pub(super) const SETTLE_TIME_MAX: Duration = SILENCE_TIME_MAX;
+pub(super) const SETTLE_TIME_MAX: Duration = SILENCE_MAX;
 
 impl<'a> Move<'a> {
     pub(super) fn new(
@@ -87,74 +84,13 @@ impl<'a> Move<'a> {
             free_bytes: None,
             sharing: Sharing::default(),
             silence: Silence::default(),
-            is_seen_after: false,
+            after: None,
+            halves: [Half::Silent; 2],
             moving: None,
         }
     }
 
-    /// Moves it, or sees an earlier move to its end.
-    pub(super) fn run(&mut self) -> Result<Moved, LiveError> {
-        let at_source = |cause| LiveError { cause, guest_at: Where::Source };
-        match self.found() {
-            Err(error) => Err(LiveError { cause: error.into(), guest_at: Where::Unknown }),
-            Ok(DomainFound::AtSource) => {
-                let plan = self.look_in_turn().map_err(|cause| self.unsent(cause))?;
-                let began = Instant::now();
-                match self.go(&plan, began) {
-                    Ok(()) => self.settle(None, began),
-                    Err(cause) => self.settle(Some(cause), began),
-                }
-            }
-            Ok(found @ (DomainFound::Moving | DomainFound::Ahead | DomainFound::Broken)) => {
-                self.note(if found == DomainFound::Moving { MOVING } else { AHEAD });
-                let began = Instant::now();
-                let ended = self.watched(began);
-                self.settle(ended.err(), began)
-            }
-            Ok(DomainFound::AtTarget) => {
-                self.note("it has moved already");
-                self.settle(None, Instant::now())
-            }
-            Ok(DomainFound::Nowhere) => Err(at_source(nowhere(&self.known.name))),
-            Ok(DomainFound::Unclear(why)) => {
-                Err(LiveError { cause: Ending::Obstacles(vec![why.obstacle()]), guest_at: why.guest_at() })
-            }
-        }
-    }
-
-    /// What a look ended in: the domain is at the source, unless that says otherwise or nothing.
-    fn unsent(&self, cause: Ending) -> LiveError {
-        let failed = matches!(cause, Ending::Failed(_));
-        let guest_at = match failed.then(|| self.found()) {
-            Some(Ok(DomainFound::Nowhere)) => Where::Ended,
-            Some(Err(_)) => Where::Unknown,
-            Some(Ok(_)) | None => Where::Source,
-        };
-        LiveError { cause, guest_at }
-    }
-
-    /// Looks, and says what a move would take.
-    pub(super) fn foresee(&mut self) -> Result<(), Ending> {
-        match self.found()? {
-            DomainFound::AtSource => self.look().map(drop),
-            DomainFound::Moving => {
-                self.note("it is on its way: that would be watched to its end");
-                Ok(())
-            }
-            DomainFound::Ahead | DomainFound::Broken => {
-                self.note("it is in post-copy: the rest would be seen after it");
-                Ok(())
-            }
-            DomainFound::AtTarget => {
-                self.note("it has moved already");
-                Ok(())
-            }
-            DomainFound::Nowhere => Err(nowhere(&self.known.name)),
-            DomainFound::Unclear(why) => Err(Ending::Obstacles(vec![why.obstacle()])),
-        }
-    }
-
-    pub(super) fn found(&self) -> Result<DomainFound, QemuError> {
+    pub(super) fn found(&self) -> Result<Found, QemuError> {
         found(self.ends, &self.known.uuid)
     }
 
@@ -171,29 +107,33 @@ impl<'a> Move<'a> {
         }
     }
 
-    fn go(&mut self, plan: &Plan, began: Instant) -> Result<(), Ending> {
-        let Some(course) = &plan.choice.course else {
-            return Err(Ending::Promise(Box::new(plan.choice.clone())));
-        };
-        self.core.outlook.begins(&plan.choice, &plan.facts);
-        self.core.halt_if_stopped()?;
-        self.make_volumes()?;
-        self.promise_downtime()?;
-        self.core.note_excess(course.channels);
-        self.take_share();
-        let words = self.words(course.channels);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    /// Starts a `virsh` that goes on without this run.
+    pub(super) fn begin(&mut self, words: &[String]) -> Result<(), QemuError> {
         self.note(format!("virsh {}", words.join(" ")));
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.moving = Some(self.ends.source.begin(&words)?);
-        let ease = self.core.easing(&plan.facts);
-        let ended = self.follow(began, Follow::new(self.core.promise(), course, ease));
-        let Err(cause) = ended else { return Ok(()) };
-        self.cancel();
-        Err(cause)
+        Ok(())
+    }
+
+    /// Watches it to its end. What is not to go on is cancelled.
+    pub(super) fn follow(&mut self) -> Result<Moved, Ending> {
+        if let Err(cause) = self.drive() {
+            self.cancel();
+            return Err(cause);
+        }
+        self.arrive()
+    }
+
+    /// It has come to its end, as far as is known.
+    pub(super) fn arrive(&mut self) -> Result<Moved, Ending> {
+        match self.settled()? {
+            Found::Moved => self.arrived().map_err(|error| error.cause),
+            found => Err(Ending::Failed(self.core.failed(found.settled().0))),
+        }
     }
 
     /// Makes what disks are copied into. libvirt would do so by itself, and take what is there for its own.
-    fn make_volumes(&mut self) -> Result<(), QemuError> {
+    pub(super) fn make_volumes(&mut self) -> Result<(), QemuError> {
         for (disk, pool) in self.copied.clone() {
             let name = disk.place.rsplit('/').next().unwrap_or_default().to_string();
             let bytes = disk.bytes.to_string();
@@ -205,7 +145,7 @@ impl<'a> Move<'a> {
         Ok(())
     }
 
-    fn promise_downtime(&mut self) -> Result<(), QemuError> {
+    pub(super) fn promise_downtime(&mut self) -> Result<(), QemuError> {
         let uuid = &self.known.uuid;
         self.downtime_before = Some(self.ends.source.downtime_max(uuid)?);
         // `virsh migrate --bandwidth` sets it. A daemon that does not tell has nothing to be put back.
@@ -214,53 +154,8 @@ impl<'a> Move<'a> {
         self.ends.source.set_downtime_max(uuid, millis(counted).max(1))
     }
 
-    /// Watches it to the end of `virsh`.
-    fn follow(&mut self, began: Instant, mut follow: Follow) -> Result<(), Ending> {
-        loop {
-            match self.moving.as_mut().and_then(Lasting::ended) {
-                None => {}
-                // In post-copy a line that breaks ends `virsh`, and is made anew.
-                Some(Err(_)) if self.went_ahead() => return self.see_after(began),
-                Some(ended) => return ended.map_err(refused),
-            }
-            let phase = self.look_on(&mut follow, began)?;
-            if matches!(phase, Some(Phase::PostCopy | Phase::Broken)) {
-                return self.see_after(began);
-            }
-            // Once its end goes slower looks would only be in its way.
-            let is_close = phase.is_some() && follow.is_close(&self.last.sample) && !follow.is_eased();
-            std::thread::sleep(if is_close { CLOSE_PAUSE } else { LOOK_PAUSE });
-        }
-    }
-
-    fn went_ahead(&self) -> bool {
-        matches!(self.found(), Ok(DomainFound::Ahead | DomainFound::Broken))
-    }
-
-    /// Watches a move that an earlier run began, to its end.
-    fn watched(&mut self, began: Instant) -> Result<(), Ending> {
-        self.was_persistent = self.ends.source.info(&self.known.uuid).is_ok_and(|info| info.is_persistent);
-        if self.ends.source.stand(&self.known.uuid).is_ok_and(|stand| stand.stands_for_itself()) {
-            self.core.was_running = false;
-            self.note("it is paused at the source, and is not started at the target (`virsh resume`)");
-        }
-        let mut follow = Follow::of_earlier(self.core.promise(), &self.deeds_left());
-        loop {
-            match self.found()? {
-                DomainFound::Moving => {}
-                DomainFound::Ahead | DomainFound::Broken => return self.see_after(began),
-                _ => return Ok(()),
-            }
-            if let Err(cause) = self.look_on(&mut follow, began) {
-                self.cancel();
-                return Err(cause);
-            }
-            std::thread::sleep(LOOK_PAUSE);
-        }
-    }
-
     /// What may be done to keep the promise, as the `virsh` at work tells.
-    fn deeds_left(&mut self) -> Vec<Deed> {
+    pub(super) fn deeds_left(&mut self) -> Vec<Deed> {
         let Some(words) = words_at_work(&self.known.uuid) else {
             if self.core.wanted.allowed != Allowed::default() {
                 self.note(NO_VIRSH);
@@ -270,44 +165,56 @@ impl<'a> Move<'a> {
         self.core.deeds_left(begun_with(&words))
     }
 
-    /// One look at a move: tells, and says if it has to end, else where it is; nothing where the daemon does not answer.
-    fn look_on(&mut self, follow: &mut Follow, began: Instant) -> Result<Option<Phase>, Ending> {
-        let uuid = &self.known.uuid;
+    /// Where a move is, as far as that is known without its figures: it has ended, or went ahead.
+    fn stage(&mut self) -> Result<Option<Phase>, Ending> {
+        match self.moving.as_mut().map(Lasting::ended) {
+            Some(None) => Ok(None),
+            Some(Some(Ok(()))) => Ok(Some(Phase::Done)),
+            // In post-copy a line that breaks ends `virsh`, and is made anew.
+            Some(Some(Err(error))) => match self.found() {
+                Ok(Found::Ahead | Found::Broken) => Ok(Some(Phase::Broken)),
+                Ok(_) | Err(_) => Err(refused(error)),
+            },
+            // An earlier run began it. A target that does not answer is not needed for it.
+            None => Ok(match self.found() {
+                Ok(Found::Sending) | Err(_) => None,
+                Ok(Found::Ahead | Found::Broken) => Some(Phase::PostCopy),
+                Ok(_) => Some(Phase::Done),
+            }),
+        }
+    }
+
+    /// A look at a guest that has not gone ahead, as far as is known.
+    fn look_before(&mut self) -> Result<Option<Glance>, Ending> {
+        if let Some(phase) = self.stage()? {
+            return Ok(Some(self.is_in(phase)));
+        }
         let asked = Instant::now();
-        let looked = self.ends.source.look(uuid);
-        let Some((mut job, stands)) = self.silence.outlast(looked, Instant::now())? else {
-            self.core.halt_if_stopped()?;
+        let looked = self.ends.source.look(&self.known.uuid);
+        let Some((mut job, stands)) = self.silence.outlast(looked, self.core.now_ms())? else {
             return Ok(None);
         };
         let took = asked.elapsed();
         // It was told about in the middle of that.
-        job.sample.at_ms = millis(began.elapsed().saturating_sub(took / 2));
-        let told = job.told(stands.filter(|_| self.core.was_running));
-        let phase = told.sample.phase;
-        if matches!(phase, Phase::PostCopy | Phase::Broken) {
-            return Ok(Some(phase));
-        }
-        self.core.halt_if_stopped()?;
-        self.keep_share()?;
+        job.sample.at_ms = self.core.now_ms().saturating_sub(millis(took / 2));
+        let told = job.told(stands.filter(|_| self.core.state.was_running));
         if job.disks[1] > 0 {
             let [done_bytes, all_bytes] = job.disks;
             let state = MirrorState { done_bytes, all_bytes, is_ready: done_bytes == all_bytes };
             self.core.tell(Event::Disk { name: "all together".into(), state });
         }
-        self.core.tell(Event::Memory(told.clone()));
         // What the last looks of a move tell is nothing at all.
         if told.total_bytes > 0 {
             self.last = told.clone();
         }
-        self.core.halt_if_still_for_long(phase == Phase::Switchover, phase)?;
-        let is_up = self.core.look_at_link();
-        if !follow.is_eased() {
-            self.lift();
-        }
-        let is_told = told.sample.sent_bytes > 0;
-        let looked = Looked { told: &told, is_up, is_told, goes_ahead: false, late: lateness(took) };
-        self.carry_out(follow, &looked)?;
-        Ok(Some(phase))
+        Ok(Some(Glance { is_told: told.sample.sent_bytes > 0, late: lateness(took), told }))
+    }
+
+    /// It is there by another word than that of its figures.
+    pub(super) fn is_in(&self, phase: Phase) -> Glance {
+        let sample = Sample { at_ms: self.core.now_ms(), phase, ..self.last.sample };
+        let told = Told { sample, ..self.last.clone() };
+        Glance { told, is_told: false, late: Duration::ZERO }
     }
 
     /// Sends as fast as it may, where that could not be set before.
@@ -318,40 +225,8 @@ impl<'a> Move<'a> {
         }
     }
 
-    /// Sees where it is, whatever was told of its move, and tidies up there.
-    fn settle(&mut self, cause: Option<Ending>, began: Instant) -> Result<Moved, LiveError> {
-        self.core.still = Still::default();
-        let found = self.settled();
-        if self.is_to_be_seen_after(&found) {
-            // It went before anybody looked, or while it was to be cancelled.
-            let ended = self.see_after(began);
-            return self.settle(ended.err().or(cause), began);
-        }
-        let (words, guest_at) = match &found {
-            Ok(DomainFound::AtTarget) => return self.arrived(began),
-            Ok(found) => found.settled(),
-            Err(_) => ("a daemon cannot be asked any more", Where::Unknown),
-        };
-        match &found {
-            Ok(DomainFound::Ahead) => {
-                self.note("the rest of its memory follows, and nobody sees after it any more: say `drover live` again");
-            }
-            Ok(DomainFound::Unclear(why)) => self.note(why.obstacle().to_string()),
-            Err(error) => self.note(error.chain()),
-            Ok(_) => {}
-        }
-        if guest_at == Where::Source {
-            self.tidy_source();
-        }
-        if matches!(found, Ok(DomainFound::AtSource)) {
-            self.remove_volumes();
-        }
-        let cause = cause.unwrap_or_else(|| Ending::Failed(self.core.failed(words)));
-        Err(LiveError { cause, guest_at })
-    }
-
     /// Who has it when nothing more comes by itself, or what only comes if it is seen after.
-    fn settled(&self) -> Result<DomainFound, QemuError> {
+    pub(super) fn settled(&self) -> Result<Found, QemuError> {
         let until = Instant::now() + SETTLE_TIME_MAX;
         loop {
             let found = self.found();
@@ -363,18 +238,18 @@ impl<'a> Move<'a> {
         }
     }
 
-    fn is_to_be_seen_after(&self, found: &Result<DomainFound, QemuError>) -> bool {
-        !self.is_seen_after && matches!(found, Ok(DomainFound::Ahead | DomainFound::Broken))
+    pub(super) fn is_to_be_seen_after(&self, found: &Result<Found, QemuError>) -> bool {
+        self.after.is_none() && matches!(found, Ok(Found::Ahead | Found::Broken))
     }
 
     /// It is at the target, and the source has let it go.
-    fn arrived(&mut self, began: Instant) -> Result<Moved, LiveError> {
+    pub(super) fn arrived(&mut self) -> Result<Moved, LiveError> {
         let (source, target) = (&self.ends.source, &self.ends.target);
         let uuid = self.known.uuid.clone();
-        let total = began.elapsed();
+        let total = self.core.began.elapsed();
         let halted = |error: QemuError| LiveError { cause: Ending::Failed(error), guest_at: Where::Target };
         let there = target.stand(&uuid).map_err(halted)?;
-        if self.core.was_running && !there.runs() {
+        if self.core.state.was_running && !there.runs() {
             let cause =
                 self.core.failed(&format!("the guest is {:?} ({}) at the target", there.state, there.reason));
             return Err(LiveError { cause: Ending::Failed(cause), guest_at: Where::Halted });
@@ -421,7 +296,7 @@ impl<'a> Move<'a> {
     }
 
     /// What was set at the source is as it was.
-    fn tidy_source(&mut self) {
+    pub(super) fn tidy_source(&mut self) {
         self.put_speed_back();
         let Some(ms) = self.downtime_before.take() else { return };
         if let Err(error) = self.ends.source.set_downtime_max(&self.known.uuid, ms) {
@@ -430,7 +305,7 @@ impl<'a> Move<'a> {
     }
 
     /// What this run made at the target for a guest that did not come.
-    fn remove_volumes(&mut self) {
+    pub(super) fn remove_volumes(&mut self) {
         for (pool, name) in std::mem::take(&mut self.made) {
             let removed = self.ends.target.ask(&["vol-delete", "--pool", &pool, "--vol", &name]);
             if let Err(error) = removed {
@@ -507,7 +382,7 @@ impl<'a> Adapter<'a> for Move<'a> {
         if domain.is_persistent && target.stand(&uuid)?.state == "shut off" {
             self.note("the target has a definition of it, which is replaced by the source's");
         }
-        self.core.was_running = source.stand(&uuid)?.runs();
+        self.core.state.was_running = source.stand(&uuid)?.runs();
         for (side, daemon) in [(Side::Source, source), (Side::Target, target)] {
             if daemon.loses_writes(&domain) {
                 self.core.tell(Event::Note(format!("at the {side}: {LOSES_WRITES}")));
@@ -517,7 +392,7 @@ impl<'a> Adapter<'a> for Move<'a> {
         if !domain.is_persistent {
             self.note("it has no definition that outlasts its run, and gets none at the target");
         }
-        let dirty = match self.core.was_running {
+        let dirty = match self.core.state.was_running {
             true => source.dirty_rate(&uuid, WATCH_S),
             false => Some(0.0),
         };
@@ -529,7 +404,7 @@ impl<'a> Adapter<'a> for Move<'a> {
             facts,
             copied: self.copied.clone(),
             free_bytes: self.free_bytes,
-            was_running: self.core.was_running,
+            was_running: self.core.state.was_running,
             was_persistent: self.was_persistent,
         }
     }
@@ -541,7 +416,7 @@ impl<'a> Adapter<'a> for Move<'a> {
     fn take(&mut self, found: Findings) -> Facts {
         let Findings { facts, copied, free_bytes, was_running, was_persistent } = found;
         (self.copied, self.free_bytes) = (copied, free_bytes);
-        (self.core.was_running, self.was_persistent) = (was_running, was_persistent);
+        (self.core.state.was_running, self.was_persistent) = (was_running, was_persistent);
         facts
     }
 
@@ -573,12 +448,49 @@ impl<'a> Adapter<'a> for Move<'a> {
         self.free_bytes
     }
 
+    fn look_on(&mut self) -> Result<Option<Glance>, Ending> {
+        if self.after.is_none() {
+            let looked = self.look_before()?;
+            let is_ahead =
+                |looked: &Glance| matches!(looked.told.sample.phase, Phase::PostCopy | Phase::Broken);
+            if !looked.as_ref().is_some_and(is_ahead) {
+                return Ok(looked);
+            }
+        }
+        self.look_after().map(Some)
+    }
+
+    fn pause(&mut self, pause: Pause) -> Result<(), Ending> {
+        // Once its end goes slower looks would only be in its way.
+        let is_close = pause == Pause::Close && !self.core.state.follow.is_eased();
+        std::thread::sleep(if is_close { CLOSE_PAUSE } else { LOOK_PAUSE });
+        Ok(())
+    }
+
+    fn keep_share(&mut self, phase: Phase) -> Result<(), Ending> {
+        self.lift();
+        let kept = self.try_to_keep_share();
+        // In post-copy nothing is given up for a share: it goes on with that which it had.
+        if matches!(phase, Phase::PostCopy | Phase::Broken) { Ok(()) } else { Ok(kept?) }
+    }
+
+    /// libvirt has started it.
+    fn let_go(&mut self) -> Result<(), Ending> {
+        self.core.state.passage.give_leave();
+        self.core.state.passage.runs_ahead();
+        Ok(())
+    }
+
+    fn halves(&mut self, _: &Told) -> ([Half; 2], Option<String>) {
+        (self.halves, None)
+    }
+
     fn start_postcopy(&mut self) -> Result<(), Ending> {
         if let Some(why) = self.ends.target.cannot_resume() {
             self.note(format!("{why}; if the line breaks now, the guest waits until that is updated"));
         }
         let (source, uuid) = (&self.ends.source, &self.known.uuid);
-        if self.core.was_running {
+        if self.core.state.was_running {
             // QEMU 10.0 starts a guest again that ran when it went ahead, if it has sent everything and the line breaks
             // before it has the target's word, although it runs there. One that stood is left standing; if the move is given
             // up before post-copy begins, libvirt starts it again. Two children, though the guest stands still meanwhile:
@@ -594,18 +506,13 @@ impl<'a> Adapter<'a> for Move<'a> {
     }
 
     /// What the daemon refuses is no reason to end a move.
-    fn send_eased(
-        &mut self,
-        follow: &mut Follow,
-        (rate, is_eased): (u64, bool),
-        words: Option<String>,
-    ) -> Result<(), Ending> {
+    fn send_eased(&mut self, (rate, is_eased): (u64, bool), words: Option<String>) -> Result<(), Ending> {
         self.sharing.eased = is_eased.then_some(rate);
         match self.set_speed(rate) {
             Ok(()) => words.into_iter().for_each(|words| self.note(words)),
             Err(error) => {
                 self.note(format!("how fast the end of memory goes cannot be set: {}", error.chain()));
-                follow.cannot_ease();
+                self.core.state.follow.cannot_ease();
                 self.sharing.eased = None;
                 // What was refused may be set all the same: with each look it is tried to be lifted.
                 self.sharing.is_to_be_lifted = true;
@@ -621,24 +528,21 @@ impl<'a> Adapter<'a> for Move<'a> {
     }
 
     /// Has libvirt make another line.
-    fn try_line(&mut self, _: &Look) -> Result<(), QemuError> {
+    fn try_line(&mut self, _: Half) -> Result<(), QemuError> {
         let words = self.resume_words();
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        self.note(format!("virsh {}", words.join(" ")));
-        self.moving = Some(self.ends.source.begin(&words)?);
-        Ok(())
+        self.begin(&words)
     }
 }
 
 /// Who has a domain. What two daemons say one after the other may be of two moments of one move: what is unclear is looked at
 /// again.
-pub(super) fn found(ends: &Ends, uuid: &str) -> Result<DomainFound, QemuError> {
+pub(super) fn found(ends: &Ends, uuid: &str) -> Result<Found, QemuError> {
     let mut looks = 0;
     loop {
         let [here, there] = stands(ends, uuid)?;
         let found = domain_found(&here, &there);
         looks += 1;
-        if !matches!(found, DomainFound::Unclear(_)) || is_moving(&found) || looks >= UNCLEAR_LOOKS {
+        if !matches!(found, Found::Unclear(_)) || is_moving(&found) || looks >= UNCLEAR_LOOKS {
             return Ok(found);
         }
         std::thread::sleep(UNCLEAR_PAUSE);
@@ -652,13 +556,13 @@ pub(super) fn stands(ends: &Ends, uuid: &str) -> Result<[DomainStand; 2], QemuEr
 }
 
 /// Whether more is to come by itself.
-fn is_moving(found: &DomainFound) -> bool {
+fn is_moving(found: &Found) -> bool {
     // In the first moment the target has not begun to wait, and a daemon that cleans up has a job that is over soon.
     matches!(
         found,
-        DomainFound::Moving
-            | DomainFound::Ahead
-            | DomainFound::Unclear(DomainUnclear::OtherMove | DomainUnclear::OtherJob)
+        Found::Sending
+            | Found::Ahead
+            | Found::Unclear(Unclear::Domain(DomainUnclear::OtherMove | DomainUnclear::OtherJob))
     )
 }
 
@@ -674,11 +578,5 @@ fn refused(error: QemuError) -> Ending {
         return error.into();
     }
     let advice = "copy disks with --disks mirror, or put them where both hosts have them (and mend the cache mode that it names)";
-    Ending::Obstacles(vec![drover_live::Obstacle { what, advice: advice.into() }])
-}
-
-pub(super) fn nowhere(name: &str) -> Ending {
-    let advice = "start it first; a domain that is switched off needs no live move";
-    let what = format!("{name} runs at neither daemon");
     Ending::Obstacles(vec![drover_live::Obstacle { what, advice: advice.into() }])
 }

@@ -4,31 +4,13 @@
 
 use std::time::Instant;
 
-use drover_live::{Half, Look, Side, Told};
+use drover_live::{Half, Side};
 
 use super::arrive::AGAIN;
 use super::{Ending, Move, SAMPLE_PAUSE, SETTLE_TIME_MAX};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::core::Adapter;
 
 impl Move<'_> {
-    /// Looks at both sides of post-copy, and does what is to be done about its line.
-    pub(super) fn see_after(&mut self, told: &Told) -> Result<(), Ending> {
-        self.passage.is_in_postcopy();
-        self.core.say_that_it_is_too_late();
-        let target = self.target_half();
-        let look = Look {
-            at_ms: told.sample.at_ms,
-            source: Half::of(&told.status),
-            target,
-            sent_bytes: told.sample.sent_bytes,
-            left_bytes: told.sample.left_bytes,
-            is_away: self.is_link_waited_for(),
-            is_stopped: self.core.is_stopped(),
-        };
-        self.mend(&look, Some(&told.why()))
-    }
-
     /// The source gave the move up after the guest had gone ahead, having sent everything: what the target says of it, which
     /// is waited for.
     pub(super) fn last_word(&mut self) -> Half {
@@ -52,7 +34,8 @@ impl Move<'_> {
 
     /// The source's monitor failed: what that means for a guest that has gone ahead.
     pub(super) fn source_failed(&mut self, error: QemuError) -> Ending {
-        let is_gone = self.passage.is_ahead() && error.is_of_connection() && self.has_source_ended();
+        let is_gone =
+            self.core.state.passage.is_ahead() && error.is_of_connection() && self.has_source_ended();
         match is_gone && self.target_half() != Half::Done {
             true => self.core.loses(Side::Source),
             false => error.into(),
@@ -73,8 +56,8 @@ impl Move<'_> {
     }
 
     /// How the target stands. A monitor that broke off is connected to again, so that the next look tells more.
-    fn target_half(&mut self) -> Half {
-        if self.is_link_waited_for() {
+    pub(super) fn target_half(&mut self) -> Half {
+        if self.core.is_link_waited_for() {
             return Half::Silent;
         }
         match self.target.stand() {

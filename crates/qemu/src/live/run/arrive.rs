@@ -5,12 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use drover_live::{Moved, Side, Told};
+use drover_live::{Moved, Told};
 
 use super::{Ending, Move, SAMPLE_PAUSE, SETTLE_TIME_MAX};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::guest::POLL;
-use crate::live::still::Still;
 
 /// For which a target behind a link is waited for: longer than a link tries to come back.
 const LINK_TIME_MAX: Duration = Duration::from_secs(16 * 60);
@@ -38,18 +37,13 @@ impl Move<'_> {
 
     /// The source says that all is sent: the target must say that the guest is there, and start it if it ran before.
     /// Somebody who stops the move now shortens the waiting; the guest has gone.
-    pub(super) fn arrived(
-        &mut self,
-        began: Instant,
-        last: Told,
-        patience: Duration,
-    ) -> Result<Moved, Ending> {
+    pub(super) fn arrived(&mut self, last: Told, patience: Duration) -> Result<Moved, Ending> {
         self.has_asked = true;
         let since = Instant::now();
         let mut is_away = false;
         loop {
             match self.is_there_soon() {
-                Ok(true) => return Ok(self.told_moved(began, last)),
+                Ok(true) => return Ok(self.told_moved(last)),
                 Ok(false) => {}
                 Err(error) if self.is_worth_waiting(&error) => {
                     if !std::mem::replace(&mut is_away, true) {
@@ -60,7 +54,7 @@ impl Move<'_> {
                 Err(error) => return Err(error.into()),
             }
             self.core.look_at_link();
-            self.core.still.waits();
+            self.core.hurry();
             let is_stopped = self.core.is_stopped();
             if since.elapsed() >= if is_stopped { patience.min(SETTLE_TIME_MAX) } else { patience } {
                 return Err(Ending::Failed(
@@ -73,9 +67,9 @@ impl Move<'_> {
     /// Over a link each answer takes a round trip, for which the guest stands still. There the source says that all is sent when it has
     /// the target's word that all has come (`return-path`), so the guest has leave to run before it is looked at.
     pub(super) fn let_go_unseen(&mut self) {
-        let may_go = self.passage.may_go_unseen() && self.core.was_running;
+        let may_go = self.core.state.passage.may_go_unseen() && self.core.state.was_running;
         if may_go && self.core.carried().is_some() {
-            self.passage.give_leave();
+            self.core.state.passage.give_leave();
             // What becomes of it the look tells.
             let _ = self.give_leave();
         }
@@ -91,7 +85,7 @@ impl Move<'_> {
     }
 
     /// Looks at the target; starts the guest if it is there and ran before. Whether all is as it should be.
-    fn is_there(&mut self) -> Result<bool, QemuError> {
+    pub(super) fn is_there(&mut self) -> Result<bool, QemuError> {
         let status = self.target.status()?;
         if COMES.contains(&status.as_str()) {
             return Ok(false);
@@ -99,8 +93,8 @@ impl Move<'_> {
         if !STANDS.contains(&status.as_str()) {
             return self.runs(&status);
         }
-        if self.core.was_running {
-            self.passage.give_leave();
+        if self.core.state.was_running {
+            self.core.state.passage.give_leave();
             self.give_leave()?;
             return self.wait_until_it_runs();
         }
@@ -108,25 +102,6 @@ impl Move<'_> {
             self.target.withdraw()?;
         }
         Ok(true)
-    }
-
-    /// The source is in post-copy, so it has stopped the guest for good: the target starts it once all has come that it
-    /// takes to run.
-    pub(super) fn let_go(&mut self) -> Result<(), Ending> {
-        self.passage.is_in_postcopy();
-        if self.is_link_waited_for() {
-            return Ok(());
-        }
-        match self.is_there() {
-            Ok(true) => self.passage.runs_ahead(),
-            Ok(false) => {}
-            Err(error) if error.is_of_connection() && self.is_target_gone() => {
-                return Err(self.core.loses(Side::Target));
-            }
-            Err(error) if self.is_worth_waiting(&error) => self.reach_target(&error),
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
     }
 
     /// A guest that was told to run is seen to, or what became of it is told.
@@ -154,12 +129,12 @@ impl Move<'_> {
 
     /// A connection behind a link may come back; a QEMU on this host that ends its own is gone, and what it refuses it
     /// refuses again.
-    fn is_worth_waiting(&self, error: &QemuError) -> bool {
+    pub(super) fn is_worth_waiting(&self, error: &QemuError) -> bool {
         error.kind == QemuErrorKind::Timeout || (self.core.carried().is_some() && error.is_of_connection())
     }
 
     /// A connection that answers late goes on; one that broke is made anew.
-    fn reach_target(&mut self, error: &QemuError) {
+    pub(super) fn reach_target(&mut self, error: &QemuError) {
         if error.kind != QemuErrorKind::Timeout {
             std::thread::sleep(AGAIN);
             // Where it cannot be made, the next look says why.
@@ -167,10 +142,10 @@ impl Move<'_> {
         }
     }
 
-    fn told_moved(&mut self, began: Instant, last: Told) -> Moved {
-        let total = began.elapsed();
-        self.core.still = Still::default();
-        let last = self.last_words(began, last);
+    fn told_moved(&mut self, last: Told) -> Moved {
+        let total = self.core.began.elapsed();
+        self.core.rests();
+        let last = self.last_words(last);
         // The source's QEMU is to end, and with it what cannot be removed.
         let _ = self.source.drop_nodes(&self.pairs);
         let stopped = self.source.seen().ok().and_then(|seen| seen.stopped_us);
@@ -181,9 +156,9 @@ impl Move<'_> {
     }
 
     /// Right after the end QEMU 7.2 may tell a downtime of 0 for a moment.
-    fn last_words(&mut self, began: Instant, told: Told) -> Told {
+    fn last_words(&mut self, told: Told) -> Told {
         std::thread::sleep(SAMPLE_PAUSE * 2);
-        self.source.sample(began).unwrap_or(told)
+        self.source.sample(self.core.began).unwrap_or(told)
     }
 
     /// A target that has all of a guest which runs at the source must never start it.

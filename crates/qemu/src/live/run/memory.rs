@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use drover_live::{
-    Ability, Compression, Moved, Obstacle, Rdma, Settings, Side, Throttle, Tls, Where, Wish, conflicts,
-    settings, tls_left_set, tls_name_obstacle, tls_obstacles,
+    Ability, Compression, Obstacle, Rdma, Settings, Side, Throttle, Tls, Wish, conflicts, settings,
+    tls_left_set, tls_name_obstacle, tls_obstacles,
 };
 
-use super::{Ending, LiveError, Move};
+use super::{Ending, Move};
 use crate::error::QemuError;
 use crate::live::carried::Carried;
 use crate::live::core::Adapter;
@@ -245,23 +245,7 @@ impl Move<'_> {
         self.source.set_from(found, of_source)
     }
 
-    /// The side that has the guest is set as it was before, so that the next move of it, whoever makes it, is not made as this
-    /// one. Where the guest is on neither for sure, nothing is touched.
-    pub(super) fn put_back(&mut self, ended: &Result<Moved, LiveError>) {
-        let (side, done) = match ended {
-            Ok(_) => (Side::Target, self.put_target_back()),
-            Err(LiveError { guest_at: Where::Source, .. }) => (Side::Source, self.put_source_back()),
-            Err(_) => return,
-        };
-        if let Err(error) = done {
-            self.note(format!(
-                "what was set for this move stays set where the guest is, at the {side} ({LOOK_AT} tell): {}",
-                error.chain()
-            ));
-        }
-    }
-
-    fn put_target_back(&mut self) -> Result<(), QemuError> {
+    pub(super) fn put_target_back(&mut self) -> Result<(), QemuError> {
         if self.options.memory.tls.is_some() {
             // The source's QEMU has no guest any more, and is mostly ended next.
             let _ = self.source.drop_credentials();
@@ -273,7 +257,7 @@ impl Move<'_> {
         self.target.drop_credentials()
     }
 
-    fn put_source_back(&mut self) -> Result<(), QemuError> {
+    pub(super) fn put_source_back(&mut self) -> Result<(), QemuError> {
         let [before, of_target] = std::mem::take(&mut self.before);
         self.put_left_target_back(&of_target);
         if !before.settings.is_empty() {
@@ -299,4 +283,4 @@ impl Move<'_> {
 }
 
 /// What tells how a side is set.
-const LOOK_AT: &str = "`query-migrate-capabilities` and `query-migrate-parameters`";
+pub(super) const LOOK_AT: &str = "`query-migrate-capabilities` and `query-migrate-parameters`";

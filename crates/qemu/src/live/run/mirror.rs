@@ -1,11 +1,10 @@
 //! Disks that go with the guest: mirrored while it runs, handed over while it stands still.
 
-use drover_live::{Machine, Obstacle, Phase, Sample, in_step, unshared};
+use drover_live::{Machine, Obstacle, unshared};
 
 use super::{DisksBy, Ending, Event, MIRROR_END_TIME_MAX, Mirrors, Move, SAMPLE_PAUSE};
 use crate::error::QemuError;
 use crate::live::carried::Carried;
-use crate::live::core::Adapter;
 use crate::live::disks::Pair;
 
 /// Changes a mirror on its way, in QEMU 8.2 and later.
@@ -87,24 +86,5 @@ impl Move<'_> {
     pub(super) fn give_leave(&mut self) -> Result<(), QemuError> {
         let is_offered = std::mem::take(&mut self.is_offered);
         self.target.give_leave(is_offered)
-    }
-
-    /// Close to its end each write of the guest waits for the target, so that nothing is left to be copied while it stands still.
-    pub(super) fn get_in_step(&mut self, sample: &Sample, rate: Option<f64>) {
-        let is_far = !self.handover().round_trip.is_zero();
-        let line = rate.unwrap_or(self.core.outlook.line().likely);
-        if self.mirrors == Mirrors::InStep
-            || self.pairs.is_empty()
-            || !is_far
-            || !self.can[0].knows(IN_STEP_COMMAND)
-        {
-            return;
-        }
-        if in_step(sample.left_bytes, line) && sample.phase == Phase::Precopy {
-            self.mirrors = Mirrors::InStep;
-            if let Err(error) = self.source.mirror_in_step(&self.pairs) {
-                self.note(format!("writes to disks do not wait for the target: {}", error.chain()));
-            }
-        }
     }
 }

@@ -2,88 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use drover_live::{Follow, Half, Moved, Phase, Settled, Told, Where};
+use drover_live::{Moved, Phase, Told, Where};
 
-use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Mirrors, Move, SETTLE_TIME_MAX};
-use crate::error::{QemuError, QemuErrorKind};
+use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Move, SETTLE_TIME_MAX};
+use crate::error::QemuError;
 use crate::live::guest::POLL;
-use crate::live::still::Still;
 
 impl Move<'_> {
-    /// Brings what was begun to an end. It may be too late to stop it: then the guest has moved.
-    pub(super) fn settle(&mut self, cause: Ending) -> Result<Moved, LiveError> {
-        self.core.still = Still::default();
-        if !self.passage.has_sent() {
-            if matches!(cause, Ending::Stopped) && self.mirrors != Mirrors::None {
-                self.note(CANCELS);
-            }
-            self.clean_up();
-            return Err(self.unsent(cause));
-        }
-        let began = Instant::now();
-        if self.core.lost.is_some() {
-            self.clean_up();
-            return Err(LiveError { cause, guest_at: Where::Lost { had_leave: self.passage.has_leave() } });
-        }
-        // Where nothing is under way there is nothing to cancel.
-        if self.passage.may_be_cancelled() {
-            if matches!(cause, Ending::Stopped) {
-                self.note(CANCELS);
-            }
-            let _ = self.source.order("migrate_cancel");
-        }
-        let told = self.wait_for_end(began);
-        let guest_at = match (self.passage.settled(told.as_ref()), told) {
-            (Settled::AllSent, Some(told)) => return self.has_moved(cause, began, told),
-            (Settled::GivenUp { .. }, _) if self.do_both_run() => Where::Both,
-            (Settled::GivenUp { is_ahead: true }, Some(told)) => match self.last_word() {
-                // Only its word was lost.
-                Half::Done => return self.has_moved(cause, began, told),
-                // Part of what was sent is nowhere any more.
-                Half::Paused | Half::Gone => Where::Lost { had_leave: true },
-                Half::Active | Half::Recovering | Half::Silent => Where::Unknown,
-            },
-            (Settled::GivenUp { .. }, _) => Where::Unknown,
-            (Settled::Back, _) if self.source_runs_again() => Where::Source,
-            (Settled::Back, _) => Where::Unknown,
-            (Settled::FollowOn, _) => {
-                match self.follow(began, Follow::of_earlier(self.core.promise(), &[])) {
-                    Ok(moved) => return Ok(moved),
-                    Err(_) if self.core.lost.is_some() => Where::Lost { had_leave: self.passage.has_leave() },
-                    Err(_) => Where::Between,
-                }
-            }
-            (Settled::At(guest_at), _) => guest_at,
-            (Settled::Silent | Settled::AllSent, _) => self.without_source(),
-        };
-        self.clean_up();
-        if guest_at == Where::Source {
-            self.warn_of_copy();
-        }
-        Err(LiveError { cause, guest_at })
-    }
-
-    /// What a move ended in of which no memory was sent: the guest is at the source, unless that ended meanwhile.
-    pub(super) fn unsent(&mut self, cause: Ending) -> LiveError {
-        let answers = match self.source.status() {
-            Err(error) if error.is_of_connection() => self.source.connect_again_within(LOOK_AGAIN_TIME_MAX),
-            other => other.map(drop),
-        };
-        let guest_at = match answers {
-            Ok(()) => Where::Source,
-            // Nobody listens there any more.
-            Err(error) if error.kind == QemuErrorKind::NotFound => Where::Ended,
-            Err(_) => Where::Unknown,
-        };
-        LiveError { cause, guest_at }
-    }
-
     /// Waits until QEMU has ended the move; gives what it said last, or nothing where it says nothing any more.
-    fn wait_for_end(&mut self, began: Instant) -> Option<Told> {
-        let until = began + SETTLE_TIME_MAX;
+    pub(super) fn wait_for_end(&mut self) -> Option<Told> {
+        let (began, until) = (Instant::now(), Instant::now() + SETTLE_TIME_MAX);
         let mut is_torn = false;
         loop {
-            let told = self.source.sample(began).ok()?;
+            let told = self.source.sample(self.core.began).ok()?;
             if told.status == "cancelling" && !is_torn && began.elapsed() >= CANCEL_TIME_MAX {
                 is_torn = true;
                 self.tear();
@@ -105,10 +36,10 @@ impl Move<'_> {
     }
 
     /// It was all sent before it could be stopped.
-    fn has_moved(&mut self, cause: Ending, began: Instant, told: Told) -> Result<Moved, LiveError> {
+    pub(super) fn has_moved(&mut self, cause: Ending, told: Told) -> Result<Moved, LiveError> {
         // Who was waited for already is looked at once more.
         let patience = if self.has_asked { Duration::ZERO } else { self.patience() };
-        let guest_at = match self.arrived(began, told, patience) {
+        let guest_at = match self.arrived(told, patience) {
             Ok(moved) => return Ok(moved),
             Err(_) if self.has_halted => Where::Halted,
             // The source had the target's word that it has everything, or nothing is known of it.
@@ -119,15 +50,15 @@ impl Move<'_> {
     }
 
     /// Whether each side says that it runs the guest.
-    fn do_both_run(&mut self) -> bool {
+    pub(super) fn do_both_run(&mut self) -> bool {
         let runs = |status: Result<String, QemuError>| status.is_ok_and(|status| status == "running");
         runs(self.source.status()) && !self.is_link_away() && runs(self.target.status())
     }
 
     /// Sees to it that the guest runs at the source if it did before. QEMU lets it run by itself unless it stood for a reason of its own. Nobody else may run it, as the target has had no
     /// leave.
-    fn source_runs_again(&mut self) -> bool {
-        if !self.core.was_running {
+    pub(super) fn source_runs_again(&mut self) -> bool {
+        if !self.core.state.was_running {
             return self.source.status().is_ok();
         }
         let until = Instant::now() + RESUME_TIME_MAX;
@@ -150,20 +81,20 @@ impl Move<'_> {
     }
 
     /// The source's monitor is gone, and perhaps its QEMU.
-    fn without_source(&mut self) -> Where {
-        if self.passage.is_ahead() {
+    pub(super) fn without_source(&mut self) -> Where {
+        if self.core.state.passage.is_ahead() {
             // With all of its memory it runs without the source.
             let has_all = self.target.stand().is_ok_and(|stand| stand.migration == "completed");
             return if has_all { Where::Target } else { Where::Between };
         }
-        match (self.passage.has_leave(), self.target.status()) {
+        match (self.core.state.passage.has_leave(), self.target.status()) {
             (true, Ok(status)) if status == "running" => Where::Target,
             _ => Where::Unknown,
         }
     }
 
     /// Ends what drover made for the disks. What is gone already, or whose QEMU is, is no failure.
-    fn clean_up(&mut self) {
+    pub(super) fn clean_up(&mut self) {
         if self.pairs.is_empty() {
             return;
         }
@@ -181,9 +112,9 @@ impl Move<'_> {
 }
 
 /// What is said to somebody who stopped it, and may lose patience. What comes of it is not known yet.
-const CANCELS: &str = "it is being cancelled, if that is still possible, and where the guest is will be told: another Ctrl-C changes nothing";
+pub(super) const CANCELS: &str = "it is being cancelled, if that is still possible, and where the guest is will be told: another Ctrl-C changes nothing";
 /// For which a source is waited for whose connection broke: it may serve another.
-const LOOK_AGAIN_TIME_MAX: Duration = Duration::from_secs(2);
+pub(super) const LOOK_AGAIN_TIME_MAX: Duration = Duration::from_secs(2);
 /// For which a cancelled move may take to end by itself.
 const CANCEL_TIME_MAX: Duration = Duration::from_secs(1);
 /// For which QEMU may need to let a guest run again.

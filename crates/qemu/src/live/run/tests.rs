@@ -7,11 +7,14 @@ use std::thread;
 
 use std::sync::atomic::Ordering;
 
-use drover_live::{Allowed, Disk, LINE_ASSUMED, Loads, Promise, Settings, Side, Where};
+use drover_live::{
+    Action, Allowed, Choice, Deed, Disk, LINE_ASSUMED, Loads, Moved, Passage, Promise, Settings, Side, Where,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
+use crate::live::core::Lifecycle;
 
 mod share;
 
@@ -194,6 +197,25 @@ fn options() -> LiveOptions {
         memory: MemoryOptions::default(),
         looked: None,
     }
+}
+
+fn live(
+    source: &mut Guest,
+    target: &mut Guest,
+    options: &LiveOptions,
+    stop: &AtomicBool,
+    tell: &mut dyn FnMut(Event),
+) -> Result<Moved, LiveError> {
+    Move::new(source, target, options, stop, tell).run()
+}
+
+fn foresee(
+    source: &mut Guest,
+    target: &mut Guest,
+    options: &LiveOptions,
+    tell: &mut dyn FnMut(Event),
+) -> Result<Option<Choice>, LiveError> {
+    Move::new(source, target, options, &AtomicBool::new(false), tell).foresee()
 }
 
 /// Moves a guest between both, told to stop from the begin on or not.
@@ -401,11 +423,6 @@ fn a_guest_that_came_and_does_not_run_has_not_moved_well() {
     }
 }
 
-/// A move of which nothing is to be done by itself.
-fn watched(options: &LiveOptions) -> Follow {
-    Follow::of_earlier(options.wanted.promise, &[])
-}
-
 /// A move whose guest is sent ahead at once.
 fn sent_ahead(source: &Fake, target: &Fake) -> Result<Moved, LiveError> {
     let folder = tempfile::tempdir().unwrap();
@@ -413,8 +430,9 @@ fn sent_ahead(source: &Fake, target: &Fake) -> Result<Moved, LiveError> {
     let mut to = target.guest(&folder, Side::Target);
     let (options, stop, mut tell) = (options(), AtomicBool::new(false), |_| {});
     let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
-    one.passage = Passage::sent();
-    let ended = one.start_postcopy().and_then(|()| one.follow(Instant::now(), watched(&options)));
+    one.core.state.passage = Passage::sent();
+    let ahead = one.carry_out(Action::SendAhead, &Told::default());
+    let ended = ahead.and_then(|()| one.follow());
     ended.or_else(|cause| one.settle(cause))
 }
 
@@ -534,9 +552,9 @@ fn disks_are_handed_over_once_however_long_the_source_takes_to_go_on() {
     let mut to = target.guest(&folder, Side::Target);
     let (options, stop, mut tell) = (options(), AtomicBool::new(false), |_| {});
     let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
-    one.passage = Passage::sent();
+    one.core.state.passage = Passage::sent();
     one.pairs = vec![Pair::new(0, "hd0".to_string(), Disk::default(), Disk::default())];
-    one.follow(Instant::now(), watched(&options)).unwrap();
+    one.follow().unwrap();
     ender.join().unwrap();
     let said = source.said();
     for order in ["block-job-cancel", "migrate-continue"] {

@@ -3,9 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use drover_live::{
-    Allowed, Choice, DomainUnclear, Loads, Obstacle, Promise, SettingsError, Unclear, Where, Why,
-};
+use drover_live::{Allowed, Choice, Loads, Obstacle, Promise, SettingsError, Unclear, Where, Why};
 use drover_types::Estimate;
 
 use super::beforehand::Looked;
@@ -50,7 +48,7 @@ pub struct LiveOptions {
     pub disks: DisksBy,
     /// How memory goes.
     pub memory: MemoryOptions,
-    /// What [`look_beforehand`](super::look_beforehand) found.
+    /// What was found beforehand.
     pub looked: Option<Looked>,
 }
 
@@ -98,11 +96,8 @@ impl LiveError {
     /// What a look ended in that changed nothing. A side that does not answer does not tell where the guest is.
     pub fn of_look(cause: Ending) -> LiveError {
         let guest_at = match &cause {
-            Ending::Obstacles(found) => {
-                found.iter().find_map(DomainUnclear::of).map_or(Where::Source, DomainUnclear::guest_at)
-            }
             Ending::Unclear(unclear) => unclear.guest_at(),
-            Ending::Settings(_) | Ending::Promise(_) => Where::Source,
+            Ending::Obstacles(_) | Ending::Settings(_) | Ending::Promise(_) => Where::Source,
             Ending::GivenUp(_) | Ending::Stopped | Ending::Failed(_) => Where::Unknown,
         };
         LiveError { cause, guest_at }

@@ -1,15 +1,27 @@
 //! Moves that share what may be sent with others.
 
-use drover_live::DomainUnclear;
+use drover_live::together::Beforehand;
+use drover_live::{DomainUnclear, Unclear};
 
 use super::*;
-use crate::live::{Share, Turn, look_beforehand};
+use crate::live::{Share, Turn};
 
 /// A source that sends until it is told otherwise, and a target that has the guest as soon as it is asked.
 fn sends_on() -> (Fake, Fake) {
     let (source, target) = sent_at_once("running");
     source.said().turns = vec![("migrate", "running", "active")];
     (source, target)
+}
+
+fn look_beforehand(
+    source: &mut Guest,
+    target: &mut Guest,
+    options: &LiveOptions,
+    tell: &mut dyn FnMut(Event),
+) -> Result<(Beforehand, Option<Looked>), LiveError> {
+    let stop = AtomicBool::new(false);
+    let (known, found) = Move::new(source, target, options, &stop, tell).look_beforehand()?;
+    Ok((known, found.map(Looked)))
 }
 
 fn with(change: impl FnOnce(&mut Wanted)) -> LiveOptions {
@@ -160,7 +172,7 @@ fn what_an_earlier_run_left_unclear_is_told_beforehand() {
 
 #[test]
 fn a_look_at_a_domain_tells_where_it_was_found() {
-    let at = |why: DomainUnclear| LiveError::of_look(Ending::Obstacles(vec![why.obstacle()])).guest_at;
+    let at = |why| LiveError::of_look(Ending::Unclear(Unclear::Domain(why))).guest_at;
     assert_eq!(at(DomainUnclear::BothRun), Where::Both);
     assert_eq!(at(DomainUnclear::Held), Where::Held);
     assert_eq!(at(DomainUnclear::OtherJob), Where::Source);
