@@ -11,6 +11,8 @@ const DRAW_MS = 250;
 const DRAFT_CHARS_MAX = 1_000_000;
 /** What VMs wait for, waves and resources are asked for again so often. */
 const LOOK_MS = 10_000;
+/** Lines of a report that are laid out together; `app.css` has their height. */
+const PART_LINES = 100;
 const STATES = ['queued', 'running', 'done', 'not_cleaned_up', 'failed', 'stopped', 'skipped', 'cancelled'];
 const VIEWS = [['vms', 'VMs'], ['waves', 'Waves'], ['time', 'Timeline'], ['resources', 'Resources'], ['concerns', 'Concerns'], ['report', 'Report'], ['audit', 'Audit']];
 
@@ -420,9 +422,17 @@ async function openReport(panel) {
     link.click();
     URL.revokeObjectURL(link.href);
   }) }, `Save as ${ending.toUpperCase()}`);
-  const text = el('pre', { tabindex: '0', 'aria-label': 'Report' }, 'loading');
+  const text = el('section', { class: 'report', tabindex: '0', 'aria-label': 'Report' }, el('pre', {}, 'loading'));
   panel.replaceChildren(el('div', { class: 'filters' }, save('html', 'html', 'text/html'), save('json', 'json', 'application/json')), text);
-  await guarded(panel, async () => setText(text, await getText(planPath(plan, '/report?format=text'))));
+  await guarded(panel, async () => text.replaceChildren(...parts(await getText(planPath(plan, '/report?format=text')))));
+}
+
+/** A long text in parts: the browser lays out only those that are seen. */
+function parts(text) {
+  const lines = text.split('\n');
+  const found = [];
+  for (let at = 0; at < lines.length; at += PART_LINES) found.push(el('pre', {}, lines.slice(at, at + PART_LINES).join('\n')));
+  return found;
 }
 
 async function openAudit(panel) {

@@ -67,6 +67,9 @@ export class VirtualList {
       row.node.classList.toggle('active', index === this.active);
       this.columns.forEach((column, at) => column.fill(row.cells[at], item));
     });
+    // A row that is out of sight is in no document.
+    if (this.active >= first && this.active < last) this.node.setAttribute('aria-activedescendant', `${this.id}-${this.active}`);
+    else this.node.removeAttribute('aria-activedescendant');
   }
 
   make() {
@@ -83,7 +86,6 @@ export class VirtualList {
     if (top < this.node.scrollTop) this.node.scrollTop = top;
     else if (top + ROW > this.node.scrollTop + this.height) this.node.scrollTop = top + ROW - this.height;
     this.draw();
-    this.node.setAttribute('aria-activedescendant', `${this.id}-${this.active}`);
   }
 
   openActive() {

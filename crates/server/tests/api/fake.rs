@@ -129,6 +129,16 @@ fn event() -> PlanEvent {
     }
 }
 
+/// As long as a report of a VM of three disks.
+fn report_of(vm: usize) -> String {
+    let disk = |at: usize| {
+        format!(
+            "  Hard disk {at}  1.0 GiB  256.0 MiB of data  120 MB/s  root 0123456789abcdef0123456789abcdef\n"
+        )
+    };
+    format!("web{vm}  arrived  down for 12 s\n{}", (0..3).map(disk).collect::<String>())
+}
+
 impl Operations for Fake {
     fn plans(&self) -> Outcome<Vec<Plan>> {
         Ok(vec![plan("one", "web"), plan("two", "db"), plan("three", "web")])
@@ -172,10 +182,23 @@ impl Operations for Fake {
         })
     }
 
-    fn concerns(&self, _: &str, _: i64, _: usize) -> Outcome<Page<ConcernLine>> {
-        let [vm, id, severity, subject] = ["web1", "no-tools", "warning", "web1"].map(str::to_string);
-        let (message, advice) = ("no guest tools".into(), "install them".into());
-        Ok(Page { items: vec![ConcernLine { vm, id, severity, subject, message, advice }], next: None })
+    fn concerns(&self, _: &str, after: i64, limit: usize) -> Outcome<Page<ConcernLine>> {
+        let concern = |number: usize| {
+            let name = format!("web{number}");
+            let [vm, id, severity, subject] = [&name, "no-tools", "warning", &name].map(str::to_string);
+            ConcernLine {
+                vm,
+                id,
+                severity,
+                subject,
+                message: "no guest tools".into(),
+                advice: "install them".into(),
+            }
+        };
+        let from = after.max(0) as usize;
+        let to = (from + limit).min(self.vms);
+        let next = (to < self.vms).then(|| to.to_string());
+        Ok(Page { items: (from..to).map(concern).collect(), next })
     }
 
     fn events(&self, _: &str, _: i64, _: usize) -> Outcome<Page<PlanEvent>> {
@@ -220,7 +243,9 @@ impl Operations for Fake {
     fn report(&self, _: &str, form: Form) -> Outcome<Document> {
         Ok(match form {
             Form::Json => Document::Json(json!({ "summary": {} }).to_string()),
-            Form::Text => Document::Text("report\n".into()),
+            Form::Text => {
+                Document::Text("report\n".to_string() + &(0..self.vms).map(report_of).collect::<String>())
+            }
             Form::Html => Document::Html("<!DOCTYPE html><p>report</p>".into()),
         })
     }
