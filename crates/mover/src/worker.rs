@@ -3,32 +3,53 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::thread::Builder;
+use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
 use drover_copy::{Leaf, Next};
-use drover_disk::{
-    Buffer, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Slice, Work, in_threads,
-};
+use drover_disk::{Buffer, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Slice, Work};
 use drover_log::log;
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::progress::Progress;
 use crate::shared::{Sent, Shared, Turn};
 
-/// Runs up to `count` workers to the end of the copy. A panic of one is passed on.
+/// Runs up to `count` workers to the end of the copy, the first of them in the caller's thread. A panic of one is passed on.
 pub(crate) fn run_workers(shared: &Shared<'_>, count: usize, source: &dyn Disk, target: Option<&dyn Disk>) {
     std::thread::scope(|scope| {
         let watch = Builder::new().name("watch-stop".to_string());
         if let Err(error) = watch.spawn_scoped(scope, move || shared.withdraw_on_stop(source, target)) {
             log!("copy", "no thread to watch for a stop, which will take longer: {error}");
         }
-        in_threads(count, |number| {
-            let _guard = PanicGuard(shared);
-            Worker::new(number, shared, source, target).run();
-        });
+        let crew = Crew { shared, count, source, target };
+        std::thread::scope(|scope| crew.run_from(scope, 0));
         shared.end();
     });
+}
+
+/// What the workers of a transfer share.
+struct Crew<'a> {
+    shared: &'a Shared<'a>,
+    count: usize,
+    source: &'a dyn Disk,
+    target: Option<&'a dyn Disk>,
+}
+
+impl Crew<'_> {
+    /// Runs the worker of that number once it is wanted, and has the next one wait for that. Most disks never want all of them, and
+    /// thousands of disks would spend more on threads than on their data.
+    fn run_from<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, number: usize) {
+        let Crew { shared, count, source, target } = *self;
+        if !shared.is_wanted(number) {
+            return;
+        }
+        if number + 1 < count {
+            // Where no more threads can be had, those that there are do the work.
+            let _ = Builder::new().spawn_scoped(scope, move || self.run_from(scope, number + 1));
+        }
+        let _guard = PanicGuard(shared);
+        Worker::new(number, shared, source, target).run();
+    }
 }
 
 /// Tells the others when this worker panics.

@@ -20,8 +20,8 @@ const WRITERS: usize = 4;
 ///                                  └── writer 4 ── pwrite ──┘
 /// ```
 ///
-/// The queue is as long as the lanes are deep. The threads start with the first write and end with the disk and
-/// its lanes.
+/// The queue is as long as the lanes are deep. A thread starts with a write that finds the others at work, and they end with the
+/// disk and its lanes.
 pub struct Writers {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -36,6 +36,8 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
+    /// Writers that wait for one.
+    idle: usize,
     is_over: bool,
 }
 
@@ -80,14 +82,16 @@ impl Writers {
         self.shared.wake.notify_one();
     }
 
-    /// Whether there are any. Where a limit lets none start, the lanes write by themselves.
+    /// Starts one more where all are at work. False if there is none: where a limit lets none start, the lanes write by themselves.
     fn start(&self) -> bool {
         let mut threads = lock(&self.threads);
-        if threads.is_empty() {
-            threads.extend((0..WRITERS).map_while(|_| {
-                let shared = self.shared.clone();
-                Builder::new().spawn(move || shared.write()).ok()
-            }));
+        let all_at_work = || {
+            let queue = lock(&self.shared.queue);
+            queue.jobs.len() >= queue.idle
+        };
+        if threads.len() < WRITERS && all_at_work() {
+            let shared = self.shared.clone();
+            threads.extend(Builder::new().spawn(move || shared.write()).ok());
         }
         !threads.is_empty()
     }
@@ -140,7 +144,11 @@ impl Shared {
             match queue.jobs.pop_front() {
                 Some(job) => return Some(job),
                 None if queue.is_over => return None,
-                None => queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    queue.idle += 1;
+                    queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue.idle -= 1;
+                }
             }
         }
     }
@@ -148,4 +156,40 @@ impl Shared {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::FileKind;
+    use crate::{Buffer, Slice};
+
+    const BLOCK: u64 = 4096;
+
+    fn write(number: u64) -> Request {
+        let span = ByteSpan::new(number * BLOCK, BLOCK);
+        Request { id: number, span, work: Work::Write(Slice::from(Buffer::zeroed(BLOCK as usize))) }
+    }
+
+    #[test]
+    fn writes_one_after_the_other_have_one_thread() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * BLOCK).unwrap();
+        let handle = Handle::for_target("t".to_string(), file, FileKind::Regular, 64 * BLOCK, None);
+        let writers = Writers::new(Arc::new(handle));
+        let done = Arc::new(Done::default());
+        let started = || lock(&writers.threads).len();
+        // A write has ended before its writer waits for the next: so one more may be seen at work.
+        for number in 0..8 {
+            writers.submit(write(number), done.clone());
+            done.wait().result.unwrap();
+            while lock(&writers.shared.queue).idle < started() {
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!(started(), 1);
+        (0..64).for_each(|number| writers.submit(write(number), done.clone()));
+        (0..64).for_each(|_| done.wait().result.unwrap());
+        assert!((1..=WRITERS).contains(&started()));
+    }
 }
