@@ -21,13 +21,18 @@ pub enum Validation {
 
 /// Checks domain XML against libvirt's own schema, with libvirt's own tool or `xmllint`: once for each shape in a process.
 pub fn validate_xml(xml: &str) -> Validation {
-    static VALID: Shapes = Shapes(Mutex::new(BTreeSet::new()));
+    static VALID: Shapes = Shapes { valid: Mutex::new(BTreeSet::new()), asking: Mutex::new(()) };
     VALID.validate(xml, validate_with_tool)
 }
 
 /// Shapes of definitions that the schema accepted. The tool is half of the CPU time that a small machine costs, and machines
 /// differ in little but their names and files.
-struct Shapes(Mutex<BTreeSet<String>>);
+#[derive(Default)]
+struct Shapes {
+    valid: Mutex<BTreeSet<String>>,
+    /// Held while the tool is asked about a shape: machines that are defined at once are often of one.
+    asking: Mutex<()>,
+}
 
 /// More than any plan has; beyond it each machine is validated.
 const SHAPES_MAX: usize = 1000;
@@ -35,8 +40,14 @@ const SHAPES_MAX: usize = 1000;
 impl Shapes {
     fn validate(&self, xml: &str, check: impl FnOnce(&str) -> Validation) -> Validation {
         let shape = shape_of(xml);
-        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if shape.as_ref().is_some_and(|shape| known().contains(shape)) {
+        let known = || self.valid.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = || shape.as_ref().is_some_and(|shape| known().contains(shape));
+        if is_known() {
+            return Validation::Valid;
+        }
+        let asking = || self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _asking = shape.as_ref().map(|_| asking());
+        if is_known() {
             return Validation::Valid;
         }
         let result = check(xml);
@@ -139,6 +150,9 @@ const VALIDATE_TIME_MAX: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::libvirt::libvirt_xml;
     use crate::spec::MachineSpec;
@@ -146,7 +160,7 @@ mod tests {
 
     /// How many of these the tool was asked about, if it says this of each.
     fn asked(specs: &[MachineSpec], says: &Validation) -> usize {
-        let (shapes, mut asked) = (Shapes(Mutex::default()), 0);
+        let (shapes, mut asked) = (Shapes::default(), 0);
         for spec in specs {
             let result = shapes.validate(&libvirt_xml(spec), |_| {
                 asked += 1;
@@ -173,6 +187,28 @@ mod tests {
         assert_eq!(asked(&[first.clone(), bare, odd.clone(), odd], &Validation::Valid), 4);
         let twice = [first, second];
         assert_eq!(asked(&twice, &Validation::Invalid("no".into())), 2, "only what is valid is remembered");
+    }
+
+    #[test]
+    fn machines_of_one_shape_that_are_defined_at_once_are_validated_once() {
+        let shapes = Shapes::default();
+        let (asked, xml) = (AtomicUsize::new(0), libvirt_xml(&machine(Path::new("/vms/web01"))));
+        let begin = Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    begin.wait();
+                    let ask = |_: &str| {
+                        asked.fetch_add(1, Ordering::SeqCst);
+                        // As a tool does, so that the others come meanwhile.
+                        std::thread::sleep(Duration::from_millis(50));
+                        Validation::Valid
+                    };
+                    assert_eq!(shapes.validate(&xml, ask), Validation::Valid);
+                });
+            }
+        });
+        assert_eq!(asked.into_inner(), 1);
     }
 
     #[test]
