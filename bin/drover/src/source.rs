@@ -12,7 +12,9 @@ use drover_engine::{
 use drover_landing::images::log_path;
 use drover_plan::{Begun, HostRoute, PlannedDisk, PlannedVm, Problem, Route as PlanRoute};
 use drover_types::inventory::{Inventory, Snapshot, Vm, VmDisk};
-use drover_vsphere::{OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind};
+use drover_vsphere::{
+    FrozenDisk, OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind,
+};
 
 use crate::connect;
 use crate::exit::{Failure, vsphere_cause};
@@ -181,6 +183,7 @@ impl VsphereSource {
     ) -> Result<OpenedSource, ProviderError> {
         let frozen = self.frozen(vm, disk, snapshot)?;
         let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
+        let frozen = frozen.disk;
         let notes: Arc<Mutex<Vec<String>>> = Arc::default();
         let extents = self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes);
         let session = &self.session;
@@ -262,6 +265,7 @@ impl VsphereSource {
     ) -> Result<OpenedSource, ProviderError> {
         let frozen = self.frozen(vm, disk, snapshot)?;
         let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
+        let frozen = frozen.disk;
         let notes: Arc<Mutex<Vec<String>>> = Arc::default();
         let opened = way.open(Asked {
             session: &self.session,
@@ -282,7 +286,12 @@ impl VsphereSource {
         Ok(OpenedSource { notes: first, disk, late: Some(Box::new(late)) })
     }
 
-    fn frozen(&self, vm: &PlannedVm, disk: &PlannedDisk, snapshot: &str) -> Result<VmDisk, ProviderError> {
+    fn frozen(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<FrozenDisk, ProviderError> {
         frozen(&self.session, &vm.vm, &disk.disk, snapshot)
     }
 
@@ -294,14 +303,14 @@ impl VsphereSource {
         vm: &PlannedVm,
         disk: &PlannedDisk,
         snapshot: &str,
-        frozen: &VmDisk,
+        FrozenDisk { disk: frozen, files }: &FrozenDisk,
     ) -> (String, Option<String>) {
         let by_snapshot = format!("vsphere {} file={} snapshot={snapshot}", vm.vm.instance_uuid, frozen.path);
         // Passes go by what change tracking tells, whatever state the files are in.
         if vm.warm.is_some() {
             return (by_snapshot, None);
         }
-        let untold = match self.session.disk_state(&vm.vm, frozen, Some(snapshot)) {
+        let untold = match self.session.disk_state(&vm.vm, frozen, files) {
             Ok(state) => return (state, None),
             Err(untold) => drover_engine::chain(&untold),
         };
@@ -326,7 +335,7 @@ impl VsphereSource {
         let log = log_path(&disk.path);
         let is_here = vm.site.is_none() && log.parent().is_some_and(Path::is_dir);
         let log = is_here.then_some(log);
-        let frozen = FrozenFile { snapshot: Some(snapshot), file: frozen.path, identity };
+        let frozen = FrozenFile { snapshot: Some(snapshot), file: frozen.disk.path, identity };
         let opened = way.open(&self.session, vm, disk, frozen, log)?;
         let notes = std::iter::once(way.note(vm)).chain(doubt).collect();
         Ok(OpenedSource { disk: Arc::new(opened), notes, late: None })
@@ -351,9 +360,13 @@ impl VsphereSource {
 }
 
 /// A disk as a snapshot froze it.
-pub fn frozen(session: &Session, vm: &Vm, disk: &VmDisk, snapshot: &str) -> Result<VmDisk, ProviderError> {
-    let disks = session.snapshot_disks(snapshot).map_err(provider_error)?;
-    disks.into_iter().find(|it| it.key == disk.key).ok_or_else(|| {
+pub fn frozen(
+    session: &Session,
+    vm: &Vm,
+    disk: &VmDisk,
+    snapshot: &str,
+) -> Result<FrozenDisk, ProviderError> {
+    session.frozen_disk(snapshot, disk.key).map_err(provider_error)?.ok_or_else(|| {
         let what = format!("{} of {} is not in snapshot {snapshot}", disk.label, vm.name);
         ProviderError::new(Cause::Source, what)
     })

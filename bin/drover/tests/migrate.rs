@@ -55,6 +55,32 @@ fn vms_arrive_equal_and_the_source_stays_as_it_was() {
     stage.assert_equal("one", 0, &stage.path("a"));
 }
 
+/// What a vCenter of thousands of VMs is asked for each of them. Waits for tasks are not counted: they depend on how fast those end.
+#[test]
+fn a_vm_costs_the_vcenter_a_bounded_number_of_large_reads() {
+    const VMS: u64 = 3;
+    const DISKS: u64 = 6;
+    let Some(stage) = Stage::new(16, |folder| {
+        let disk = disk_file(folder, "a", MIB);
+        vec![vm("one", &[&disk]), vm("two", &[&disk, &disk]), vm("three", &[&disk, &disk, &disk])]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("asked", &[]);
+    stage.sim.post("/stats/reset", json!({})).unwrap();
+    stage.migrate(&plan);
+    let stats = stage.sim.get("/stats").unwrap();
+    let count = |of: &str, what: &str| stats[of][what].as_u64().unwrap_or(0);
+    // The whole device list of a snapshot: once when it was made, and once for each disk that is opened.
+    assert_eq!(count("properties", "VirtualMachineSnapshot.config.hardware"), VMS + DISKS, "{stats}");
+    assert_eq!(count("properties", "VirtualMachineSnapshot.config"), 0, "{stats}");
+    // Of a VM: in the inventory, in a page of all three, and before what is done to it.
+    let looks = count("properties", "VirtualMachine.config.hardware");
+    assert!((1 + VMS..=1 + 7 * VMS).contains(&looks), "{looks}: {stats}");
+    assert_eq!(count("soap", "SearchDatastore_Task"), DISKS, "{stats}");
+    assert_eq!(count("soap", "Login"), 1, "{stats}");
+}
+
 /// The report names who ran what, from where, and which VMs; and another file of that name does not take the plan over.
 fn assert_evidence(stage: &Stage, plan: &str, report: &serde_json::Value) {
     let run = &report["runs"][0];

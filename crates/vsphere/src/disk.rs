@@ -125,7 +125,7 @@ impl Session {
 impl Inner {
     pub fn snapshot_disks(&self, snapshot: &str) -> Result<Vec<VmDisk>, VsphereError> {
         let op = format!("look at snapshot {snapshot}");
-        let object = self.read(&op, &Moref::new("VirtualMachineSnapshot", snapshot), &["config"])?;
+        let object = self.read(&op, &Moref::new("VirtualMachineSnapshot", snapshot), DISK_PROPERTIES)?;
         Ok(disks_of(&object))
     }
 
@@ -218,11 +218,15 @@ impl Inner {
 
 type Way = (Endpoint, Trust, String, Arc<dyn Authorise>);
 
-fn disks_of(object: &Object) -> Vec<VmDisk> {
-    let Some(config) = object.get("config") else { return Vec::new() };
-    let hardware = config.child("hardware");
-    let mut disks = hardware.map(|hardware| device::disks(hardware.all("device"), &[])).unwrap_or_default();
-    device::mark_tracked(&mut disks, config.all("extraConfig"));
+/// What tells the disks of a VM or of a snapshot.
+pub(crate) const DISK_PROPERTIES: &[&str] = &["config.hardware", "config.extraConfig"];
+
+pub(crate) fn disks_of(object: &Object) -> Vec<VmDisk> {
+    let Some(hardware) = object.get("config.hardware") else { return Vec::new() };
+    let mut disks = device::disks(hardware.all("device"), &[]);
+    if let Some(settings) = object.get("config.extraConfig") {
+        device::mark_tracked(&mut disks, settings.children.iter());
+    }
     disks
 }
 

@@ -11,7 +11,7 @@ use drover_types::inventory::{Vm, VmDisk};
 
 use crate::collect::Object;
 use crate::device::split_path;
-use crate::disk::identity;
+use crate::disk::{DISK_PROPERTIES, disks_of, identity};
 use crate::error::{VsphereError, VsphereErrorKind};
 use crate::operations::vm_ref;
 use crate::session::{Call, Inner, Session};
@@ -34,8 +34,48 @@ struct Listed {
     modified_s: u64,
 }
 
+/// A disk as a snapshot froze it.
+#[derive(Clone, Debug)]
+pub struct FrozenDisk {
+    /// The disk.
+    pub disk: VmDisk,
+    /// Where its data lies.
+    pub files: DiskFiles,
+}
+
+/// The files that a disk is a chain of, and who lists them.
+#[derive(Clone, Debug)]
+pub struct DiskFiles {
+    /// From its own down to the base.
+    chain: Vec<String>,
+    /// Of the datastores that its VM has files in, by their names.
+    browsers: BTreeMap<String, Moref>,
+}
+
 impl Session {
-    /// What tells the state of a disk from its others, as `snapshot` froze it, or, without one, of a VM that is off: all files
+    /// A disk as a snapshot froze it, with its files: in one call, since it is asked for each disk of a fleet. `None` if the disk is not
+    /// in the snapshot.
+    ///
+    /// # Errors
+    /// Also when the snapshot is not there (any more).
+    pub fn frozen_disk(&self, snapshot: &str, key: i32) -> Result<Option<FrozenDisk>, VsphereError> {
+        let op = format!("look at snapshot {snapshot}");
+        let object = Moref::new("VirtualMachineSnapshot", snapshot);
+        let (object, files) = self.inner.with_files(&op, &object, key)?;
+        let disk = disks_of(&object).into_iter().find(|disk| disk.key == key);
+        Ok(disk.map(|disk| FrozenDisk { disk, files }))
+    }
+
+    /// The files of a disk of a VM as it is now.
+    ///
+    /// # Errors
+    /// Also when the VM is not there (any more).
+    pub fn disk_files(&self, vm: &Vm, disk: &VmDisk) -> Result<DiskFiles, VsphereError> {
+        let op = format!("look at the files of {} of {}", disk.label, vm.name);
+        self.inner.with_files(&op, &vm_ref(&vm.id), disk.key).map(|(_, files)| files)
+    }
+
+    /// What tells the state of a disk from its others, as a snapshot froze it, or of a VM that is off: all files
     /// of its chain with their sizes and times of change. Whoever wrote to the disk meanwhile has changed one of the times, a
     /// snapshot that was gone back to brings a new file, and a disk that was moved another name; another host or another
     /// snapshot of the same content changes nothing. Of a disk that HTTPS can read it is the very identity that it has there.
@@ -43,41 +83,47 @@ impl Session {
     /// # Errors
     /// [`VsphereErrorKind::Unsupported`] for disks whose data is in no file that tells its time: objects of vSAN and vVols, raw
     /// mappings; [`VsphereErrorKind::PermissionDenied`] without the privilege `Datastore.Browse`.
-    pub fn disk_state(&self, vm: &Vm, disk: &VmDisk, snapshot: Option<&str>) -> Result<String, VsphereError> {
+    pub fn disk_state(&self, vm: &Vm, disk: &VmDisk, files: &DiskFiles) -> Result<String, VsphereError> {
         let op = format!("look at the files of {} of {}", disk.label, vm.name);
         let untold = |why: String| VsphereError::new(VsphereErrorKind::Unsupported, &op, why);
         if disk.rdm.is_some() {
             return Err(untold(format!("{} is a raw device mapping", disk.path)));
         }
-        let object = match snapshot {
-            Some(snapshot) => Moref::new("VirtualMachineSnapshot", snapshot),
-            None => vm_ref(&vm.id),
-        };
-        let object = self.inner.read(&op, &object, &["config"])?;
-        let chain = object.get("config").map(|config| chain(config, disk.key)).unwrap_or_default();
+        let DiskFiles { chain, browsers } = files;
         if chain.first() != Some(&disk.path) {
             return Err(untold(format!("{} is not the disk's file any more", disk.path)));
         }
-        let browsers = self.inner.browsers(&op, &vm.id)?;
         let mut files = Vec::new();
-        for path in &chain {
-            let found = self.inner.data_files(&op, &browsers, path)?;
+        for path in chain {
+            let found = self.inner.data_files(&op, browsers, path)?;
             if found.is_empty() {
                 return Err(untold(format!("no file with the data of {path} is listed in its datastore")));
             }
             files.extend(found);
         }
-        Ok(told(vm, disk, &chain, &files))
+        Ok(told(vm, disk, chain, &files))
     }
 }
 
 /// The files of a disk, from its own down to the base.
-fn chain(config: &Element, key: i32) -> Vec<String> {
-    let Some(hardware) = config.child("hardware") else { return Vec::new() };
+fn chain(hardware: &Element, key: i32) -> Vec<String> {
     let is_it = |device: &&Element| device.kind == "VirtualDisk" && device.number_at("key") == Some(key);
     let backing = hardware.all("device").find(is_it).and_then(|device| device.child("backing"));
     let files = std::iter::successors(backing, |backing| backing.child("parent"));
     files.map(|backing| backing.string_at("fileName")).collect()
+}
+
+/// A VM, or a snapshot and from there its VM, and the VM's datastores.
+fn with_datastores(object: &Moref) -> String {
+    let stores = "<selectSet xsi:type=\"TraversalSpec\"><name>datastores</name><type>VirtualMachine</type><path>datastore</path>\
+                  <skip>false</skip></selectSet>";
+    let way = match object.kind.as_str() {
+        "VirtualMachine" => stores.to_string(),
+        kind => format!(
+            "<selectSet xsi:type=\"TraversalSpec\"><name>vm</name><type>{kind}</type><path>vm</path><skip>true</skip>{stores}</selectSet>"
+        ),
+    };
+    format!("<objectSet>{}<skip>false</skip>{way}</objectSet>", object.tag("obj"))
 }
 
 fn told(vm: &Vm, disk: &VmDisk, chain: &[String], files: &[Listed]) -> String {
@@ -94,16 +140,19 @@ fn told(vm: &Vm, disk: &VmDisk, chain: &[String], files: &[Listed]) -> String {
 }
 
 impl Inner {
-    /// The browsers of the datastores that a VM has files in, by name.
-    fn browsers(&self, op: &str, vm: &str) -> Result<BTreeMap<String, Moref>, VsphereError> {
-        let objects = format!(
-            "<objectSet>{}<skip>true</skip><selectSet xsi:type=\"TraversalSpec\"><name>datastores</name>\
-             <type>VirtualMachine</type><path>datastore</path><skip>false</skip></selectSet></objectSet>",
-            vm_ref(vm).tag("obj")
-        );
-        let found = self.retrieve(op, &[("Datastore", &["name", "browser"])], &objects)?;
+    /// A VM or a snapshot of one with its hardware, and the files of one of its disks.
+    fn with_files(&self, op: &str, object: &Moref, key: i32) -> Result<(Object, DiskFiles), VsphereError> {
+        let paths: &[(&str, &[&str])] =
+            &[(&object.kind, DISK_PROPERTIES), ("Datastore", &["name", "browser"])];
+        let mut found = self.retrieve(op, paths, &with_datastores(object))?;
         let browser = |it: &Object| Some((decode_name(&it.string("name")), Moref::of(it.get("browser")?)));
-        Ok(found.iter().filter_map(browser).collect())
+        let browsers = found.iter().filter_map(browser).collect();
+        let at = found.iter().position(|it| it.moref == *object).ok_or_else(|| {
+            VsphereError::new(VsphereErrorKind::NotFound, op, format!("{} is not there", object.id))
+        })?;
+        let object = found.swap_remove(at);
+        let chain = object.get("config.hardware").map(|hardware| chain(hardware, key)).unwrap_or_default();
+        Ok((object, DiskFiles { chain, browsers }))
     }
 
     /// The files that hold the data of a disk's file.
@@ -172,11 +221,11 @@ mod tests {
             )
         };
         let two = device(2001, &["[a] b/c-2.vmdk", "[a] b/c-1.vmdk", "[d] e/f.vmdk"]);
-        let text = format!("<config><hardware>{}{two}</hardware></config>", device(2000, &["[a] x.vmdk"]));
-        let config = xml::parse(&text).unwrap();
-        assert_eq!(chain(&config, 2000), ["[a] x.vmdk"]);
-        assert_eq!(chain(&config, 2001), ["[a] b/c-2.vmdk", "[a] b/c-1.vmdk", "[d] e/f.vmdk"]);
-        assert!(chain(&config, 2002).is_empty());
+        let text = format!("<hardware>{}{two}</hardware>", device(2000, &["[a] x.vmdk"]));
+        let hardware = xml::parse(&text).unwrap();
+        assert_eq!(chain(&hardware, 2000), ["[a] x.vmdk"]);
+        assert_eq!(chain(&hardware, 2001), ["[a] b/c-2.vmdk", "[a] b/c-1.vmdk", "[d] e/f.vmdk"]);
+        assert!(chain(&hardware, 2002).is_empty());
     }
 
     #[test]

@@ -44,6 +44,7 @@ pub use areas::ChangedAreas;
 pub use disk::{OpenDisk, OpenedDisk, Route};
 pub use drover_http::{Thumbprint, Timeouts, Trust};
 pub use error::{Fault, VsphereError, VsphereErrorKind};
+pub use files::{DiskFiles, FrozenDisk};
 pub use hot_add::{Attach, AttachError, Proxy, Wanted, serial_of};
 pub use nfc::{NfcAccess, NfcTicket};
 pub use power::PowerMark;

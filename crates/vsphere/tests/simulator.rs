@@ -202,6 +202,44 @@ fn a_snapshot_is_read_as_it_was_while_the_guest_writes_on() {
 }
 
 #[test]
+fn a_frozen_disk_and_its_files_are_read_by_one_call_that_asks_for_little() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "", "legacy");
+    let disk = &vm.disks[0];
+    let snapshot = session.create_snapshot(&vm.id, "drover-1", "", false).unwrap();
+    sim.post("/stats/reset", json!({}));
+    let frozen = session.frozen_disk(&snapshot.id, disk.key).unwrap().unwrap();
+    assert_eq!(sim.calls("RetrievePropertiesEx"), 1);
+    assert_eq!(
+        sim.properties(),
+        [
+            "Datastore.browser",
+            "Datastore.name",
+            "VirtualMachineSnapshot.config.extraConfig",
+            "VirtualMachineSnapshot.config.hardware"
+        ]
+    );
+    let state = session.disk_state(&vm, &frozen.disk, &frozen.files).unwrap();
+    // Each file of its chain is looked up by itself, and nothing about the VM is asked again.
+    assert_eq!(sim.calls("SearchDatastore_Task"), state.matches("size=").count() as u64, "{state}");
+    assert!(
+        sim.properties().iter().all(|name| !name.starts_with("VirtualMachine.")),
+        "{:?}",
+        sim.properties()
+    );
+    let listed = session.snapshot_disks(&snapshot.id).unwrap();
+    assert_eq!(Some(&frozen.disk), listed.iter().find(|it| it.key == disk.key));
+    assert!(session.frozen_disk(&snapshot.id, 1).unwrap().is_none(), "a key that no disk has");
+    session.remove_snapshot(&snapshot.id).unwrap();
+    assert!(session.frozen_disk(&snapshot.id, disk.key).is_err());
+    // The same of a VM that is off, as it is now.
+    let now = session.vm(&vm.id).unwrap();
+    let files = session.disk_files(&now, &now.disks[0]).unwrap();
+    assert!(session.disk_state(&now, &now.disks[0], &files).unwrap().contains("chain="));
+}
+
+#[test]
 fn areas_that_come_two_at_a_time_are_all_found() {
     let sim = simulator!();
     let session = sim.session();

@@ -69,7 +69,7 @@ fn read_frozen(args: &NfcCheckArgs, session: &Session, vm: &Vm, disk: &VmDisk) -
     let frozen = frozen(session, vm, disk, &made.id).map_err(Failure::from);
     let told = frozen.and_then(|frozen| match stop.is_set() {
         true => Err(Failure::new(Exit::Interrupted, "interrupted")),
-        false => read(args, session, vm, disk, &frozen),
+        false => read(args, session, vm, disk, &frozen.disk),
     });
     let removed = session.remove_snapshot(&made.id);
     drop(undo);

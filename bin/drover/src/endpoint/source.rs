@@ -233,7 +233,9 @@ fn open_vsphere(
     // What tells the files' state is their time, which only the datastore knows. Without it a copy never goes on.
     // While it runs, the time of a file may lag behind what its guest writes.
     let is_off = vm.power == PowerState::Off;
-    let state = is_off.then(|| session.disk_state(&vm, &found, None).ok()).flatten();
+    let state =
+        || session.disk_files(&vm, &found).and_then(|files| session.disk_state(&vm, &found, &files)).ok();
+    let state = is_off.then(state).flatten();
     let identity = match (state, &ranges) {
         (Some(state), _) => state,
         (None, Ok(opened)) => opened.disk.identity(),

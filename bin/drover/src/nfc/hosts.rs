@@ -1,6 +1,6 @@
 //! Whether the NFC servers of a plan's hosts can be reached from here, before anything is touched.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -26,7 +26,8 @@ pub fn unreachable(
     begun: &[Begun],
     tickets: impl Fn(&PlannedVm) -> Result<Box<dyn Tickets>, NfcError> + Sync,
 ) -> Vec<Problem> {
-    let begun_as = |vm: &PlannedVm| begun.iter().find(|it| it.planned.vm.id == vm.vm.id);
+    let begun: HashMap<&str, &Begun> = begun.iter().map(|it| (it.planned.vm.id.as_str(), it)).collect();
+    let begun_as = |vm: &PlannedVm| begun.get(vm.vm.id.as_str());
     let has_arrived = |vm: &PlannedVm| begun_as(vm).is_some_and(|begun| begun.has_arrived);
     let mut hosts: BTreeMap<&str, Host<'_>> = BTreeMap::new();
     for vm in vms.iter().filter(|vm| !vm.disks.is_empty() && !has_arrived(vm)) {

@@ -152,6 +152,12 @@ impl Sim {
         let stats = self.get("/stats");
         stats["soap"][method].as_u64().unwrap_or(0)
     }
+
+    /// The properties that were read since the counts were reset, as `VirtualMachine.name`.
+    pub fn properties(&self) -> Vec<String> {
+        let stats = self.get("/stats");
+        stats["properties"].as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect()
+    }
 }
 
 impl Drop for Sim {
