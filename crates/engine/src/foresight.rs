@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use rustix::process::setpriority_process;
+
 use crate::store::{Foreseen, ForeseenNow};
 
 /// What was foreseen.
@@ -25,6 +27,8 @@ pub struct Foresight {
     _end: Sender<()>,
 }
 
+/// How far its thread stands back behind those that move VMs.
+const NICE: i32 = 5;
 /// Correcting takes no more than this part of the time.
 const PART_OF_TIME: u32 = 20;
 
@@ -43,6 +47,9 @@ impl Foresight {
         let (sender, receiver) = sync_channel(1);
         let (end, ended) = channel::<()>();
         let work = move || {
+            // Of this thread alone. That of a fleet takes seconds, in which the first transfers are to begin; where it may not be lowered
+            // they share the processors with it.
+            let _ = setpriority_process(None, NICE);
             // Nobody listens any more once the run has ended.
             let mut is_heard = sender.send(Foresaw::Before(work())).is_ok() && each < Duration::MAX;
             let mut pause = each;
@@ -72,6 +79,17 @@ impl Foresight {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_stands_back_behind_what_moves_vms() {
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        let here = nice();
+        let foresight =
+            Foresight::begin(move || Foreseen { makespan_ms: [nice() as u64; 3], ..Foreseen::default() });
+        let Some(Foresaw::Before(foreseen)) = foresight.take(Duration::from_secs(60)) else { panic!("none") };
+        assert_eq!(foreseen.makespan_ms[0], (here.max(NICE)) as u64);
+        assert_eq!(rustix::process::getpriority_process(None).unwrap(), here, "the others stay as they are");
+    }
 
     #[test]
     fn a_forecast_comes_once_and_whoever_asks_too_early_does_not_wait() {
