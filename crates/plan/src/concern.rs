@@ -1,5 +1,6 @@
 //! What there is to know about a VM before it moves.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -83,13 +84,40 @@ const AGENT_MANAGER: &str = "com.vmware.vim.eam";
 
 const FAST_NIC_MBPS: u32 = 10_000;
 
-/// All there is to know about `vm`, the worst first.
+/// The VMs of an inventory by their names: made once for all that are looked at, which may be thousands.
+pub struct Namesakes<'a>(HashMap<&'a str, Vec<&'a Vm>>);
+
+impl<'a> Namesakes<'a> {
+    /// Of all VMs.
+    pub fn of(inventory: &'a Inventory) -> Namesakes<'a> {
+        let mut by_name: HashMap<&str, Vec<&Vm>> = HashMap::with_capacity(inventory.vms.len());
+        inventory.vms.iter().for_each(|vm| by_name.entry(&vm.name).or_default().push(vm));
+        Namesakes(by_name)
+    }
+
+    /// Another VM of that name.
+    pub(crate) fn twin(&self, vm: &Vm) -> Option<&'a Vm> {
+        self.0.get(vm.name.as_str())?.iter().find(|twin| twin.id != vm.id).copied()
+    }
+}
+
+/// All there is to know about `vm`, the worst first. For one VM; [`concerns_among`] is for many.
 pub fn concerns(vm: &Vm, inventory: &Inventory, context: &ConcernContext) -> Vec<Concern> {
+    concerns_among(vm, inventory, &Namesakes::of(inventory), context)
+}
+
+/// As [`concerns`], with the names of the inventory's VMs.
+pub fn concerns_among(
+    vm: &Vm,
+    inventory: &Inventory,
+    names: &Namesakes<'_>,
+    context: &ConcernContext,
+) -> Vec<Concern> {
     let mut found = Found { vm, list: Vec::new() };
     found.identity();
     found.disks(context);
     found.machine(context);
-    found.name(inventory);
+    found.name(names);
     if let Some(warm) = &context.warm {
         found.warm(warm, &context.excluded_disks);
     }
@@ -236,9 +264,9 @@ impl Found<'_> {
         );
     }
 
-    fn name(&mut self, inventory: &Inventory) {
+    fn name(&mut self, names: &Namesakes<'_>) {
         let vm = self.vm;
-        if let Some(twin) = inventory.vms.iter().find(|twin| twin.name == vm.name && twin.id != vm.id) {
+        if let Some(twin) = names.twin(vm) {
             let text = format!("shares its name with {} in folder '{}'", twin.id, twin.folder);
             let advice =
                 format!("select it by `id: {}`; to move both, give one of them a `target_name`", vm.id);

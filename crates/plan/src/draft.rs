@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use drover_types::drives_terminal;
 use drover_types::inventory::{Inventory, PowerState, Vm};
 
-use crate::concern::{ConcernContext, Weight, concerns};
+use crate::concern::{ConcernContext, Namesakes, Weight, concerns_among};
 use crate::draft_table::DraftTable;
 use crate::model::{ManifestUse, OvaSource};
 use crate::wanted::Wanted;
@@ -112,7 +112,8 @@ fn plan_of(
     text.push_str(&networks(&chosen.iter().map(|(vm, _)| *vm).collect::<Vec<_>>()));
     text.push_str(waves);
     text.push_str("\nvms:\n");
-    chosen.iter().for_each(|it| text.push_str(&entry(*it, inventory)));
+    let names = Namesakes::of(inventory);
+    chosen.iter().for_each(|it| text.push_str(&entry(*it, inventory, &names)));
     Some(text)
 }
 
@@ -198,8 +199,8 @@ fn networks(vms: &[&Vm]) -> String {
     text
 }
 
-fn entry((vm, keys): Chosen<'_>, inventory: &Inventory) -> String {
-    let found = concerns(vm, inventory, &ConcernContext::default());
+fn entry((vm, keys): Chosen<'_>, inventory: &Inventory, names: &Namesakes<'_>) -> String {
+    let found = concerns_among(vm, inventory, names, &ConcernContext::default());
     let blocking: Vec<String> =
         found.iter().filter(|it| it.severity == Weight::Blocks).map(ToString::to_string).collect();
     let mut text = String::new();
@@ -209,8 +210,7 @@ fn entry((vm, keys): Chosen<'_>, inventory: &Inventory) -> String {
     let mark = if blocking.is_empty() { "" } else { "# " };
     let power = if vm.power == PowerState::On { "   # is running" } else { "" };
     let _ = writeln!(text, "  {mark}- name: {}{power}", quote(&vm.name));
-    let is_unique = inventory.vms.iter().filter(|it| it.name == vm.name).count() == 1;
-    if !is_unique {
+    if names.twin(vm).is_some() {
         let _ = writeln!(text, "  {mark}  id: {}", quote(&vm.id));
     }
     for (key, value) in keys {

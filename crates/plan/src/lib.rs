@@ -43,8 +43,9 @@ mod warm;
 pub use begun::{Begun, Others, as_begun};
 pub use cards::{Cards, RouteOfSeveral, cards, how_to_set, why_left_out};
 pub use concern::{
-    CATALOGUE, Concern, ConcernContext, Fate, NO_NETWORK_DRIVER, Stays, Weight, concerns, concerns_inside,
-    fates, has_known_loader, lacking_driver, lacking_windows_driver, names_of_slots, renamed,
+    CATALOGUE, Concern, ConcernContext, Fate, NO_NETWORK_DRIVER, Namesakes, Stays, Weight, concerns,
+    concerns_among, concerns_inside, fates, has_known_loader, lacking_driver, lacking_windows_driver,
+    names_of_slots, renamed,
 };
 pub use draft::{DraftOptions, DraftSource, draft, draft_rows};
 pub use draft_table::{DraftTable, draft_table, short_name};

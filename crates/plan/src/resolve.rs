@@ -1,5 +1,6 @@
 //! Lays a plan over an inventory.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
@@ -10,7 +11,7 @@ use self::names::{ByName, rule_of};
 pub use self::proxy::{PlannedProxy, proxies};
 pub(crate) use self::select::{asked_for, fits, near_to};
 use self::waves::WaveIndex;
-use crate::concern::{ConcernContext, Weight, concerns, unlooked_network_driver};
+use crate::concern::{ConcernContext, Namesakes, Weight, concerns_among, unlooked_network_driver};
 use crate::model::*;
 use crate::near::nearest;
 use crate::problem::{At, Problem, sort};
@@ -57,6 +58,7 @@ struct Resolver<'a> {
     /// Networks without a rule, where that was first seen, and the VMs on them.
     unmapped: BTreeMap<&'a str, (At, Vec<&'a str>)>,
     by_name: ByName<'a>,
+    names: OnceCell<Namesakes<'a>>,
     waves: WaveIndex<'a>,
     /// VMs that are in no wave, where the plan has waves.
     in_no_wave: Vec<(At, &'a str)>,
@@ -78,6 +80,7 @@ impl<'a> Resolver<'a> {
             problems: plan.warnings.clone(),
             unmapped: BTreeMap::new(),
             by_name: ByName::default(),
+            names: OnceCell::new(),
             waves: WaveIndex::new(plan),
             in_no_wave: Vec::new(),
         }
@@ -121,7 +124,8 @@ impl<'a> Resolver<'a> {
             no_chains: !plan.source.vsphere().is_some_and(|source| source.data.follows_chains()),
             excluded_disks: excluded.clone(),
         };
-        let found = concerns(vm, self.inventory, &context);
+        let names = self.names.get_or_init(|| Namesakes::of(self.inventory));
+        let found = concerns_among(vm, self.inventory, names, &context);
         for concern in found.iter().filter(|concern| concern.severity == Weight::Blocks) {
             let message = format!("{} {}", concern.subject, concern.message);
             self.error(&choice.path, choice.at, message, concern.advice.clone());

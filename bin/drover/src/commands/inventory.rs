@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use drover_plan::{Concern, ConcernContext, ManifestUse, OvaSource, Wanted, concerns};
-use drover_types::inventory::{Inventory, WriteRates};
+use drover_plan::{Concern, ConcernContext, ManifestUse, Namesakes, OvaSource, Wanted, concerns_among};
+use drover_types::inventory::{Inventory, Vm, WriteRates};
 use drover_view::clean;
 
 use crate::appliance::{self, Appliance};
@@ -119,6 +119,7 @@ pub fn ask(provider: &ProviderArgs, counters: Counters) -> Result<Found, Failure
 
 /// What there is to know about each VM, by its id.
 pub fn all_concerns(inventory: &Inventory) -> BTreeMap<String, Vec<Concern>> {
-    let context = ConcernContext::default();
-    inventory.vms.iter().map(|vm| (vm.id.clone(), concerns(vm, inventory, &context))).collect()
+    let (names, context) = (Namesakes::of(inventory), ConcernContext::default());
+    let of_vm = |vm: &Vm| (vm.id.clone(), concerns_among(vm, inventory, &names, &context));
+    inventory.vms.iter().map(of_vm).collect()
 }
