@@ -104,6 +104,10 @@ pub fn prepare_rehearsal(spec: &MachineSpec, remote: &[String]) -> Result<Prepar
 /// If a QEMU that runs from the overlays does not end, or its folder cannot be removed.
 pub fn forget_rehearsal(folder: &VmFolder) -> Result<(), QemuError> {
     let path = rehearsal_folder(folder);
+    // Who runs from overlays has them in this folder. It is asked for before each copy, and a look at all processes costs more.
+    if fs::symlink_metadata(&path).is_err_and(|error| is_none(&error)) {
+        return Ok(());
+    }
     // Its guard, if there is one still, names the same pid file.
     while let Some(pid) = find_pid(&VmFolder::new(&path))? {
         kill_machine(pid);
@@ -114,11 +118,13 @@ pub fn forget_rehearsal(folder: &VmFolder) -> Result<(), QemuError> {
         }
     }
     match fs::remove_dir_all(&path) {
-        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Err(QemuError::io(format!("removal of {}", path.display()), error))
-        }
+        Err(error) if !is_none(&error) => Err(QemuError::io(format!("removal of {}", path.display()), error)),
         _ => Ok(()),
     }
+}
+
+fn is_none(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Where a machine's overlays lie.

@@ -344,11 +344,10 @@ impl Store {
     /// Records that a VM enters a phase, before it does.
     pub fn enter_phase(&self, plan: &str, vm: &str, phase: &str) -> Outcome<()> {
         self.change(Durable::Now, |db| {
-            db.execute(
+            let sql =
                 "UPDATE vm SET state = 'running', phase = ?3, error = NULL, cause = NULL, advice = NULL,
-                 started_ms = COALESCE(started_ms, ?4), ended_ms = NULL WHERE plan = ?1 AND id = ?2",
-                params![plan, vm, phase, now_ms()],
-            )?;
+                       started_ms = COALESCE(started_ms, ?4), ended_ms = NULL WHERE plan = ?1 AND id = ?2";
+            db.prepare_cached(sql)?.execute(params![plan, vm, phase, now_ms()])?;
             add_event(db, plan, Some(vm), Some(phase), "started", "")
         })
     }
@@ -593,7 +592,7 @@ impl Store {
         params: P,
         read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
     ) -> Outcome<Vec<T>> {
-        self.read(|db| db.prepare(sql)?.query_map(params, read)?.collect())
+        self.read(|db| db.prepare_cached(sql)?.query_map(params, read)?.collect())
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
@@ -613,11 +612,8 @@ fn add_event(
     kind: &str,
     text: &str,
 ) -> rusqlite::Result<()> {
-    db.execute(
-        "INSERT INTO event (plan, at_ms, vm, phase, kind, text) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        params![plan, now_ms(), vm, phase, kind, text],
-    )
-    .map(drop)
+    let sql = "INSERT INTO event (plan, at_ms, vm, phase, kind, text) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    db.prepare_cached(sql)?.execute(params![plan, now_ms(), vm, phase, kind, text]).map(drop)
 }
 
 /// Forgets what runs of a VM came to that was given up.

@@ -10,6 +10,9 @@ use super::StoreFault;
 /// Version that this drover makes and understands.
 pub(super) const SCHEMA_VERSION: i64 = 14;
 
+/// Statements that a connection keeps compiled. To compile one costs more than to carry it out.
+const STATEMENTS_KEPT: usize = 64;
+
 /// What version 1 had.
 const FIRST: &str = "
 CREATE TABLE plan (
@@ -153,6 +156,7 @@ CREATE TABLE give_up (
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
     db.busy_timeout(super::BUSY_WAIT)?;
+    db.set_prepared_statement_cache_capacity(STATEMENTS_KEPT);
     patiently(|| db.pragma_update(None, "journal_mode", "wal"))?;
     // What has to be durable is flushed by `sync.rs`.
     db.pragma_update(None, "synchronous", "normal")?;
