@@ -1,11 +1,13 @@
 //! Domains of libvirt as a target: disks are volumes of pools, and machines are domains that a daemon has. Volumes of this host are
-//! written as images in a folder are, or as block devices ([`block`]), those of another host by its agent ([`far`]). What stands in the way is found in [`survey`].
+//! written as images in a folder are, or as block devices or images of Ceph ([`block`], [`rbd`]), those of another host by its agent ([`far`]).
+//! What stands in the way is found in [`survey`].
 
 mod block;
 mod cpu;
 mod far;
 mod made;
 mod placing;
+mod rbd;
 mod survey;
 
 use std::collections::HashMap;
@@ -26,7 +28,8 @@ use drover_plan::{
 };
 use drover_qemu::daemon::{CpuModel, Daemon, FoundDomain, NewVolume, Owner};
 use drover_qemu::{
-    Cache, DiskSpec, DomainOptions, MachineFirmware, MachineSpec, NicAttach, QemuError, VmFolder, domain_xml,
+    Access, Cache, DiskSpec, DomainOptions, MachineFirmware, MachineSpec, NicAttach, QemuError, VmFolder,
+    domain_xml,
 };
 use drover_types::inventory::Firmware;
 
@@ -145,7 +148,7 @@ impl Domains {
         if let Some(there) = self.site(vm)? {
             return far::check_volume(&there, disk, vm);
         }
-        if block::is_block(disk) {
+        if block::is_no_file(disk) {
             return self.blocks(vm, &self.daemon(vm)).check(disk);
         }
         match self.here.check_ours(disk, vm)? {
@@ -263,6 +266,7 @@ impl Domains {
         if vm.site.is_some() {
             spec.cache = far::cache_of(vm);
         }
+        self.put_in_ceph(&mut spec, vm)?;
         set_serials(&mut spec, vm);
         for (nic, planned) in spec.nics.iter_mut().zip(&vm.nics) {
             (nic.attach, nic.is_up) = (attach(planned), planned.connected);
@@ -274,6 +278,21 @@ impl Domains {
             };
         }
         Ok(spec)
+    }
+
+    /// Tells of disks that are images of Ceph how they are reached.
+    fn put_in_ceph(&self, spec: &mut MachineSpec, vm: &PlannedVm) -> Result<(), ProviderError> {
+        let daemon = self.daemon(vm);
+        for (disk, planned) in
+            spec.disks.iter_mut().zip(&vm.disks).filter(|(_, planned)| rbd::is_rbd(planned))
+        {
+            disk.rbd = Some(rbd::pool_of(&daemon, planned)?);
+        }
+        // Ceph's own cache keeps what was not flushed yet, as a page cache would.
+        if !spec.disks.is_empty() && spec.disks.iter().all(|disk| disk.rbd.is_some()) {
+            spec.cache = Cache::Buffered;
+        }
+        Ok(())
     }
 
     /// The machine of a VM as QEMU on this host builds it without libvirt, for a rehearsal.
@@ -319,16 +338,16 @@ impl Domains {
     }
 
     /// What tells the images of a VM from others, where that is not known by their files: at another host, and of block devices, whose
-    /// nodes are made anew at each boot.
+    /// nodes are made anew at each boot, and of images of Ceph.
     fn identities(&self, vm: &PlannedVm) -> Result<Option<Vec<String>>, ProviderError> {
         if let Some(there) = self.site(vm)? {
             return vm.disks.iter().map(|disk| there.identity(disk)).collect::<Result<_, _>>().map(Some);
         }
-        if !vm.disks.iter().any(block::is_block) {
+        if !vm.disks.iter().any(block::is_no_file) {
             return Ok(None);
         }
         let daemon = self.daemon(vm);
-        let identity = |disk: &PlannedDisk| match block::is_block(disk) {
+        let identity = |disk: &PlannedDisk| match block::is_no_file(disk) {
             true => self.blocks(vm, &daemon).identity(disk),
             false => file_tag(&disk.path).map_err(|error| io_error("looking at", &disk.path, error)),
         };
@@ -390,9 +409,9 @@ impl TargetProvider for Domains {
             None => {
                 let mut places = self.here.places(vm, is_left)?;
                 for place in &mut places {
-                    place.needs.retain(|number, _| !block::is_block(&vm.disks[*number]));
+                    place.needs.retain(|number, _| !block::is_no_file(&vm.disks[*number]));
                 }
-                // libvirt refuses a block device that has no room before a byte of it is written.
+                // libvirt refuses a block device that has no room before a byte of it is written; what Ceph has is its own affair.
                 places.retain(|place| !place.needs.is_empty());
                 Ok(places)
             }
@@ -415,7 +434,7 @@ impl TargetProvider for Domains {
         if let Some(there) = self.site(vm)? {
             return far::open_disk(&there, &self.daemon(vm), disk, vm, size);
         }
-        if block::is_block(disk) {
+        if block::is_no_file(disk) {
             return self.blocks(vm, &self.daemon(vm)).open_disk(disk, size);
         }
         let pool = disk.pool.as_deref().unwrap_or_default();
@@ -441,7 +460,7 @@ impl TargetProvider for Domains {
     fn journal(&self, disk: &PlannedDisk, vm: &PlannedVm) -> PathBuf {
         match &vm.site {
             Some(site) => there::journal(self.about.state(), site, disk),
-            None if block::is_block(disk) => self.blocks(vm, &self.daemon(vm)).journal(disk),
+            None if block::is_no_file(disk) => self.blocks(vm, &self.daemon(vm)).journal(disk),
             None => self.here.journal(disk, vm),
         }
     }
@@ -449,7 +468,7 @@ impl TargetProvider for Domains {
     fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
         match self.site(vm)? {
             Some(there) => there.has_image(disk, vm),
-            None if block::is_block(disk) => self.blocks(vm, &self.daemon(vm)).has_image(disk),
+            None if block::is_no_file(disk) => self.blocks(vm, &self.daemon(vm)).has_image(disk),
             None => self.here.has_image(disk, vm),
         }
     }
@@ -457,6 +476,7 @@ impl TargetProvider for Domains {
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
         match self.site(vm)? {
             Some(there) => there.open_for_verify(disk, vm),
+            None if rbd::is_rbd(disk) => Ok(Arc::new(rbd::open(&self.daemon(vm), disk, Access::Read, None)?)),
             None => self.here.open_for_verify(disk, vm),
         }
     }
@@ -615,7 +635,7 @@ impl TargetProvider for Domains {
         }
         self.blocks(vm, &self.daemon(vm)).remove()?;
         // Of a run that died before their journals began.
-        let is_file = |disk: &&PlannedDisk| !block::is_block(disk) && !journal_path(&disk.path).exists();
+        let is_file = |disk: &&PlannedDisk| !block::is_no_file(disk) && !journal_path(&disk.path).exists();
         for disk in vm.disks.iter().filter(is_file) {
             let is_ours =
                 || Ok::<_, ProviderError>(made::is_ours(vm, disk)? && self.here.holds_nothing(disk, vm)?);
@@ -627,6 +647,11 @@ impl TargetProvider for Domains {
         let _ = self.refresh(vm);
         removed
     }
+}
+
+/// Whether a disk of a VM is an image of Ceph.
+pub fn is_in_ceph(vm: &PlannedVm) -> bool {
+    vm.disks.iter().any(rbd::is_rbd)
 }
 
 /// Disks say what they are called at the source.

@@ -138,7 +138,14 @@ fn disk_spec(image: &Path, disk: &MachineDisk) -> DiskSpec {
         _ => drover_qemu::ImageFormat::Raw,
     };
     let capacity_bytes = disk.capacity_bytes;
-    DiskSpec { path: image.to_path_buf(), format, bus: bus_of(disk.bus), capacity_bytes, serial: None }
+    DiskSpec {
+        path: image.to_path_buf(),
+        rbd: None,
+        format,
+        bus: bus_of(disk.bus),
+        capacity_bytes,
+        serial: None,
+    }
 }
 
 fn nic_spec(nic: &MachineNic) -> NicSpec {

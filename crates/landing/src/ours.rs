@@ -79,6 +79,17 @@ pub fn why_another(path: &Path, format: ImageFormat) -> Result<Option<&'static s
     })
 }
 
+/// The same of an open disk.
+///
+/// # Errors
+/// As [`why_another`].
+pub fn why_another_disk(disk: &dyn Disk, journal: &Path) -> Result<Option<&'static str>, ProviderError> {
+    let name = Path::new(disk.name());
+    let leaves = recorded_leaves(journal).map_err(|error| not_looked_at(name, error))?;
+    let held = look(disk, &leaves).map_err(|error| not_looked_at(name, error))?;
+    Ok(held.is_another().then_some(NOTHING_AS_RECORDED))
+}
+
 /// How a look at some blocks of an image ends whose content is another's.
 pub const NOTHING_AS_RECORDED: &str = "nothing that was looked at in it is as its journal recorded it";
 

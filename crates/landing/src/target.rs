@@ -218,6 +218,9 @@ impl PlanTarget {
             None if vm.daemon.is_none() && self.about.target.libvirt().is_some() => {
                 Some("no host takes it".into())
             }
+            None if libvirt::is_in_ceph(vm) => {
+                Some("its disks are images of Ceph, where nothing serves them to a rehearsal".into())
+            }
             None => None,
         }
     }

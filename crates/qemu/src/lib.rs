@@ -5,7 +5,7 @@
 //!             ──> write_definition, undo_definition            files in the machine's folder
 //!             ──> start ──> Running ──> Qmp                     a detached QEMU
 //! domain_xml  ──> daemon::Daemon::define, start                 a daemon of libvirt, asked by virsh
-//! images      ──> create_qcow2, image_info, ImageServer         qemu-img, and qemu-nbd as a guarded child
+//! images      ──> create_qcow2, image_info, ImageServer         qemu-img, and qemu-nbd as a guarded child; images of Ceph, too
 //! ```
 //!
 //! QEMU's programs run as children; none is linked. Each is bounded in time, and what serves drover dies with it.
@@ -56,7 +56,7 @@ pub use process::is_running;
 pub use qmp::Qmp;
 pub use rehearse::{Forward, Prepared, Rehearsal, forget_rehearsal, prepare_rehearsal};
 pub use script::shell_script;
-pub use server::{Access, ImageServer};
+pub use server::{Access, ImageServer, RbdImage, lack_for_rbd};
 pub use spec::{
     Accelerator, Cache, Clock, DiskBus, DiskSpec, ImageFormat, MachineFirmware, MachineSpec, NicAttach,
     NicSpec,

@@ -259,14 +259,26 @@ fn write_disk(
     index: usize,
     placed: &mut Placed,
 ) {
-    let (kind, source) = if disk.is_device() { ("block", "dev") } else { ("file", "file") };
+    let (kind, source) = match disk.rbd {
+        Some(_) => ("network", ""),
+        None if disk.is_device() => ("block", "dev"),
+        None => ("file", "file"),
+    };
     xml.open("disk", &[("type", kind), ("device", "disk")]);
     let cache_mode = if cache == Cache::Direct { "none" } else { "writeback" };
     let driver = [("name", "qemu"), ("type", disk.format.as_str()), ("cache", cache_mode)];
     let discard = if options.discard { "unmap" } else { "ignore" };
     let io = options.io.unwrap_or(disk.aio(cache));
-    xml.leaf("driver", &[&driver[..], &[("io", io), ("discard", discard)]].concat());
-    xml.leaf("source", &[(source, &disk.path.to_string_lossy())]);
+    match &disk.rbd {
+        Some(pool) => {
+            xml.leaf("driver", &[&driver[..], &[("discard", discard)]].concat());
+            pool.write_source(xml, &disk.path.file_name().unwrap_or_default().to_string_lossy());
+        }
+        None => {
+            xml.leaf("driver", &[&driver[..], &[("io", io), ("discard", discard)]].concat());
+            xml.leaf("source", &[(source, &disk.path.to_string_lossy())]);
+        }
+    }
     let (bus, name, address) = place(disk.bus, placed);
     xml.leaf("target", &[("dev", &name), ("bus", bus)]);
     if let Some(serial) = &disk.serial {
@@ -405,6 +417,7 @@ mod tests {
     use drover_types::NicModel;
 
     use super::*;
+    use crate::daemon::RbdPool;
     use crate::ovmf::Ovmf;
     use crate::spec::tests::{disk, machine, nic};
     use crate::validate::{Validation, validate_xml};
@@ -567,6 +580,11 @@ mod tests {
                 specs.push(MachineSpec { disks, ..base.clone() });
             }
         }
+        let in_ceph =
+            |rbd| DiskSpec { rbd: Some(rbd), path: "rbd:vms/a-0.raw".into(), ..base.disks[0].clone() };
+        let pool = crate::daemon::tests::ceph();
+        let open = RbdPool { monitors: Vec::new(), auth: None, ..pool.clone() };
+        specs.push(MachineSpec { disks: vec![in_ceph(pool), in_ceph(open)], ..base.clone() });
         let network = |portgroup: Option<&str>, vlans: &[u16]| NicAttach::Network {
             name: "the <lan>".into(),
             portgroup: portgroup.map(str::to_string),

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 
 use drover_types::NicModel;
 
+use crate::daemon::RbdPool;
 use crate::error::{QemuError, QemuErrorKind};
 use crate::folder::VmFolder;
 use crate::ovmf::Ovmf;
@@ -79,8 +80,10 @@ pub enum Clock {
 /// A disk of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
-    /// Image or block device, absolute.
+    /// Image or block device, absolute. Of an image of Ceph its name, after that of its pool: `rbd:POOL/IMAGE`.
     pub path: PathBuf,
+    /// The pool of Ceph that it is an image of; absent for files and devices.
+    pub rbd: Option<RbdPool>,
     /// Its format; never probed.
     pub format: ImageFormat,
     /// Bus the guest finds it on.
@@ -264,7 +267,10 @@ impl MachineSpec {
     }
 
     fn check_disk(&self, disk: &DiskSpec) -> Result<(), QemuError> {
-        self.check_path("disk", &disk.path)?;
+        match disk.rbd {
+            Some(_) => self.require(disk.path.file_name().is_some(), "a disk of it has no name")?,
+            None => self.check_path("disk", &disk.path)?,
+        }
         let serial = disk.serial.as_deref().unwrap_or("x");
         let chars_max = if disk.bus == DiskBus::Scsi { SCSI_SERIAL_CHARS_MAX } else { SERIAL_CHARS_MAX };
         let fits = (1..=chars_max).contains(&serial.len())
@@ -371,7 +377,14 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn disk(path: &Path, bus: DiskBus) -> DiskSpec {
-        DiskSpec { path: path.into(), format: ImageFormat::Raw, bus, capacity_bytes: 1 << 20, serial: None }
+        DiskSpec {
+            path: path.into(),
+            rbd: None,
+            format: ImageFormat::Raw,
+            bus,
+            capacity_bytes: 1 << 20,
+            serial: None,
+        }
     }
 
     pub(crate) fn nic(attach: NicAttach, model: NicModel) -> NicSpec {

@@ -70,7 +70,7 @@ fn raw_disk(folder: &Path, index: usize, bus: DiskBus) -> DiskSpec {
     let path = folder.join(format!("disk{index}.raw"));
     File::create(&path).unwrap().set_len(4 << 20).unwrap();
     let serial = Some(format!("drover-{index}"));
-    DiskSpec { path, format: ImageFormat::Raw, bus, capacity_bytes: 4 << 20, serial }
+    DiskSpec { path, rbd: None, format: ImageFormat::Raw, bus, capacity_bytes: 4 << 20, serial }
 }
 
 fn nic(index: u8, attach: NicAttach, model: NicModel) -> NicSpec {

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::new_without_default, clippy::unwrap_used)]
 
 pub mod cdi;
+pub mod ceph;
 pub mod certificates;
 pub mod cgroup;
 pub mod collector;

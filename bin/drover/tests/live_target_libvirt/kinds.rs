@@ -44,6 +44,7 @@ fn nics(attach: &[NicAttach], models: &[NicModel]) -> Vec<NicSpec> {
 fn disks(folder: &Path, bus: DiskBus, count: usize) -> Vec<DiskSpec> {
     let disk = |at: usize| DiskSpec {
         path: PathBuf::from(folder).join(format!("disk{at}.raw")),
+        rbd: None,
         format: if at.is_multiple_of(2) { ImageFormat::Raw } else { ImageFormat::Qcow2 },
         bus,
         capacity_bytes: 1 << 20,

@@ -1,6 +1,7 @@
 //! Plans whose target is a libvirt daemon: VMs of the simulator become domains of two true daemons (`lab/libvirt/hosts`).
 #![allow(clippy::unwrap_used)]
 
+mod ceph;
 mod eight;
 mod hosts;
 mod kills;

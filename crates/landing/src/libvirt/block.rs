@@ -1,6 +1,7 @@
-//! Volumes that are block devices of this host, as those of LVM are: libvirt makes and removes them, drover writes them.
+//! Volumes that are no files: block devices of this host, as those of LVM are, and images of Ceph ([`rbd`]). libvirt makes and removes them,
+//! drover writes them.
 //!
-//! What such a volume holds tells nothing, since a new one holds what was in its place before. Whose it is goes by its key at the
+//! What a block device holds tells nothing, since a new one holds what was in its place before. Whose a volume is goes by its key at the
 //! daemon (of LVM: its UUID), and its journal lies in the VM's folder among drover's state.
 
 use std::fs::File;
@@ -9,14 +10,14 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drover_disk::LockedFile;
+use drover_disk::{Disk, LockedFile};
 use drover_engine::{Cause, OpenedTarget, ProviderError};
 use drover_mover::{Naming, naming, why_not_of};
 use drover_plan::{ImageFormat, PlannedDisk, PlannedVm};
-use drover_qemu::VmFolder;
 use drover_qemu::daemon::{Daemon, Volume};
+use drover_qemu::{Access, VmFolder};
 
-use super::{made, make_volume, volume_name};
+use super::{made, make_volume, rbd, volume_name};
 use crate::errors::qemu_error;
 use crate::here;
 use crate::setting::{all_removed, io_error};
@@ -32,13 +33,18 @@ pub fn is_block(disk: &PlannedDisk) -> bool {
     disk.pool.is_some() && is_group && disk.path.starts_with(&disk.base)
 }
 
-/// Whether a volume may have this name. Source: lvm(8), "Valid names".
+/// Whether the volume of a disk is no file.
+pub fn is_no_file(disk: &PlannedDisk) -> bool {
+    is_block(disk) || rbd::is_rbd(disk)
+}
+
+/// Whether a volume may have this name. Source: lvm(8), "Valid names"; images of Ceph may have others, too, which nobody needs.
 pub fn is_name(name: &str) -> bool {
     let is_fine = |c: char| c.is_ascii_alphanumeric() || "+_.-".contains(c);
     name.len() <= 127 && !name.starts_with('-') && name.chars().all(is_fine)
 }
 
-/// Volumes of one VM at a daemon of this host.
+/// Volumes of one VM that are no files.
 pub struct Blocks<'a> {
     pub plan: &'a str,
     pub daemon: &'a Daemon,
@@ -64,7 +70,7 @@ enum Look {
 
 impl Blocks<'_> {
     fn disks(&self) -> impl Iterator<Item = &PlannedDisk> {
-        self.vm.disks.iter().filter(|disk| is_block(disk))
+        self.vm.disks.iter().filter(|disk| is_no_file(disk))
     }
 
     /// Where the journal of a disk's copy lies.
@@ -94,7 +100,7 @@ impl Blocks<'_> {
                 false => Found::Nothing,
             });
         };
-        if is_another(&disk.path, &volume.key) {
+        if is_block(disk) && is_another(&disk.path, &volume.key) {
             let uri = self.daemon.uri();
             return Ok(Found::Others(format!(
                 "{path} of this host is not the volume {} of {uri}",
@@ -153,6 +159,9 @@ impl Blocks<'_> {
 
     /// Opens the volume of a disk, made by the daemon if it is not there.
     pub fn open_disk(&self, disk: &PlannedDisk, size: u64) -> Result<OpenedTarget, ProviderError> {
+        if rbd::is_rbd(disk) {
+            return self.open_image(disk, size);
+        }
         if self.ours(disk, Look::AsKnown)?.is_none() {
             self.make(disk, size)?;
         }
@@ -165,17 +174,66 @@ impl Blocks<'_> {
         let tag = tag_of(&volume);
         let is_begun = self.is_begun(disk, &volume)?;
         if !is_begun {
-            if drover_qemu::has_converted(&VmFolder::new(&self.vm.folder), &tag) {
-                let what =
-                    format!("{} holds a converted guest, and its journal is gone", disk.path.display());
-                return Err(ProviderError::new(Cause::Target, what)
-                    .advise("`drover cancel` the plan, or remove the volume, and move the VM anew"));
-            }
+            self.check_not_converted(disk, &tag)?;
             // What an older volume left there is no business of the guest.
             zero_behind(file.file(), size).map_err(|error| io_error("writing", &disk.path, error))?;
         }
         let opened = file.into_disk(size).map_err(failed)?;
         Ok(OpenedTarget { disk: Arc::new(opened), tag, is_new: !is_begun, zeroed: false, link: None })
+    }
+
+    fn check_not_converted(&self, disk: &PlannedDisk, tag: &str) -> Result<(), ProviderError> {
+        if !drover_qemu::has_converted(&VmFolder::new(&self.vm.folder), tag) {
+            return Ok(());
+        }
+        let what = format!("{} holds a converted guest, and its journal is gone", disk.path.display());
+        Err(ProviderError::new(Cause::Target, what)
+            .advise("`drover cancel` the plan, or remove the volume, and move the VM anew"))
+    }
+
+    /// Opens the image of Ceph of a disk, made by the daemon if it is not there.
+    fn open_image(&self, disk: &PlannedDisk, size: u64) -> Result<OpenedTarget, ProviderError> {
+        let is_made = self.ours(disk, Look::AsKnown)?.is_none();
+        if is_made {
+            self.make(disk, size)?;
+        }
+        let held = rbd::lock(self.vm, disk)?;
+        // Whose it is counts now that it is locked.
+        let volume = self.ours(disk, Look::Anew)?.ok_or_else(|| gone(disk))?;
+        let (tag, is_begun) = (tag_of(&volume), self.is_begun(disk, &volume)?);
+        if !is_begun {
+            self.check_not_converted(disk, &tag)?;
+        }
+        let opened = match rbd::open(self.daemon, disk, Access::Write, Some(held)) {
+            Err(error) if is_made => return Err(self.unmake(disk, &volume, error)),
+            opened => opened?,
+        };
+        let refused = |why: &str| {
+            let what = format!("{} may not be overwritten: {why}", disk.path.display());
+            Err(ProviderError::new(Cause::Target, what).advise(ANOTHER))
+        };
+        if opened.size() != size.next_multiple_of(512) {
+            return refused("it has another size than the disk");
+        }
+        let journal = self.journal(disk);
+        match rbd::why_another(&opened, is_begun.then_some(journal.as_path()))? {
+            Some(why) => refused(why),
+            None => Ok(OpenedTarget {
+                disk: Arc::new(opened),
+                tag,
+                is_new: !is_begun,
+                zeroed: is_made,
+                link: None,
+            }),
+        }
+    }
+
+    /// Takes away a volume that was made just now and is of no use, for this reason.
+    fn unmake(&self, disk: &PlannedDisk, volume: &Volume, why: ProviderError) -> ProviderError {
+        match self.remove_volume(disk, volume).and_then(|()| made::forget_disk(self.vm, disk)) {
+            Ok(()) => why,
+            Err(left) => why.because(left),
+        }
     }
 
     fn make(&self, disk: &PlannedDisk, size: u64) -> Result<(), ProviderError> {
@@ -185,22 +243,41 @@ impl Blocks<'_> {
         make_volume(self.daemon, disk, ImageFormat::Raw, size)?;
         let is_device = std::fs::metadata(&disk.path).is_ok_and(|meta| meta.file_type().is_block_device());
         let made = self.volume(disk, Look::AsKnown)?;
-        if let (Some(volume), true) = (&made, is_device) {
+        if let (Some(volume), true) = (&made, is_device || rbd::is_rbd(disk)) {
             return made::remember_tag(self.vm, disk, &tag_of(volume));
         }
         let uri = self.daemon.uri();
         let what = format!("{} was made at {uri}, and is no device of this host", disk.path.display());
         let error = ProviderError::new(Cause::Target, what).advise("run drover on the daemon's host");
-        Err(match made.map(|volume| self.remove_volume(disk, &volume)) {
-            Some(Err(left)) => error.because(left),
-            Some(Ok(())) | None => error,
+        Err(match made {
+            Some(volume) => self.unmake(disk, &volume, error),
+            None => error,
         })
     }
 
-    /// Removes this volume, and none that has its name by now.
+    /// Removes this volume, and of LVM none that has its name by now.
     fn remove_volume(&self, disk: &PlannedDisk, volume: &Volume) -> Result<(), ProviderError> {
         let pool = disk.pool.as_deref().unwrap_or_default();
-        self.daemon.remove_volume(pool, &volume.key).map_err(qemu_error)
+        let name = if rbd::is_rbd(disk) { volume_name(disk) } else { volume.key.clone() };
+        self.daemon.remove_volume(pool, &name).map_err(qemu_error)
+    }
+
+    /// Why a volume that is to be removed stays. Whoever writes to it holds its lock.
+    fn why_it_stays(&self, disk: &PlannedDisk) -> Result<Option<String>, ProviderError> {
+        if rbd::is_rbd(disk) {
+            let opened = rbd::open(self.daemon, disk, Access::Read, Some(rbd::lock(self.vm, disk)?))?;
+            let journal = self.journal(disk);
+            let why = rbd::why_another(&opened, journal.exists().then_some(journal.as_path()))?;
+            return Ok(why.map(|why| format!("{}: {why}", disk.path.display())));
+        }
+        let locked = LockedFile::open(&disk.path).map_err(|error| {
+            let what = format!("locking {} to remove it", disk.path.display());
+            let error = ProviderError::new(Cause::Target, what).because(error);
+            error.advise("see who uses it, then the same command again")
+        })?;
+        // LVM removes none that is open.
+        drop(locked);
+        Ok(None)
     }
 
     /// Removes what this plan made, and tells what stays.
@@ -211,29 +288,32 @@ impl Blocks<'_> {
             if !journal.exists() && !made::is_recorded(self.vm, disk)? {
                 continue;
             }
-            if let Found::Ours(_) = self.found(disk, Look::Anew)? {
-                // Whoever writes to it holds its lock.
-                let locked = LockedFile::open(&disk.path).map_err(|error| {
-                    let what = format!("locking {} to remove it", disk.path.display());
-                    let error = ProviderError::new(Cause::Target, what).because(error);
-                    error.advise("see who uses it, then the same command again")
-                })?;
-                // LVM removes none that is open.
-                drop(locked);
-            }
-            match self.found(disk, Look::Anew)? {
-                Found::Ours(volume) => self.remove_volume(disk, &volume)?,
-                Found::Others(why) => left.push(format!("it stays: {why}")),
-                Found::Nothing => {}
+            let why = match self.found(disk, Look::Anew)? {
+                Found::Ours(_) => self.why_it_stays(disk)?,
+                Found::Others(_) | Found::Nothing => None,
+            };
+            match (why, self.found(disk, Look::Anew)?) {
+                (Some(why), Found::Ours(_)) | (_, Found::Others(why)) => {
+                    left.push(format!("it stays: {why}"))
+                }
+                (None, Found::Ours(volume)) => self.remove_volume(disk, &volume)?,
+                (_, Found::Nothing) => {}
             }
             here::remove(&journal)?;
+            here::remove(&rbd::lock_path(self.vm, disk))?;
         }
         all_removed(&left)
     }
 }
 
-/// Bytes of the device of a disk; 0 if there is none.
-pub fn taken_by(disk: &PlannedDisk) -> u64 {
+/// Bytes that the volume of a disk takes already; 0 if there is none.
+pub fn taken_by(daemon: &Daemon, vm: &PlannedVm, disk: &PlannedDisk) -> u64 {
+    if rbd::is_rbd(disk) {
+        // What stands in the way is told elsewhere.
+        let is_ours = made::is_recorded(vm, disk).unwrap_or(false);
+        let volume = || daemon.volume(disk.pool.as_deref()?, &volume_name(disk)).ok()?;
+        return volume().filter(|_| is_ours).map_or(0, |volume| volume.allocated_bytes);
+    }
     File::open(&disk.path).and_then(|mut device| device.seek(SeekFrom::End(0))).unwrap_or_default()
 }
 

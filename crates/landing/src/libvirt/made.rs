@@ -84,7 +84,12 @@ fn write(vm: &PlannedVm, disk: &PlannedDisk, name: &str) -> Result<(), ProviderE
     write().map_err(|error| io_error("writing", &record, error))
 }
 
+/// Forgets what was recorded of a disk.
+pub fn forget_disk(vm: &PlannedVm, disk: &PlannedDisk) -> Result<(), ProviderError> {
+    here::remove(&record_of(vm, disk))
+}
+
 /// Forgets what was recorded of a VM.
 pub fn forget(vm: &PlannedVm) -> Result<(), ProviderError> {
-    vm.disks.iter().try_for_each(|disk| here::remove(&record_of(vm, disk)))
+    vm.disks.iter().try_for_each(|disk| forget_disk(vm, disk))
 }

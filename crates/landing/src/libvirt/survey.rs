@@ -17,7 +17,7 @@ use drover_qemu::daemon::{Daemon, Offers, Pool, PoolKind};
 use drover_types::Bytes;
 use drover_types::inventory::Firmware;
 
-use super::{Domains, block, volume_name};
+use super::{Domains, block, rbd, volume_name};
 use crate::lacks::{ANOTHER_BRIDGE, too_large};
 use crate::there::There;
 
@@ -75,7 +75,7 @@ impl Domains {
             problems.extend(block_problem(vm));
         }
         let vms: Vec<&PlannedVm> = vms.into_iter().map(|vm| &*vm).collect();
-        problems.extend(self.space_problems(&vms, &usable, &ground));
+        problems.extend(self.space_problems(&daemon, &vms, &usable, &ground));
         problems.extend(device_problems(&vms, &ground));
         problems.extend(network_problems(&daemon, &vms));
         problems.extend(twin_problems(&vms));
@@ -151,10 +151,13 @@ impl Domains {
     fn place(&self, vm: &mut PlannedVm, pools: &BTreeMap<String, Pool>) -> Option<Problem> {
         for disk in &mut vm.disks {
             let Some(pool) = disk.pool.as_ref().and_then(|name| pools.get(name)) else { continue };
-            disk.base.clone_from(&pool.path);
+            disk.base = match &pool.kind {
+                PoolKind::Rbd(pool) => rbd::base_of(pool),
+                PoolKind::Files | PoolKind::Logical | PoolKind::Other(_) => pool.path.clone(),
+            };
             // The agent of another host knows it by its pool.
             if let (None, Some(file)) = (&vm.site, disk.path.file_name()) {
-                disk.path = pool.path.join(file);
+                disk.path = disk.base.join(file);
             }
         }
         match self.folder(vm) {
@@ -166,6 +169,7 @@ impl Domains {
 
     fn space_problems(
         &self,
+        daemon: &Daemon,
         vms: &[&PlannedVm],
         pools: &BTreeMap<String, Pool>,
         ground: &Ground,
@@ -176,7 +180,7 @@ impl Domains {
                 let all = vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (*vm, disk)));
                 all.filter(|(_, disk)| disk.pool.as_ref() == Some(name))
             };
-            let there: u64 = disks().map(|(vm, disk)| ground.taken_by(vm, disk)).sum();
+            let there: u64 = disks().map(|(vm, disk)| ground.taken_by(daemon, vm, disk)).sum();
             // Volumes that are block devices take all their bytes.
             let is_thick = pool.kind == PoolKind::Logical;
             let sum = |is_meant: &dyn Fn(Option<bool>) -> bool| {
@@ -186,7 +190,8 @@ impl Domains {
                     .saturating_sub(there)
             };
             let (needed, thick) = (sum(&|_| true), sum(&|thin| is_thick || thin == Some(false)));
-            let raw = disks().filter(|(vm, _)| !is_thick && vm.format == ImageFormat::Raw);
+            let is_file = pool.kind == PoolKind::Files;
+            let raw = disks().filter(|(vm, _)| is_file && vm.format == ImageFormat::Raw);
             let largest = raw.max_by_key(|(_, disk)| disk.disk.capacity_bytes);
             if let (Ground::Here, Some((vm, disk))) = (ground, largest) {
                 problems.extend(too_large(&pool.path, vm, disk));
@@ -262,9 +267,9 @@ impl Domains {
 
 impl Ground {
     /// Bytes that the volume of a disk takes already.
-    fn taken_by(&self, vm: &PlannedVm, disk: &PlannedDisk) -> u64 {
+    fn taken_by(&self, daemon: &Daemon, vm: &PlannedVm, disk: &PlannedDisk) -> u64 {
         match self {
-            Ground::Here if block::is_block(disk) => block::taken_by(disk),
+            Ground::Here if block::is_no_file(disk) => block::taken_by(daemon, vm, disk),
             Ground::Here => std::fs::metadata(&disk.path).map_or(0, |meta| meta.blocks() * 512),
             Ground::There(there, _) => match there.stat(disk) {
                 Ok(stat) if there.is_ours(disk, vm, &stat) => stat.allocated.unwrap_or_default(),
@@ -362,9 +367,15 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
                 "run drover on the daemon's host, or choose a pool of the type dir, fs or netfs".into(),
             ));
         }
+        (PoolKind::Rbd(_), Ground::Here) => {}
+        (PoolKind::Rbd(_), Ground::There(..)) => {
+            let text = format!("pool {name} of {uri} is of the type rbd, which an agent does not write to");
+            let advice = "run drover on the daemon's host and leave `via` out, or choose a pool of the type dir, fs or netfs";
+            return Err(problem(text, advice.into()));
+        }
         (PoolKind::Other(kind), _) => {
             let text = format!("pool {name} of {uri} is of the type {kind}, which drover does not write to");
-            return Err(problem(text, "choose a pool of the type dir, fs, netfs or logical".into()));
+            return Err(problem(text, other_pool(kind)));
         }
     }
     if !pool.is_active {
@@ -378,21 +389,57 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
             Err(problem(text, "run drover as root, or choose a pool of the type dir, fs or netfs".into()))
         }
         PoolKind::Logical => Ok(pool),
+        PoolKind::Rbd(ref ceph) => {
+            let lacks = drover_qemu::lack_for_rbd().map_err(|error| {
+                let text = format!(
+                    "pool {name} of {uri} is of the type rbd, and this host cannot open its images: {}",
+                    error.chain()
+                );
+                problem(text, error.advice().unwrap_or("see `qemu-nbd --version`".into()))
+            });
+            lacks?;
+            if let Some(auth) = &ceph.auth {
+                daemon.ceph_key(auth).map_err(|error| {
+                    let text = format!(
+                        "pool {name} of {uri}: the key of its user {} is not known: {}",
+                        auth.user,
+                        error.chain()
+                    );
+                    problem(text, rbd::KEY_ADVICE.into())
+                })?;
+            }
+            Ok(pool)
+        }
         PoolKind::Files | PoolKind::Other(_) => ground.check_pool(&pool, uri).map(|()| pool),
     }
 }
 
-/// What of a VM does not fit volumes that are block devices.
+/// What to do about a pool of a type that drover does not write to.
+fn other_pool(kind: &str) -> String {
+    let usable = "choose a pool of the type dir, fs, netfs, logical or rbd";
+    match kind {
+        "iscsi" | "iscsi-direct" | "scsi" | "mpath" => format!(
+            "its volumes are LUNs that are there already, and drover overwrites none: {usable}, such as a volume group (`logical`) on a LUN"
+        ),
+        "disk" => format!(
+            "its volumes are partitions, which libvirt names itself and nothing tells apart: {usable}, such as a volume group (`logical`) on that disk"
+        ),
+        _ => usable.to_string(),
+    }
+}
+
+/// What of a VM does not fit volumes that are no files.
 fn block_problem(vm: &PlannedVm) -> Option<Problem> {
-    let disk = vm.disks.iter().find(|disk| block::is_block(disk))?;
+    let disk = vm.disks.iter().find(|disk| block::is_no_file(disk))?;
     let pool = disk.pool.as_deref().unwrap_or_default();
     if vm.format != ImageFormat::Raw {
-        let why = format!("volumes of pool {pool} are block devices, and those hold raw disks");
+        let what = if rbd::is_rbd(disk) { "images of Ceph" } else { "block devices" };
+        let why = format!("volumes of pool {pool} are {what}, and those hold raw disks");
         return Some(of_vm(vm, "target.format", &why).advise("write `format: raw`, or choose another pool"));
     }
     let name = volume_name(disk);
     (!block::is_name(&name)).then(|| {
-        of_vm(vm, "target", &format!("LVM takes no volume of the name {name:?}"))
+        of_vm(vm, "target", &format!("pool {pool} takes no volume of the name {name:?}"))
             .advise("give it a `target_name` of at most 100 letters, digits and `+_.-`")
     })
 }
@@ -543,7 +590,7 @@ mod tests {
             assert_eq!((pool.path.as_path(), pool.available_bytes), (folder.path(), 7), "{kind}");
             assert!(usable(kind, false).unwrap_err().message.contains("is not active"), "{kind}");
         }
-        for kind in ["rbd", "iscsi", "iscsi-direct", "disk", "mpath", "scsi", "zfs", "gluster"] {
+        for kind in ["iscsi", "iscsi-direct", "disk", "mpath", "scsi", "zfs", "gluster"] {
             let refused = usable(kind, true).unwrap_err().message;
             assert!(
                 refused.contains(&format!("is of the type {kind}, which drover does not write to")),

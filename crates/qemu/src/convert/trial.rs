@@ -123,6 +123,7 @@ fn run(tool: &Tool, until: &Until<'_>) -> io::Result<(Result<(), QemuError>, Str
 fn machine(folder: &Path, disk: &Path) -> MachineSpec {
     let disk = DiskSpec {
         path: disk.to_path_buf(),
+        rbd: None,
         format: ImageFormat::Raw,
         bus: DiskBus::Virtio,
         capacity_bytes: DISK_BYTES,

@@ -6,6 +6,7 @@ mod cpu;
 mod domain;
 mod offers;
 mod pool;
+mod rbd;
 
 use std::fs::File;
 
@@ -13,6 +14,8 @@ pub use cpu::CpuModel;
 pub use domain::{FoundDomain, Owner};
 pub use offers::Offers;
 pub use pool::{NewVolume, Pool, PoolKind, Volume};
+pub(crate) use rbd::{KEY, escaped};
+pub use rbd::{RbdAuth, RbdPool, SecretName};
 use roxmltree::Document;
 
 use crate::error::{QemuError, QemuErrorKind};
@@ -149,7 +152,8 @@ fn parsed<'a>(xml: &'a str, what: &str) -> Result<Document<'a>, QemuError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    pub(crate) use super::rbd::tests::pool as ceph;
     use super::*;
 
     #[test]

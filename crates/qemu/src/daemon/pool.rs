@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::{Daemon, parsed};
+use super::{Daemon, RbdPool, parsed};
 use crate::child::private_folder;
 use crate::error::{QemuError, QemuErrorKind};
 use crate::spec::ImageFormat;
@@ -12,6 +12,10 @@ const MAKING_TIME_MAX: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(200);
 /// libvirt's words while a volume of a pool is being made.
 const BEING_MADE: &str = "asynchronous jobs running";
+/// What it says of an image of Ceph that somebody has open, or had when he died. It tells no reason that can be relied on (11.3).
+const WATCHED: &str = "failed to remove volume";
+/// Ceph forgets a client that died after 30 s.
+const WATCHED_TIME_MAX: Duration = Duration::from_secs(45);
 /// Its words for a volume that a pool does not have, by no name, key or path.
 const NO_VOLUME: &str = "no storage vol with matching";
 
@@ -26,7 +30,7 @@ pub struct Pool {
     pub is_active: bool,
     /// Where its volumes lie on the daemon's host; empty if it does not say.
     pub path: PathBuf,
-    /// The server and folder of a network file system that it is, by which pools of several hosts are known for one.
+    /// The server and folder of a network file system that it is, or the pool of Ceph, by which pools of several hosts are known for one.
     pub source: Option<String>,
     /// Free bytes, as the daemon last saw it.
     pub available_bytes: u64,
@@ -39,6 +43,8 @@ pub enum PoolKind {
     Files,
     /// Logical volumes of LVM.
     Logical,
+    /// Images of a pool of Ceph.
+    Rbd(RbdPool),
     /// Something else, by libvirt's name for it.
     Other(String),
 }
@@ -48,6 +54,10 @@ pub enum PoolKind {
 pub struct Volume {
     /// What tells it from others, and from a later one of its name where its pool has such a thing (the UUID of a logical volume).
     pub key: String,
+    /// Bytes that a guest sees; 0 if the daemon does not say.
+    pub bytes: u64,
+    /// Bytes that it takes, as far as the daemon knows.
+    pub allocated_bytes: u64,
 }
 
 /// A volume to be made.
@@ -77,14 +87,23 @@ impl Pool {
             };
             Some(format!("{}:{}", of("host", "name")?, of("dir", "path")?))
         });
+        let kind = match root.attribute("type").unwrap_or_default() {
+            "dir" | "fs" | "netfs" => PoolKind::Files,
+            "logical" => PoolKind::Logical,
+            "rbd" => match child("source").and_then(RbdPool::read) {
+                Some(pool) => PoolKind::Rbd(pool),
+                None => PoolKind::Other("rbd".into()),
+            },
+            other => PoolKind::Other(other.to_string()),
+        };
+        let source = match &kind {
+            PoolKind::Rbd(pool) => Some(pool.place()),
+            PoolKind::Files | PoolKind::Logical | PoolKind::Other(_) => source,
+        };
         let bytes = child("available").and_then(|node| node.text()).and_then(|text| text.trim().parse().ok());
         Ok(Pool {
             name: child("name").and_then(|node| node.text()).unwrap_or_default().to_string(),
-            kind: match root.attribute("type").unwrap_or_default() {
-                "dir" | "fs" | "netfs" => PoolKind::Files,
-                "logical" => PoolKind::Logical,
-                other => PoolKind::Other(other.to_string()),
-            },
+            kind,
             is_active,
             source,
             path: path.unwrap_or_default().into(),
@@ -150,6 +169,17 @@ impl Daemon {
         }
     }
 
+    /// Where the volumes of a pool of files lie, as the daemon saw them last.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn files(&self, pool: &Pool) -> Result<Vec<PathBuf>, QemuError> {
+        let lines = self.virsh.lines(&["vol-list", "--pool", &pool.name])?;
+        let folder = format!(" {}/", pool.path.display());
+        // Each after its name, which may have spaces.
+        Ok(lines.iter().filter_map(|line| Some(line[line.find(&folder)? + 1..].into())).collect())
+    }
+
     /// A volume of a pool, as the daemon saw it last; nothing if there is none of that name.
     ///
     /// # Errors
@@ -158,21 +188,35 @@ impl Daemon {
         match self.virsh.ask(&["vol-dumpxml", "--pool", pool, "--vol", name]) {
             Ok(xml) => {
                 let document = parsed(&xml, "a volume's XML")?;
-                let key = document.root_element().children().find(|node| node.has_tag_name("key"));
-                let key = key.and_then(|key| key.text()).unwrap_or_default();
-                Ok(Some(Volume { key: key.to_string() }))
+                let root = document.root_element();
+                let told = |name: &str| root.children().find(|node| node.has_tag_name(name))?.text();
+                let bytes =
+                    |name: &str| told(name).and_then(|text| text.trim().parse().ok()).unwrap_or_default();
+                Ok(Some(Volume {
+                    key: told("key").unwrap_or_default().to_string(),
+                    bytes: bytes("capacity"),
+                    allocated_bytes: bytes("allocation"),
+                }))
             }
             Err(error) if error.chain().contains(NO_VOLUME) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Removes a volume.
+    /// Removes a volume. Ceph refuses that of an image whose last user died, until it has forgotten that one, which is waited for.
     ///
     /// # Errors
     /// If the daemon refuses, in its words.
     pub fn remove_volume(&self, pool: &str, name: &str) -> Result<(), QemuError> {
-        self.virsh.ask(&["vol-delete", "--pool", pool, "--vol", name]).map(drop)
+        let until = Instant::now() + WATCHED_TIME_MAX;
+        loop {
+            match self.virsh.ask(&["vol-delete", "--pool", pool, "--vol", name]) {
+                Err(error) if error.chain().contains(WATCHED) && Instant::now() < until => {
+                    std::thread::sleep(LOOK);
+                }
+                done => return done.map(drop),
+            }
+        }
     }
 
     /// Makes a volume; libvirt refuses a name that is taken.
@@ -206,7 +250,13 @@ mod tests {
         assert_eq!((pool.kind, pool.available_bytes), (PoolKind::Files, 218));
         assert_eq!((pool.name.as_str(), pool.path), ("images", PathBuf::from("/srv/images")));
         let kind = |name: &str| Pool::read(&xml.replace("dir", name), false).unwrap().kind;
-        assert_eq!((kind("logical"), kind("rbd")), (PoolKind::Logical, PoolKind::Other("rbd".into())));
+        assert_eq!((kind("logical"), kind("disk")), (PoolKind::Logical, PoolKind::Other("disk".into())));
+        let rbd =
+            xml.replace("'dir'", "'rbd'").replace("<target>", "<source><name>vms</name></source><target>");
+        let rbd = Pool::read(&rbd, true).unwrap();
+        assert_eq!(rbd.source.as_deref(), Some("rbd::vms"));
+        assert!(matches!(rbd.kind, PoolKind::Rbd(pool) if pool.name == "vms"));
+        assert_eq!(kind("rbd"), PoolKind::Other("rbd".into()), "of no pool of Ceph");
         assert_eq!(pool.source, None);
         let shared = xml
             .replace("'dir'", "'netfs'")
