@@ -1,16 +1,18 @@
 //! Domains of libvirt as a target: disks are volumes of pools, and machines are domains that a daemon has. Volumes of this host are
-//! written as images in a folder are, or as block devices or images of Ceph ([`block`], [`rbd`]), those of another host by its agent ([`far`]).
-//! What stands in the way is found in [`survey`].
+//! written as images in a folder are, or as block devices or images of Ceph ([`block`], [`rbd`]), those of another host by its agent ([`far`]),
+//! or where this host has its storage, too ([`shared`]). What stands in the way is found in [`survey`].
 
 mod block;
 mod cpu;
 mod far;
 mod made;
 mod placing;
+mod probe;
 mod rbd;
+mod shared;
 mod survey;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -211,6 +213,8 @@ impl Domains {
         }
         let found = match self.site(vm)? {
             Some(there) => far::variables_of(&there, &vm.target_name)?,
+            // Nobody tells.
+            None if shared::is_shared(vm) => None,
             None => {
                 variables_in(Path::new(VARIABLES), &vm.target_name).map(|file| file.display().to_string())
             }
@@ -400,7 +404,10 @@ impl TargetProvider for Domains {
             // A conversion that an earlier run left there keeps its volumes until somebody comes.
             far::as_machine(vm).map_or(Ok(false), |machine| there.has_converted(&machine))?;
         }
-        Ok(())
+        probe::try_pools(&self.daemon(vm), vm).inspect_err(|_| {
+            // One that holds something stays.
+            let _ = std::fs::remove_dir(&vm.folder);
+        })
     }
 
     fn places(&self, vm: &PlannedVm, is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
@@ -443,6 +450,7 @@ impl TargetProvider for Domains {
         self.check_volume(disk, vm)?;
         if by_libvirt && !is_there {
             make_volume(&self.daemon(vm), disk, vm.format, size)?;
+            shared::see(&self.daemon(vm), disk, size)?;
             made::remember(vm, disk)?;
         }
         let opened = self.here.open_disk(disk, vm, size)?;
@@ -451,6 +459,9 @@ impl TargetProvider for Domains {
                 made::remember(vm, disk)?;
             }
             self.daemon(vm).refresh(pool).map_err(qemu_error)?;
+        }
+        if shared::is_shared(vm) && (is_there || !by_libvirt) {
+            shared::is_seen_there(&self.daemon(vm), disk)?;
         }
         // Again, now that it is locked.
         self.check_volume(disk, vm)?;
@@ -633,6 +644,7 @@ impl TargetProvider for Domains {
             let _ = self.refresh(vm);
             return removed;
         }
+        probe::forget(&self.daemon(vm), vm)?;
         self.blocks(vm, &self.daemon(vm)).remove()?;
         // Of a run that died before their journals began.
         let is_file = |disk: &&PlannedDisk| !block::is_no_file(disk) && !journal_path(&disk.path).exists();
@@ -647,6 +659,27 @@ impl TargetProvider for Domains {
         let _ = self.refresh(vm);
         removed
     }
+}
+
+/// Which way the data of VMs takes, a line for each daemon and pool; of files that this host alone has nothing is said.
+pub fn told_ways(vms: &[PlannedVm]) -> String {
+    let way = |vm: &PlannedVm, disk: &PlannedDisk| {
+        let (uri, pool) = (vm.daemon.as_deref()?, disk.pool.as_deref()?);
+        let way = match &vm.site {
+            Some(site) => format!("written by the agent of {site}, over its link"),
+            None if rbd::is_rbd(disk) => {
+                format!("written through qemu-nbd from this host, as {}", disk.base.display())
+            }
+            None if shared::is_shared(vm) => format!(
+                "written from this host, without an agent, as a share of both hosts in {}; the first volume has to prove that",
+                disk.base.display()
+            ),
+            None => return None,
+        };
+        Some(format!("pool {pool} of {uri}: {way}\n"))
+    };
+    let all = vms.iter().flat_map(|vm| vm.disks.iter().filter_map(move |disk| way(vm, disk)));
+    all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Whether a disk of a VM is an image of Ceph.

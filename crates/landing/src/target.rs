@@ -94,8 +94,12 @@ impl PlanTarget {
         found.iter().map(|((site, why), names)| conversion::over_link(names, site, why)).collect()
     }
 
-    /// What `drover plan check` tells of conversions where volumes are.
-    pub fn told_converters(&self, vms: &[PlannedVm]) -> String {
+    /// What `drover plan check` tells of the way that data takes to libvirt's pools, and of conversions where volumes are.
+    pub fn told_ways(&self, vms: &[PlannedVm]) -> String {
+        libvirt::told_ways(vms) + &self.told_converters(vms)
+    }
+
+    fn told_converters(&self, vms: &[PlannedVm]) -> String {
         let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for vm in vms.iter().filter(|vm| conversion::is_due(vm, self.here.boot_bus(vm))) {
             if vm.daemon.is_some()

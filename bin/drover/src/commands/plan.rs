@@ -320,7 +320,7 @@ pub fn check_online(
         at_target.extend(inspected.iter().filter_map(|it| it.at_target(&resolution, &target, stop)));
     }
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
-    let hosts = told_hosts(&resolution, crate::log::is_verbose()) + &target.told_converters(&resolution.vms);
+    let hosts = told_hosts(&resolution, crate::log::is_verbose()) + &target.told_ways(&resolution.vms);
     let told = site + &hosts + &way + &nfc_sums(&nfc, &inventory);
     Ok(Checked { resolution, rights, at_hosts, at_target, target, begun, inspected, nfc, told })
 }

@@ -8,6 +8,7 @@ mod kills;
 mod kinds;
 mod lvm;
 mod rehearse;
+mod shared;
 
 use drover_stage::landing::Landing;
 use drover_stage::{MIB, disk_file, vm, with};

@@ -136,7 +136,7 @@ impl Domains {
             return closed(format!("its daemon at {} does not answer: {}", host.uri, error.chain()), true);
         }
         let ground = match host.via.as_deref().map(|site| self.ground(site)).transpose() {
-            Ok(ground) => ground.unwrap_or(Ground::Here),
+            Ok(ground) => ground.unwrap_or_else(|| Ground::of(&host.uri)),
             Err(problem) => return closed(problem.message, true),
         };
         let offers = self.is_kvm(&daemon).and_then(|is_kvm| daemon.offers(is_kvm, self.machine()));

@@ -10,14 +10,15 @@ use drover_agent::opening::Announced;
 use drover_engine::chain;
 use drover_plan::{
     Accelerator, At, ImageFormat, Libvirt, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget, PlannedDisk,
-    PlannedVm, Problem, Resolution,
+    PlannedNic, PlannedVm, Problem, Resolution,
 };
 use drover_qemu::QemuError;
 use drover_qemu::daemon::{Daemon, Offers, Pool, PoolKind};
 use drover_types::Bytes;
 use drover_types::inventory::Firmware;
+use drover_view::count;
 
-use super::{Domains, block, rbd, volume_name};
+use super::{Domains, block, rbd, shared, volume_name};
 use crate::lacks::{ANOTHER_BRIDGE, too_large};
 use crate::there::There;
 
@@ -27,6 +28,8 @@ pub(super) enum Ground {
     Here,
     /// Another one, by its agent, and what that serves.
     There(Arc<There>, Box<Announced>),
+    /// Another one without an agent, whose storage this one has, too.
+    Shared,
 }
 
 impl Domains {
@@ -57,7 +60,7 @@ impl Domains {
             return vec![Problem::error("target.uri", text).advise(advice)];
         }
         let ground = match site.map(|site| self.ground(site)).transpose() {
-            Ok(ground) => ground.unwrap_or(Ground::Here),
+            Ok(ground) => ground.unwrap_or_else(|| Ground::of(uri)),
             Err(problem) => return vec![*problem],
         };
         let mut problems = Vec::new();
@@ -77,6 +80,7 @@ impl Domains {
         let vms: Vec<&PlannedVm> = vms.into_iter().map(|vm| &*vm).collect();
         problems.extend(self.space_problems(&daemon, &vms, &usable, &ground));
         problems.extend(device_problems(&vms, &ground));
+        problems.extend(unseen_problem(&vms, &ground, uri));
         problems.extend(network_problems(&daemon, &vms));
         problems.extend(twin_problems(&vms));
         problems.extend(self.offer_problems(&daemon, &vms));
@@ -193,7 +197,7 @@ impl Domains {
             let is_file = pool.kind == PoolKind::Files;
             let raw = disks().filter(|(vm, _)| is_file && vm.format == ImageFormat::Raw);
             let largest = raw.max_by_key(|(_, disk)| disk.disk.capacity_bytes);
-            if let (Ground::Here, Some((vm, disk))) = (ground, largest) {
+            if let (Ground::Here | Ground::Shared, Some((vm, disk))) = (ground, largest) {
                 problems.extend(too_large(&pool.path, vm, disk));
             }
             let free = pool.available_bytes;
@@ -266,11 +270,18 @@ impl Domains {
 }
 
 impl Ground {
+    /// The host of a daemon that has no agent.
+    pub(super) fn of(uri: &str) -> Ground {
+        if Libvirt::is_here(uri) { Ground::Here } else { Ground::Shared }
+    }
+
     /// Bytes that the volume of a disk takes already.
     fn taken_by(&self, daemon: &Daemon, vm: &PlannedVm, disk: &PlannedDisk) -> u64 {
         match self {
-            Ground::Here if block::is_no_file(disk) => block::taken_by(daemon, vm, disk),
-            Ground::Here => std::fs::metadata(&disk.path).map_or(0, |meta| meta.blocks() * 512),
+            Ground::Here | Ground::Shared if block::is_no_file(disk) => block::taken_by(daemon, vm, disk),
+            Ground::Here | Ground::Shared => {
+                std::fs::metadata(&disk.path).map_or(0, |meta| meta.blocks() * 512)
+            }
             Ground::There(there, _) => match there.stat(disk) {
                 Ok(stat) if there.is_ours(disk, vm, &stat) => stat.allocated.unwrap_or_default(),
                 // What stands in the way is told by `look_ahead`.
@@ -283,6 +294,7 @@ impl Ground {
     fn name(&self) -> String {
         match self {
             Ground::Here => "this host".to_string(),
+            Ground::Shared => "that host".to_string(),
             Ground::There(there, _) => format!("the host of {}", there.name()),
         }
     }
@@ -290,6 +302,8 @@ impl Ground {
     /// What network devices of these names are.
     fn devices(&self, names: &[String]) -> Result<Vec<Device>, String> {
         match self {
+            // Nobody tells, which is told.
+            Ground::Shared => Ok(names.iter().map(|_| Device::Bridge).collect()),
             Ground::Here => Ok(names.iter().map(|name| device_in(Path::new(DEVICES), name)).collect()),
             Ground::There(there, _) => there
                 .host(names, &[])
@@ -299,7 +313,8 @@ impl Ground {
     }
 
     /// Refuses a pool whose folder cannot be written.
-    fn check_pool(&self, pool: &Pool, uri: &str) -> Result<(), Box<Problem>> {
+    fn check_pool(&self, pool: &Pool, daemon: &Daemon) -> Result<(), Box<Problem>> {
+        let uri = daemon.uri();
         let problem =
             |text: String, advice: String| Box::new(Problem::error("target.pool", text).advise(advice));
         let (name, folder) = (&pool.name, pool.path.display());
@@ -312,6 +327,23 @@ impl Ground {
                 let advice = "run drover on the daemon's host as root, name the agent of that host by `via`, or choose another pool";
                 problem(text, advice.into())
             }),
+            Ground::Shared => {
+                let not_here = |why: String| {
+                    let text = format!(
+                        "pool {name} of {uri}, a daemon on another host, lies in {folder}, and no agent writes there (`via`): {why}"
+                    );
+                    problem(text, shared::ADVICE.into())
+                };
+                drover_disk::is_writable_dir(&pool.path)
+                    .map_err(|error| not_here(format!("this host cannot write there either: {}", error.source)))?;
+                // What it saw last may be gone by now.
+                let files = daemon.refresh(name).and_then(|()| daemon.files(pool));
+                let files = files.map_err(|error| not_here(error.chain()))?;
+                match files.is_empty() || files.iter().any(|file| file.exists()) {
+                    true => Ok(()),
+                    false => Err(not_here(format!("this host has another folder there, without any of its {}", count(files.len(), "volume")))),
+                }
+            }
             Ground::There(there, info) => {
                 let serve = format!("run it on the daemon's host with --libvirt-pool {name}");
                 let Some(served) = info.pools.iter().find(|it| it.name == *name) else {
@@ -367,7 +399,7 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
                 "run drover on the daemon's host, or choose a pool of the type dir, fs or netfs".into(),
             ));
         }
-        (PoolKind::Rbd(_), Ground::Here) => {}
+        (PoolKind::Rbd(_), Ground::Here | Ground::Shared) => {}
         (PoolKind::Rbd(_), Ground::There(..)) => {
             let text = format!("pool {name} of {uri} is of the type rbd, which an agent does not write to");
             let advice = "run drover on the daemon's host and leave `via` out, or choose a pool of the type dir, fs or netfs";
@@ -410,7 +442,7 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
             }
             Ok(pool)
         }
-        PoolKind::Files | PoolKind::Other(_) => ground.check_pool(&pool, uri).map(|()| pool),
+        PoolKind::Files | PoolKind::Other(_) => ground.check_pool(&pool, daemon).map(|()| pool),
     }
 }
 
@@ -442,6 +474,31 @@ fn block_problem(vm: &PlannedVm) -> Option<Problem> {
         of_vm(vm, "target", &format!("pool {pool} takes no volume of the name {name:?}"))
             .advise("give it a `target_name` of at most 100 letters, digits and `+_.-`")
     })
+}
+
+/// What of a host without an agent nobody looks at.
+fn unseen_problem(vms: &[&PlannedVm], ground: &Ground, uri: &str) -> Option<Problem> {
+    let is_uefi = |vm: &&&PlannedVm| vm.vm.firmware == Some(Firmware::Uefi);
+    let is_device = |nic: &PlannedNic| match &nic.target {
+        NetworkTarget::Bridge(_) => true,
+        NetworkTarget::Libvirt(it) => it.kind != LibvirtNetworkKind::Network,
+        NetworkTarget::User | NetworkTarget::None | NetworkTarget::Kubevirt(_) => false,
+    };
+    let devices =
+        vms.iter().any(|vm| vm.nics.iter().any(is_device)).then_some("bridges and devices for NICs");
+    let variables =
+        vms.iter().find(is_uefi).map(|_| "firmware variables that earlier domains of these names left");
+    let unseen: Vec<&str> = devices.into_iter().chain(variables).collect();
+    if !matches!(ground, Ground::Shared) || unseen.is_empty() {
+        return None;
+    }
+    let text = format!(
+        "{uri} is on another host and has no agent, so nobody looks for its {}",
+        unseen.join(" and ")
+    );
+    Some(Problem::warning("target.uri", text).advise(
+        "look there (`ip link`, /var/lib/libvirt/qemu/nvram), or name a drover agent on that host by `via`",
+    ))
 }
 
 /// Bridges and devices that a host does not have.

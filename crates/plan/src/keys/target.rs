@@ -141,7 +141,7 @@ pub(crate) static LIBVIRT_HOST: Table = Table {
             "via",
             Kind::Site,
             "",
-            "Name of the paired site that is its drover agent; absent for this machine.",
+            "Name of the paired site that is its drover agent; absent for this machine, or storage that it has too.",
         ),
         key("pool", Kind::Text, "", "Its pool in place of the target's `pool`."),
     ],

@@ -187,16 +187,12 @@ impl Reader {
                 }
             }
             names.push(name.clone());
-            let host = LibvirtHost {
+            LibvirtHost {
                 name,
                 uri: reader.uri(fields).unwrap_or_default(),
                 via: reader.daemons_site(fields),
                 pool: reader.pool(fields),
-            };
-            if let Some(entry) = fields.find("uri").filter(|_| host.via.is_none() && !host.uri.is_empty()) {
-                reader.check_way(&host.uri, &fields.path_of("uri"), entry.node.at);
             }
-            host
         })
     }
 
@@ -347,12 +343,6 @@ impl Reader {
                     .push(Problem::error(format!("{path}.{key}"), text).at(at).advise("leave it out"));
             }
             self.check_host(over, libvirt, path, at);
-            if let Some(uri) = over.uri.as_ref().filter(|_| libvirt.is_some()) {
-                self.check_way(uri, &format!("{path}.uri"), at);
-            }
-        }
-        if let Some(libvirt) = libvirt.filter(|it| plan.target.via.is_none() && it.hosts.is_empty()) {
-            self.check_way(&libvirt.uri, "target.uri", At::default());
         }
     }
 
@@ -405,18 +395,6 @@ impl Reader {
             let path = format!("{path}networks.{}", rule.from);
             self.problems.push(Problem::error(path, text).at(rule.at).advise(advice));
         }
-    }
-
-    /// Disks are written where the pool lies, which is on the daemon's host.
-    fn check_way(&mut self, uri: &str, path: &str, at: At) {
-        if Libvirt::is_here(uri) {
-            return;
-        }
-        let text =
-            format!("the daemon at {uri} is on another host, and nothing says who writes the disks there");
-        let advice = "pair with a drover agent on that host and write `via: SITE` beside the target's `uri` or in its `hosts`; or run \
-                      drover on that host";
-        self.problems.push(Problem::error(path, text).at(at).advise(advice));
     }
 }
 

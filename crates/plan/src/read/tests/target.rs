@@ -61,16 +61,9 @@ fn what_does_not_go_with_the_type_of_target_is_refused() {
         ("pool: images", "pool: images, uri: xen:///system", "no address of a libvirt daemon"),
         ("pool: images", "pool: images, cpu: 'a b'", "not made of letters"),
         ("pool: images", "pool: images, cpu_features: [aes, \"a'b\"]", "not made of letters"),
-        ("pool: images", "pool: images, uri: qemu+ssh://b/system", "nothing says who writes the disks there"),
-        ("{name: a}", "{name: a, uri: qemu+tls://b/system}", "is on another host"),
         ("pool: images", "pool: images, uri: qemu+ssh://b/system, via: 'b b'", "no name of a site"),
         ("pool: images", "pool: images, rate_limit: [500m]", "it limits a link, and there is none"),
         ("pool: images", "pool: images, apart: ['db*']", "VMs of one host cannot be apart"),
-        (
-            "pool: images",
-            "pool: images, hosts: [{name: a, uri: 'qemu://b/system'}]",
-            "nothing says who writes",
-        ),
         (
             "pool: images",
             "pool: images, hosts: [{name: a, uri: 'qemu:///system'}, {name: a, uri: 'qemu:///system'}]",
@@ -88,6 +81,14 @@ fn what_does_not_go_with_the_type_of_target_is_refused() {
     ] {
         let found = only(LOCAL.replace(from, to));
         assert!(found.contains(words), "{to}: {found}");
+    }
+    // Whether such a host's pools are shared with this one is found by asking it.
+    for (from, to) in [
+        ("pool: images", "pool: images, uri: qemu+ssh://b/system"),
+        ("{name: a}", "{name: a, uri: qemu+tls://b/system}"),
+        ("pool: images", "pool: images, hosts: [{name: a, uri: 'qemu://b/system'}]"),
+    ] {
+        Plan::parse(&LOCAL.replace(from, to)).unwrap();
     }
     for (from, to, words) in [
         ("name: p", "name: p\nnetworks: {a: 'ovs:br0'}", "only a target of the type libvirt"),
