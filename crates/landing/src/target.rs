@@ -20,7 +20,7 @@ use crate::conversion::{self, DueInside, OnThisMachine};
 use crate::far_copy::FarCopy;
 use crate::here::Here;
 use crate::kubevirt::Claims;
-use crate::libvirt::{ConvertedBy, Domains};
+use crate::libvirt::{self, ConvertedBy, Domains};
 use crate::setting::{NAMED_MAX, Setting};
 use crate::sites::Sites;
 use crate::there::{self, There};

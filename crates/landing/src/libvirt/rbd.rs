@@ -17,8 +17,8 @@ use drover_types::{ByteSpan, ExtentKind};
 
 use super::volume_name;
 use crate::errors::qemu_error;
-use crate::setting::io_error;
 use crate::ours::why_another_disk;
+use crate::setting::io_error;
 
 /// Before the name of a pool, as QEMU writes it.
 const SCHEME: &str = "rbd:";

@@ -14,9 +14,8 @@ use drover_plan::{
 };
 use drover_qemu::QemuError;
 use drover_qemu::daemon::{Daemon, Offers, Pool, PoolKind};
-use drover_types::Bytes;
 use drover_types::inventory::Firmware;
-use drover_view::count;
+use drover_types::{Bytes, count};
 
 use super::{Domains, block, rbd, shared, volume_name};
 use crate::lacks::{ANOTHER_BRIDGE, too_large};
