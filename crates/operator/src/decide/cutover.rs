@@ -9,6 +9,8 @@ const ASKED_FOR: &str = "it is copied while its guest runs, and moves over when 
                          anything new";
 const QUEUED: &str = "it is copied while its guest runs, and moves over once fewer guests are down: as many are as limits.cutovers of its Plan, \
                       or --cutovers of the operator, let";
+const HAS_NO_PLAN: &str = "it is copied while its guest runs, and does not move over, as its wave had it when its Plan was removed: apply the \
+                           Plan again, or cancel it";
 /// Its worker goes on.
 pub(super) const MOVING: &str = "Moving";
 /// How its waves stand is not known now.
@@ -35,10 +37,12 @@ impl Run<'_> {
         let asks = word.is_some_and(|word| word.asks_cutover && !word.outage);
         let standing = &self.facts.wave;
         match kept {
+            Some(reason) if *standing == WaveStanding::Gone => (reason, HAS_NO_PLAN.into()),
             Some(reason) if ![WAITS_FOR_WINDOW, NOT_RESOLVED].contains(&reason) => {
                 (reason, format!("it is copied while its guest runs, and does not move over: {standing}"))
             }
-            _ if is_manual => (reason::WAITS_FOR_CUTOVER, ASKED_FOR.into()),
+            // Asked for, it waits for its turn.
+            _ if is_manual && !asks => (reason::WAITS_FOR_CUTOVER, ASKED_FOR.into()),
             Some(reason) if reason == WAITS_FOR_WINDOW || asks => {
                 (reason, format!("it is copied while its guest runs; {standing}"))
             }
@@ -60,8 +64,16 @@ impl Run<'_> {
             WaveStanding::Window { .. } => Some(WAITS_FOR_WINDOW),
             WaveStanding::Unknown => Some(NOT_RESOLVED),
             // Of a window that is over its worker knows.
-            WaveStanding::Open { .. } | WaveStanding::Over | WaveStanding::Gone => None,
+            WaveStanding::Open { .. } | WaveStanding::Over => None,
+            WaveStanding::Gone => self.kept_before(),
         }
+    }
+
+    /// What kept it as long as it had its Plan: that the Plan is removed is no leave.
+    fn kept_before(&self) -> Option<&'static str> {
+        let told = self.status.condition("Arrived")?;
+        let kept = [reason::WAVE_STOPPED, reason::WAVE_FAILED, WAITS_FOR_WAVE];
+        kept.into_iter().find(|it| told.reason == *it)
     }
 
     /// What it is to the scheduler of cutovers. That it may move over is written to its status, of which its worker learns it; a worker that

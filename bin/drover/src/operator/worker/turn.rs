@@ -26,7 +26,7 @@ pub struct Turn {
     asks: AtomicBool,
     /// What of that was told.
     told: AtomicBool,
-    may: AtomicBool,
+    had: AtomicBool,
 }
 
 impl Turn {
@@ -42,7 +42,7 @@ impl Turn {
             schedule: OnceLock::new(),
             asks: AtomicBool::new(false),
             told: AtomicBool::new(false),
-            may: AtomicBool::new(false),
+            had: AtomicBool::new(false),
         }
     }
 
@@ -69,11 +69,12 @@ impl Turn {
     /// It waits for its next pass, and would not move over before.
     pub fn asks_no_more(&self) {
         self.asks.store(false, Ordering::SeqCst);
+        self.had.store(false, Ordering::SeqCst);
     }
 
-    /// Whether it learned that it may.
+    /// Whether it learned that it may, also if that was taken back since: then what goes by it is refused.
     pub fn had_leave(&self) -> bool {
-        self.may.load(Ordering::SeqCst)
+        self.had.load(Ordering::SeqCst)
     }
 
     /// Takes in what the Migration says, and writes what it asks for; what the server keeps of that is in the answer. Unsaid, it is said
@@ -83,7 +84,7 @@ impl Turn {
             return;
         };
         let may = fence.may_cut_over(found);
-        self.may.store(may, Ordering::SeqCst);
+        self.had.fetch_or(may, Ordering::SeqCst);
         schedule.hold_cutovers(!may);
         if !self.has_news() {
             return;
@@ -138,8 +139,9 @@ mod tests {
         assert_eq!((look(2), look(2), turn.had_leave()), (1, 1, false), "of another epoch");
         assert!(written.borrow()[0].contains("/status/worker/asksCutover"));
         assert_eq!((look(3), turn.had_leave()), (1, true));
+        assert_eq!((look(0), turn.had_leave()), (1, true), "what goes by leave that was taken back is refused");
         turn.asks_no_more();
-        assert_eq!((look(0), turn.had_leave()), (2, false), "it is taken back");
+        assert_eq!((look(0), turn.had_leave()), (2, false));
         assert!(!schedule.asks_cutover());
     }
 

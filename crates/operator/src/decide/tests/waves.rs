@@ -278,6 +278,11 @@ fn a_warm_vm_moves_over_when_the_scheduler_of_cutovers_admits_it() {
     let mut world = World::asking(WaveStanding::Open { closes: None });
     assert_eq!((world.reason("Arrived").as_str(), world.status.cutover_epoch), ("CutoverQueued", None));
     assert!(world.message().contains("limits.cutovers"), "{}", world.message());
+    // Also one that waited until somebody asked for it.
+    world.status.worker.as_mut().unwrap().reason = Some(reason::WAITS_FOR_CUTOVER.into());
+    world.settle();
+    assert_eq!(world.reason("Arrived"), "CutoverQueued");
+    world.status.worker.as_mut().unwrap().reason = None;
     assert_eq!(world.decides().cutover, Some(Cutover::Asks));
     world.facts.may_cut_over = true;
     world.settle();
@@ -341,6 +346,20 @@ fn what_its_wave_holds_is_copied_and_does_not_move_over() {
         world.settle();
         assert_eq!(world.status.cutover_epoch, Some(1));
     }
+}
+
+#[test]
+fn that_a_plan_is_removed_is_no_leave_to_move_over() {
+    let mut world = World::asking(WaveStanding::Stopped("first".into()));
+    world.facts.may_cut_over = true;
+    assert_eq!(world.reason("Arrived"), "WaveStopped");
+    world.facts.wave = WaveStanding::Gone;
+    world.settle();
+    assert_eq!((world.reason("Arrived").as_str(), world.status.cutover_epoch), ("WaveStopped", None));
+    assert!(world.message().contains("apply the Plan again"), "{}", world.message());
+    world.facts.wave = WaveStanding::Open { closes: None };
+    world.settle();
+    assert_eq!(world.status.cutover_epoch, Some(1));
 }
 
 #[test]
