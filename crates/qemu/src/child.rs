@@ -130,7 +130,7 @@ pub(crate) fn private_folder() -> io::Result<TempDir> {
     tempfile::Builder::new().prefix("drover-").permissions(Permissions::from_mode(0o700)).tempdir()
 }
 
-/// A child that ends when this process ends, however that happens, and takes its folder along.
+/// A child that ends when this process ends, however that happens. Its folder goes after it.
 #[derive(Debug)]
 pub(crate) struct Guarded {
     shell: Child,
@@ -138,8 +138,8 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    /// Starts `program arguments` under a guard; when this process or the value is gone, `folder` is removed
-    /// and the child gets SIGTERM. Both outputs of the child go to `log`.
+    /// Starts `program arguments` under a guard; when this process or the value is gone, the child gets SIGTERM,
+    /// and `folder` is removed once it has ended. Both outputs of the child go to `log`.
     pub(crate) fn spawn(command: &Command, folder: &Path, log: fs::File) -> io::Result<Guarded> {
         // What `command` inherits is among the variables it sets.
         let mut shell = drover_child::command("/bin/sh", Kind::Plain);
@@ -194,13 +194,13 @@ impl Drop for Guarded {
 // The kernel closes our end of the pipe even after SIGKILL, so the shell's `read` returns then. PR_SET_PDEATHSIG
 // would be shorter, but it fires when the *thread* that started the child ends, and workers come and go.
 // What the child started, as a converter that is a script does, goes with the group, in which the shell itself is.
-// A shell's background job has no standard input, hence descriptor 3. The folder is removed once more when the child is gone,
-// for a child that has just begun makes files in it meanwhile.
+// A shell's background job has no standard input, hence descriptor 3. The folder is removed when the child is gone: it makes files in
+// it meanwhile, and who finds no folder takes it that nobody is at work in it (`forget_rehearsal`).
 const GUARD: &str = r#"
 folder=$1; shift
 exec 3<&0 </dev/null
 "$@" 3<&- & child=$!
-( read -r _ <&3; trap '' TERM; rm -rf -- "$folder"; kill "$child"
+( read -r _ <&3; trap '' TERM; kill "$child"
   while kill -0 "$child"; do sleep 0.05; done
   rm -rf -- "$folder"; kill -KILL 0 ) >/dev/null 2>&1 & reader=$!
 wait "$child"; status=$?
@@ -315,6 +315,24 @@ mod tests {
             assert!(Instant::now() < until, "{} live on", pids().trim());
             thread::sleep(POLL);
         }
+        assert!(!folder.path().exists());
+    }
+
+    #[test]
+    fn the_folder_of_a_guarded_child_is_there_until_the_child_has_ended() {
+        let (folder, seen) = (private_folder().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let begun = folder.path().join("begun");
+        let mut command = Command::new("sh");
+        let script =
+            "trap 'test -e \"$1\" && echo yes >\"$2\"; exit' TERM; : >\"$1\"; while :; do sleep 0.05; done";
+        command.args(["-c", script, "x"]).arg(&begun).arg(seen.path());
+        let guarded = Guarded::spawn(&command, folder.path(), tempfile::tempfile().unwrap()).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while !begun.exists() && Instant::now() < until {
+            thread::sleep(POLL);
+        }
+        drop(guarded);
+        assert_eq!(fs::read_to_string(seen.path()).unwrap(), "yes\n");
         assert!(!folder.path().exists());
     }
 }

@@ -104,7 +104,8 @@ pub fn prepare_rehearsal(spec: &MachineSpec, remote: &[String]) -> Result<Prepar
 /// If a QEMU that runs from the overlays does not end, or its folder cannot be removed.
 pub fn forget_rehearsal(folder: &VmFolder) -> Result<(), QemuError> {
     let path = rehearsal_folder(folder);
-    // Who runs from overlays has them in this folder. It is asked for before each copy, and a look at all processes costs more.
+    // Who runs from overlays has them in this folder, which goes after it. It is asked for before each copy, and a look at all
+    // processes costs more.
     if fs::symlink_metadata(&path).is_err_and(|error| is_none(&error)) {
         return Ok(());
     }
