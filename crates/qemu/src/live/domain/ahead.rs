@@ -39,6 +39,7 @@ impl Move<'_> {
         self.core.state.ahead.cannot_mend(self.ends.target.cannot_resume());
         // The slower end was of what went before.
         self.sharing.eased = None;
+        self.settle_until = None;
         After::new(self.core.now_ms())
     }
 

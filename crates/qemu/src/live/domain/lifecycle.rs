@@ -74,7 +74,11 @@ impl<'a> Lifecycle<'a> for Move<'a> {
         if self.is_to_be_seen_after(&found) {
             // It went before anybody looked, or while it was to be cancelled.
             self.after = Some(self.begin_to_see_after());
-            return self.follow().or_else(|late| self.settle(late));
+            return match self.drive() {
+                // Where it ended is looked at once more, and why it was to end is known.
+                Ok(_) => self.arrive().or_else(|_| self.settle(cause)),
+                Err(late) => self.settle(late),
+            };
         }
         let guest_at = match &found {
             Ok(Found::Moved) => return self.arrived(),

@@ -4,9 +4,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use drover_live::{
-    After, Allowed, By, Deed, Domain, DomainDisk, DomainStand, DomainUnclear, Event, Facts, Found, Half,
-    Handover, LOSES_WRITES, MirrorState, Moved, Pause, Phase, RATE_UNLIMITED, Room, SILENCE_MAX, Sample,
-    Side, Silence, Spot, Told, Unclear, Where, copy_obstacles, domain_found, domain_obstacles, tight_pools,
+    After, Allowed, By, Deed, Domain, DomainDisk, DomainJob, DomainStand, DomainUnclear, Event, Facts, Found,
+    Half, Handover, LOSES_WRITES, MirrorState, Moved, Pause, Phase, RATE_UNLIMITED, Room, SILENCE_MAX,
+    Sample, Side, Silence, Spot, Told, Unclear, Where, copy_obstacles, domain_found, domain_obstacles,
+    tight_pools,
 };
 
 use super::ask::{Known, Processor};
@@ -42,6 +43,8 @@ pub(in crate::live) struct Move<'a> {
     pub(super) after: Option<After>,
     /// How both sides stood then, when they were looked at last.
     pub(super) halves: [Half; 2],
+    /// Until when it is waited for where it comes to no end, since it was to.
+    pub(super) settle_until: Option<Instant>,
     /// The `virsh` that moves it.
     pub(super) moving: Option<Lasting>,
 }
@@ -86,6 +89,7 @@ impl<'a> Move<'a> {
             silence: Silence::default(),
             after: None,
             halves: [Half::Silent; 2],
+            settle_until: None,
             moving: None,
         }
     }
@@ -118,7 +122,10 @@ impl<'a> Move<'a> {
     /// Watches it to its end. What is not to go on is cancelled.
     pub(super) fn follow(&mut self) -> Result<Moved, Ending> {
         if let Err(cause) = self.drive() {
-            self.cancel();
+            // One that went ahead is not cancelled.
+            if self.after.is_none() {
+                self.cancel();
+            }
             return Err(cause);
         }
         self.arrive()
@@ -126,7 +133,14 @@ impl<'a> Move<'a> {
 
     /// It has come to its end, as far as is known.
     pub(super) fn arrive(&mut self) -> Result<Moved, Ending> {
-        match self.settled()? {
+        let mut found = self.settled();
+        if self.is_to_be_seen_after(&found) {
+            // It went before anybody looked.
+            self.after = Some(self.begin_to_see_after());
+            self.drive()?;
+            found = self.settled();
+        }
+        match found? {
             Found::Moved => self.arrived().map_err(|error| error.cause),
             found => Err(Ending::Failed(self.core.failed(found.settled().0))),
         }
@@ -175,11 +189,16 @@ impl<'a> Move<'a> {
                 Ok(Found::Ahead | Found::Broken) => Ok(Some(Phase::Broken)),
                 Ok(_) | Err(_) => Err(refused(error)),
             },
-            // An earlier run began it. A target that does not answer is not needed for it.
+            // An earlier run began it.
             None => Ok(match self.found() {
-                Ok(Found::Sending) | Err(_) => None,
+                Ok(Found::Sending) => None,
                 Ok(Found::Ahead | Found::Broken) => Some(Phase::PostCopy),
                 Ok(_) => Some(Phase::Done),
+                // A target that does not answer is not needed for it, as long as the source sends.
+                Err(_) => match self.ends.source.job(&self.known.uuid, 0) {
+                    Ok(job) if job.kind != DomainJob::Out => Some(Phase::Done),
+                    Ok(_) | Err(_) => None,
+                },
             }),
         }
     }
@@ -226,8 +245,8 @@ impl<'a> Move<'a> {
     }
 
     /// Who has it when nothing more comes by itself, or what only comes if it is seen after.
-    pub(super) fn settled(&self) -> Result<Found, QemuError> {
-        let until = Instant::now() + SETTLE_TIME_MAX;
+    pub(super) fn settled(&mut self) -> Result<Found, QemuError> {
+        let until = *self.settle_until.get_or_insert_with(|| Instant::now() + SETTLE_TIME_MAX);
         loop {
             let found = self.found();
             let is_settled = matches!(&found, Ok(found) if !is_moving(found));
@@ -467,6 +486,11 @@ impl<'a> Adapter<'a> for Move<'a> {
         Ok(())
     }
 
+    /// libvirt calls a guest back also while it is paused to be handed over.
+    fn attend(&mut self, told: &Told) -> Result<(), Ending> {
+        if told.sample.phase == Phase::Switchover { self.core.halt_if_stopped() } else { Ok(()) }
+    }
+
     fn keep_share(&mut self, phase: Phase) -> Result<(), Ending> {
         self.lift();
         let kept = self.try_to_keep_share();
@@ -580,3 +604,6 @@ fn refused(error: QemuError) -> Ending {
     let advice = "copy disks with --disks mirror, or put them where both hosts have them (and mend the cache mode that it names)";
     Ending::Obstacles(vec![drover_live::Obstacle { what, advice: advice.into() }])
 }
+
+#[cfg(test)]
+mod tests;
