@@ -65,6 +65,18 @@ impl DomainUnclear {
 }
 
 impl Found {
+    /// Where the guest is if nothing is done about what was found.
+    #[must_use]
+    pub fn guest_at(&self) -> Where {
+        match self {
+            Found::Sending => Where::Source,
+            Found::Arrived => Where::Waiting,
+            Found::Nothing | Found::Ahead | Found::Broken | Found::Moved | Found::Unclear(_) => {
+                self.settled().1
+            }
+        }
+    }
+
     /// What is said of a move that has ended, where a domain is found so and nobody told why; and where that is.
     #[must_use]
     pub fn settled(&self) -> (&'static str, Where) {
@@ -128,5 +140,19 @@ impl fmt::Display for Where {
                 "it cannot be told where the guest is: look at both sides before you start anything"
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_nothing_was_done_about_is_where_it_was_found() {
+        let at = |found: Found| found.guest_at();
+        assert_eq!((at(Found::Nothing), at(Found::Sending)), (Where::Source, Where::Source));
+        assert_eq!((at(Found::Ahead), at(Found::Broken)), (Where::Between, Where::Between));
+        assert_eq!((at(Found::Arrived), at(Found::Moved)), (Where::Waiting, Where::Target));
+        assert_eq!(at(Found::Unclear(Unclear::BothRun)), Where::Unknown);
     }
 }

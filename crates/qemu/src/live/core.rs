@@ -282,7 +282,7 @@ pub(super) trait Lifecycle<'a>: Adapter<'a> {
             Found::Sending | Found::Ahead | Found::Broken | Found::Arrived | Found::Moved => {
                 self.core_mut().note(found.words());
                 // Nothing was touched if that fails: it goes on as it did.
-                self.prepare(&found).map_err(|cause| LiveError { cause, guest_at: Where::Source })?;
+                self.prepare(&found).map_err(|cause| LiveError { cause, guest_at: found.guest_at() })?;
                 self.core_mut().state.passage = Passage::sent();
                 self.take_over(&found)
             }
