@@ -1,7 +1,7 @@
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use drover_child::find_program;
@@ -21,43 +21,50 @@ pub enum Validation {
 
 /// Checks domain XML against libvirt's own schema, with libvirt's own tool or `xmllint`: once for each shape in a process.
 pub fn validate_xml(xml: &str) -> Validation {
-    static VALID: Shapes = Shapes { valid: Mutex::new(BTreeSet::new()), asking: Mutex::new(()) };
-    VALID.validate(xml, validate_with_tool)
+    static SHAPES: Shapes = Shapes(Mutex::new(BTreeMap::new()));
+    SHAPES.validate(xml, validate_with_tool)
 }
 
-/// Shapes of definitions that the schema accepted. The tool is half of the CPU time that a small machine costs, and machines
-/// differ in little but their names and files.
+/// Shapes of definitions that the schema accepted, or that the tool is asked about: machines that are defined at once are often of
+/// one. The tool is half of the CPU time that a small machine costs, and machines differ in little but their names and files.
 #[derive(Default)]
-struct Shapes {
-    valid: Mutex<BTreeSet<String>>,
-    /// Held while the tool is asked about a shape: machines that are defined at once are often of one.
-    asking: Mutex<()>,
-}
+struct Shapes(Mutex<BTreeMap<String, Arc<OnceLock<Validation>>>>);
 
 /// More than any plan has; beyond it each machine is validated.
 const SHAPES_MAX: usize = 1000;
 
 impl Shapes {
-    fn validate(&self, xml: &str, check: impl FnOnce(&str) -> Validation) -> Validation {
-        let shape = shape_of(xml);
-        let known = || self.valid.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_known = || shape.as_ref().is_some_and(|shape| known().contains(shape));
-        if is_known() {
-            return Validation::Valid;
-        }
-        let asking = || self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        let _asking = shape.as_ref().map(|_| asking());
-        if is_known() {
-            return Validation::Valid;
-        }
-        let result = check(xml);
-        if let (Validation::Valid, Some(shape)) = (&result, shape) {
-            let mut known = known();
-            if known.len() < SHAPES_MAX {
-                known.insert(shape);
+    fn validate(&self, xml: &str, mut check: impl FnMut(&str) -> Validation) -> Validation {
+        let Some(shape) = shape_of(xml) else { return check(xml) };
+        let Some(answer) = self.answer(&shape) else { return check(xml) };
+        let mut is_own = false;
+        // Who else has this shape waits for it.
+        let said = answer.get_or_init(|| {
+            is_own = true;
+            check(xml)
+        });
+        match said {
+            Validation::Valid => Validation::Valid,
+            // It says nothing of this one.
+            _ if !is_own => check(xml),
+            said => {
+                self.shapes().remove(&shape);
+                said.clone()
             }
         }
-        result
+    }
+
+    /// What the tool says, or will say, of the first of this shape; nothing where there are too many.
+    fn answer(&self, shape: &str) -> Option<Arc<OnceLock<Validation>>> {
+        let mut shapes = self.shapes();
+        if let Some(answer) = shapes.get(shape) {
+            return Some(Arc::clone(answer));
+        }
+        (shapes.len() < SHAPES_MAX).then(|| Arc::clone(shapes.entry(shape.to_string()).or_default()))
+    }
+
+    fn shapes(&self) -> MutexGuard<'_, BTreeMap<String, Arc<OnceLock<Validation>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -209,6 +216,25 @@ mod tests {
             }
         });
         assert_eq!(asked.into_inner(), 1);
+    }
+
+    #[test]
+    fn machines_of_two_shapes_do_not_wait_for_each_other() {
+        let (shapes, both) = (Shapes::default(), Barrier::new(2));
+        let first = machine(Path::new("/vms/web01"));
+        let mut bare = first.clone();
+        bare.disks.clear();
+        std::thread::scope(|scope| {
+            for xml in [libvirt_xml(&first), libvirt_xml(&bare)] {
+                let (shapes, both) = (&shapes, &both);
+                let ask = move |_: &str| {
+                    // It is asked about both at once, or this never ends.
+                    both.wait();
+                    Validation::Valid
+                };
+                scope.spawn(move || assert_eq!(shapes.validate(&xml, ask), Validation::Valid));
+            }
+        });
     }
 
     #[test]
