@@ -113,7 +113,7 @@ impl Daemon {
         let what =
             format!("domain {} at {} stopped {} s after its start", domain.name, self.uri(), after.as_secs());
         let words = match self.uri().starts_with(HERE) {
-            true => kvm_words(&std::fs::read(&log).unwrap_or_default()),
+            true => kvm_words(since_start(&std::fs::read(&log).unwrap_or_default())),
             false => None,
         };
         match words {
@@ -169,6 +169,14 @@ fn has_stopped(state: &str) -> bool {
     bad.iter().any(|reason| state.ends_with(&format!("({reason})")))
 }
 
+/// What a domain's log says of its last start: libvirt appends to it, and begins each start with such a line.
+///
+/// Source: libvirt `src/qemu/qemu_process.c`, `qemuLogOperation`.
+fn since_start(log: &[u8]) -> &[u8] {
+    log.windows(STARTS.len()).rposition(|words| words == STARTS).map_or(log, |at| &log[at..])
+}
+
+const STARTS: &[u8] = b": starting up libvirt version: ";
 const LOOK: Duration = Duration::from_secs(1);
 /// The daemon of this host, and where it keeps what QEMU says.
 const HERE: &str = "qemu:///system";
@@ -188,6 +196,16 @@ mod tests {
         assert!(bad.iter().all(|state| has_stopped(state)));
         let fine = ["running (booted)", "paused (user)", "paused (starting up)", "shut off (shutdown)", ""];
         assert!(!fine.iter().any(|state| has_stopped(state)));
+    }
+
+    #[test]
+    fn what_qemu_said_at_an_earlier_start_is_no_reason_of_this_one() {
+        let gave_up = "2026-11-30 09:00:00.000+0000: starting up libvirt version: 11.3.0, qemu version: 10.0.2\nKVM: entry failed, hardware error 0x0\n";
+        let words = |log: &str| kvm_words(since_start(log.as_bytes()));
+        assert_eq!(words(gave_up).as_deref(), Some("KVM: entry failed, hardware error 0x0"));
+        let again = "2026-11-30 10:00:00.000+0000: starting up libvirt version: 11.3.0, qemu version: 10.0.2\nchar device redirected\n";
+        assert_eq!(words(&format!("{gave_up}{again}")), None);
+        assert!(words("KVM: entry failed, hardware error 0x0\n").is_some(), "the rest of a log that was cut");
     }
 
     #[test]
