@@ -457,6 +457,10 @@ impl TargetProvider for Watched<'_> {
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.target.remove_images(vm)
     }
+
+    fn forget(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.target.forget(vm)
+    }
 }
 
 /// One VM in memory that runs until it is asked to shut down.

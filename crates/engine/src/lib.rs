@@ -44,8 +44,8 @@ pub use hooks::{Answer, CallKind, HookResult, HookRunner, NoHooks, POST_START, P
 pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use look::{Looked, Looking, look_into};
 pub use orders::{
-    Cleaned, FoundSnapshot, ask_cutover, ask_give_up, ask_retry, clean, forget, is_being_run, is_running,
-    see_its_vms, take_back,
+    Cleaned, Forgotten, FoundSnapshot, ask_cutover, ask_give_up, ask_retry, clean, forget, is_being_run,
+    is_running, see_its_vms, take_back,
 };
 pub use phase::Phase;
 pub use provider::{

@@ -318,12 +318,21 @@ pub fn clean(store: &Store, plan: &str, source: &dyn SourceProvider) -> Result<C
     Ok(cleaned)
 }
 
-/// Removes a plan that is over from the state, so that its name is free, and gives how many VMs it had. The journals of its images go,
-/// too: without its record nobody may take the images for copies that can be gone on with. Images, machines and sources stay.
+/// A plan that was removed from the state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// VMs that it had.
+    pub vms: usize,
+    /// Those of them whose change tracking drover switched on and left on at the source.
+    pub tracked: Vec<String>,
+}
+
+/// Removes a plan that is over from the state, so that its name is free. The journals of its images go, too, and whatever else says that
+/// drover made them: without its record nobody may take the images for copies that can be gone on with. Images, machines and sources stay.
 ///
 /// # Errors
-/// If another process runs the plan, something of it is left to be done, or state or journals cannot be removed.
-pub fn forget(store: &Store, plan: &str, target: &dyn TargetProvider) -> Result<usize, EngineError> {
+/// If another process runs the plan, something of it is left to be done, or state or journals cannot be read, found or removed.
+pub fn forget(store: &Store, plan: &str, target: &dyn TargetProvider) -> Result<Forgotten, EngineError> {
     let _lock = PlanLock::take(store, plan)?;
     let refused =
         |why: String, advice: String| Err(ProviderError::new(Cause::Plan, why).advise(advice).into());
@@ -332,17 +341,47 @@ pub fn forget(store: &Store, plan: &str, target: &dyn TargetProvider) -> Result<
         let why = format!("plan {plan} is not over, and is not forgotten");
         return refused(why, format!("`drover resume {plan}` or `drover cancel {plan}` first"));
     }
-    let rows = store.vms(plan)?;
-    for row in &rows {
+    let (mut vms, mut tracked) = (Vec::new(), Vec::new());
+    for row in store.vms(plan)? {
         if row.snapshot.is_some() || !store.attachments(plan, &row.id)?.is_empty() {
             let why =
                 format!("plan {plan} is not forgotten: drover left something of {} at its source", row.name);
             return refused(why, format!("`drover clean {plan}` first"));
         }
+        let vm: PlannedVm = serde_json::from_str(&row.planned).map_err(|error| {
+            let what = format!(
+                "plan {plan} is not forgotten: where the journals of {} are cannot be read in the state",
+                row.name
+            );
+            let error = ProviderError::new(Cause::Internal, what).because(error);
+            error.advise("use the version of drover that moved it")
+        })?;
+        for disk in vm.disks.iter().filter(|_| row.state.has_arrived()) {
+            let journal = target.journal(disk, &vm);
+            // That nothing is found in a folder that is not there proves nothing: a file system may not be mounted.
+            let folder = disk.path.parent().filter(|folder| journal.parent() == Some(*folder));
+            if let Some(folder) = folder.filter(|folder| !folder.exists()) {
+                let folder = folder.display();
+                let why = format!(
+                    "plan {plan} is not forgotten: {folder}, with the images and journals of {}, is not there",
+                    row.name
+                );
+                return refused(
+                    why,
+                    format!(
+                        "mount what it is on; if it is gone for good, make it anew (`mkdir -p {folder}`)"
+                    ),
+                );
+            }
+        }
+        if store.warm(plan, &row.id)?.tracking_on {
+            tracked.push(row.name);
+        }
+        vms.push(vm);
     }
-    let read = |row: &VmRow| serde_json::from_str::<PlannedVm>(&row.planned).ok();
-    for vm in rows.iter().filter_map(read) {
-        for journal in vm.disks.iter().map(|disk| target.journal(disk, &vm)) {
+    for vm in &vms {
+        target.forget(vm)?;
+        for journal in vm.disks.iter().map(|disk| target.journal(disk, vm)) {
             match std::fs::remove_file(&journal) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     let what = format!("removing {}", journal.display());
@@ -353,7 +392,7 @@ pub fn forget(store: &Store, plan: &str, target: &dyn TargetProvider) -> Result<
         }
     }
     store.remove_plan(plan)?;
-    Ok(rows.len())
+    Ok(Forgotten { vms: vms.len(), tracked })
 }
 
 fn clean_vm(

@@ -209,6 +209,12 @@ pub trait TargetProvider: Send + Sync {
 
     /// Removes images and journals of a VM that was not migrated to its end.
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
+
+    /// Forgets that drover made the images of a VM, as far as anything beside their journals says so: nobody is to take them for its own
+    /// any more. Its plan is over; images and machines stay.
+    fn forget(&self, _: &PlannedVm) -> Result<(), ProviderError> {
+        Ok(())
+    }
 }
 
 /// A machine that was started.

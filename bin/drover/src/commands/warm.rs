@@ -108,11 +108,22 @@ fn forget(args: &CleanArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     let target = target_of(&recorded_file(row)?, args.run.state.as_deref());
-    let vms = drover_engine::forget(&store, &name, &target)?;
+    let forgotten = drover_engine::forget(&store, &name, &target)?;
     if args.run.json {
-        crate::out::json(json!({ "plan": name, "forgotten": vms }));
-    } else if !args.run.quiet {
-        let vms = count(vms, "VM");
+        crate::out::json(
+            json!({ "plan": name, "forgotten": forgotten.vms, "tracking_left_on": forgotten.tracked }),
+        );
+        return Ok(Exit::Success);
+    }
+    if !forgotten.tracked.is_empty() {
+        crate::out::say(format_args!(
+            "warning: change tracking, which drover had switched on, is still on at the source, and nothing tells of it any more: {}; it \
+             costs little, and can be switched off there once nothing else uses it",
+            forgotten.tracked.join(", ")
+        ));
+    }
+    if !args.run.quiet {
+        let vms = count(forgotten.vms, "VM");
         crate::out::say(format_args!(
             "plan {name} and what was recorded of its {vms} are removed from the state; images and machines stay"
         ));
