@@ -711,6 +711,12 @@ impl TargetProvider for Claims {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).remove(&vm.vm.id);
         here::remove(&self.cluster_record(vm))
     }
+
+    fn forget(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        vm.disks.iter().try_for_each(|disk| here::remove(&self.made_record(disk, vm)))?;
+        self.forget_conversion(vm)?;
+        here::remove(&self.cluster_record(vm))
+    }
 }
 
 impl Drop for Claims {

@@ -290,7 +290,7 @@ impl Domains {
         for (disk, planned) in
             spec.disks.iter_mut().zip(&vm.disks).filter(|(_, planned)| rbd::is_rbd(planned))
         {
-            disk.rbd = Some(rbd::pool_of(&daemon, planned)?);
+            disk.rbd = Some(rbd::pool_of(&daemon, vm, planned)?);
         }
         // Ceph's own cache keeps what was not flushed yet, as a page cache would.
         if !spec.disks.is_empty() && spec.disks.iter().all(|disk| disk.rbd.is_some()) {
@@ -487,7 +487,9 @@ impl TargetProvider for Domains {
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
         match self.site(vm)? {
             Some(there) => there.open_for_verify(disk, vm),
-            None if rbd::is_rbd(disk) => Ok(Arc::new(rbd::open(&self.daemon(vm), disk, Access::Read, None)?)),
+            None if rbd::is_rbd(disk) => {
+                Ok(Arc::new(rbd::open(&self.daemon(vm), vm, disk, Access::Read, None)?))
+            }
             None => self.here.open_for_verify(disk, vm),
         }
     }
@@ -658,6 +660,13 @@ impl TargetProvider for Domains {
         // What libvirt lists is its own affair; what could not be removed is not.
         let _ = self.refresh(vm);
         removed
+    }
+
+    fn forget(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        made::forget(vm)?;
+        vm.disks.iter().try_for_each(|disk| here::remove(&rbd::lock_path(vm, disk)))?;
+        // One that names an image of Ceph would be taken for that of a later image of its name.
+        drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)
     }
 }
 

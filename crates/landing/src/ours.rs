@@ -79,16 +79,37 @@ pub fn why_another(path: &Path, format: ImageFormat) -> Result<Option<&'static s
     })
 }
 
-/// The same of an open disk.
+/// The same of an open disk that nothing but its content tells from another of its name. Where little data was recorded, all of it has to be
+/// as recorded, and where none was, the disk has to hold nothing; `may_differ`: a converter wrote to it since, and such a disk is judged by what
+/// it left.
 ///
 /// # Errors
 /// As [`why_another`].
-pub fn why_another_disk(disk: &dyn Disk, journal: &Path) -> Result<Option<&'static str>, ProviderError> {
+pub fn why_another_disk(
+    disk: &dyn Disk,
+    journal: &Path,
+    may_differ: bool,
+    holds_something: &dyn Fn(&dyn Disk) -> Result<bool, DiskError>,
+) -> Result<Option<&'static str>, ProviderError> {
     let name = Path::new(disk.name());
     let leaves = recorded_leaves(journal).map_err(|error| not_looked_at(name, error))?;
+    if disk.size() != leaves.size().next_multiple_of(512) {
+        return Ok(Some(ANOTHER_SIZE));
+    }
     let held = look(disk, &leaves).map_err(|error| not_looked_at(name, error))?;
-    Ok(held.is_another().then_some(NOTHING_AS_RECORDED))
+    Ok(match leaves.data_blocks() {
+        _ if held.is_enough() || may_differ => held.is_another().then_some(NOTHING_AS_RECORDED),
+        0 if holds_something(disk).map_err(|error| not_looked_at(name, error))? => Some(NOTHING_RECORDED),
+        _ => (!held.is_all()).then_some(NOT_ALL_AS_RECORDED),
+    })
 }
+
+/// How a look at an image ends that has another size than its journal says.
+pub const ANOTHER_SIZE: &str = "it has another size than the disk";
+
+const NOT_ALL_AS_RECORDED: &str = "its journal recorded little of it, and not all of that is as recorded: it may be another image of its name";
+
+const NOTHING_RECORDED: &str = "it holds something, and its journal recorded no data in it";
 
 /// How a look at some blocks of an image ends whose content is another's.
 pub const NOTHING_AS_RECORDED: &str = "nothing that was looked at in it is as its journal recorded it";

@@ -374,4 +374,13 @@ impl TargetProvider for PlanTarget {
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.at(vm)?.remove_images(vm)
     }
+
+    fn forget(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        match &vm.site {
+            _ if vm.daemon.is_some() => self.domains.forget(vm),
+            Some(site) if Kubevirt::is_site(site) => self.at(vm)?.forget(vm),
+            // Nothing but journals says so; nor need a site be known any more.
+            _ => Ok(()),
+        }
+    }
 }

@@ -49,9 +49,14 @@ impl Held {
         self.is_all() && self.data >= KNOWN_BY_MIN
     }
 
+    /// Whether enough data was looked at to judge what a converter or a guest changed by what they left.
+    pub fn is_enough(&self) -> bool {
+        self.data >= ANOTHER_MIN
+    }
+
     /// Whether so little is as recorded that this is not even what became of the disk that was recorded.
     pub fn is_another(&self) -> bool {
-        self.data >= ANOTHER_MIN && self.data_differing == self.data
+        self.is_enough() && self.data_differing == self.data
     }
 
     fn differs(&mut self, leaf: Option<Leaf>) {
@@ -192,7 +197,9 @@ mod tests {
         assert!(!blank.is_all() && blank.is_another() && blank.differing == LOOKED_AT_MAX, "{blank:?}");
         let cut =
             look(&MemDisk::new("t", disk.content()[..BLOCK_BYTES as usize * 2].to_vec()), &leaves).unwrap();
-        assert!(!cut.is_all() && !cut.is_another(), "{cut:?}");
+        assert!(!cut.is_all() && !cut.is_another() && cut.is_enough(), "{cut:?}");
+        let few = Held { data: ANOTHER_MIN - 1, data_differing: ANOTHER_MIN - 1, ..blank };
+        assert!(!few.is_enough() && !few.is_another());
     }
 
     #[test]

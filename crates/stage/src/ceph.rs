@@ -46,6 +46,14 @@ impl Ceph {
         self.bin.join(what).exists()
     }
 
+    /// Gives the pool's monitors other addresses, those that begin so.
+    pub fn rename_monitors(&self, from: &str, to: &str) {
+        let pool = self.bin.join("pool.xml");
+        let xml = std::fs::read_to_string(&pool).unwrap();
+        assert!(xml.contains(from), "{xml}");
+        std::fs::write(pool, xml.replace(from, to)).unwrap();
+    }
+
     /// The file of an image.
     pub fn file(&self, image: &str) -> PathBuf {
         self.images.join(image)

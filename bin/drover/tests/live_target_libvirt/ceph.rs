@@ -141,6 +141,17 @@ fn disks_land_in_images_of_ceph_and_what_others_made_there_is_not_touched() {
     std::fs::remove_file(ceph.file("one-1.raw")).unwrap();
     landing.arrives(&["cancel", "swapped"]);
 
+    // Somebody gives the pool to another cluster: what is not found there may be in the first one.
+    let plan = cluster.plan("other", &[only]);
+    assert!(landing.killed_at(&["migrate", &plan], ("phase_started", "verify")).is_some());
+    ceph.rename_monitors("192.0.2.", "198.51.100.");
+    cluster.refuses(&["resume", "other"], "may be another cluster's by now");
+    cluster.refuses(&["cancel", "other"], "may be another cluster's by now");
+    assert_eq!(ceph.images(), ["one-0.raw", "one-1.raw", "theirs"]);
+    ceph.rename_monitors("198.51.100.", "192.0.2.");
+    landing.arrives(&["cancel", "other"]);
+    assert_eq!(ceph.images(), ["theirs"]);
+
     let plan = cluster.plan("edges", &[only]);
     let mut args = vec!["migrate", plan.as_str()];
     for edge in edges(false) {
@@ -173,6 +184,13 @@ fn disks_land_in_images_of_ceph_and_what_others_made_there_is_not_touched() {
     assert_eq!(std::fs::read(ceph.file("theirs")).unwrap(), b"somebody's");
     let refused = landing.run(&["rehearse", &plan]);
     assert!(refused.code != Some(0) && refused.err.contains("images of Ceph"), "{}", refused.err);
+
+    // Forgotten, what has arrived is not overwritten from its source by a plan of the same name.
+    landing.arrives(&["clean", "edges", "--forget"]);
+    landing.hosts.virsh("a", &["destroy", "one"]).unwrap();
+    let held = std::fs::read(ceph.file("one-0.raw")).unwrap();
+    cluster.refuses(&["migrate", &plan], "this plan did not make it");
+    cluster.holds("one-0.raw", &held);
 }
 
 #[test]

@@ -157,6 +157,15 @@ fn disks_land_in_logical_volumes_and_what_others_made_there_is_not_touched() {
     landing.stays("a", "edges");
     assert_eq!(group.volumes(), ["one-0.raw", "one-1.raw", "theirs"]);
     assert!(std::fs::read(group.file("theirs")).unwrap().iter().all(|byte| *byte == 0o245));
+
+    // Forgotten, what has arrived is not overwritten from its source by a plan of the same name.
+    landing.arrives(&["clean", "edges", "--forget"]);
+    virsh(&["destroy", "one"]);
+    std::fs::write(landing.stage.path("a"), vec![7; 5 * MIB as usize]).unwrap();
+    let held = ["one-0.raw", "one-1.raw"].map(|volume| std::fs::read(group.file(volume)).unwrap());
+    let refused = landing.run(&["migrate", &plan]);
+    assert!(refused.code != Some(0) && refused.err.contains("this plan did not make it"), "{}", refused.err);
+    assert!(["one-0.raw", "one-1.raw"].map(|volume| std::fs::read(group.file(volume)).unwrap()) == held);
 }
 
 #[test]

@@ -20,6 +20,7 @@ use drover_qemu::{Access, VmFolder};
 use super::{made, make_volume, rbd, volume_name};
 use crate::errors::qemu_error;
 use crate::here;
+use crate::ours::ANOTHER_SIZE;
 use crate::setting::{all_removed, io_error};
 
 /// Bytes that are written at once behind the end of a disk.
@@ -92,6 +93,7 @@ impl Blocks<'_> {
 
     fn found(&self, disk: &PlannedDisk, look: Look) -> Result<Found, ProviderError> {
         let path = disk.path.display();
+        rbd::check_cluster(self.daemon, self.vm, disk)?;
         let Some(volume) = self.volume(disk, look)? else {
             return Ok(match disk.path.exists() {
                 true => {
@@ -204,7 +206,7 @@ impl Blocks<'_> {
         if !is_begun {
             self.check_not_converted(disk, &tag)?;
         }
-        let opened = match rbd::open(self.daemon, disk, Access::Write, Some(held)) {
+        let opened = match rbd::open(self.daemon, self.vm, disk, Access::Write, Some(held)) {
             Err(error) if is_made => return Err(self.unmake(disk, &volume, error)),
             opened => opened?,
         };
@@ -213,10 +215,11 @@ impl Blocks<'_> {
             Err(ProviderError::new(Cause::Target, what).advise(ANOTHER))
         };
         if opened.size() != size.next_multiple_of(512) {
-            return refused("it has another size than the disk");
+            return refused(ANOTHER_SIZE);
         }
         let journal = self.journal(disk);
-        match rbd::why_another(&opened, is_begun.then_some(journal.as_path()))? {
+        let is_converted = drover_qemu::has_converted(&VmFolder::new(&self.vm.folder), &tag);
+        match rbd::why_another(&opened, is_begun.then_some(journal.as_path()), is_converted)? {
             Some(why) => refused(why),
             None => Ok(OpenedTarget {
                 disk: Arc::new(opened),
@@ -239,12 +242,23 @@ impl Blocks<'_> {
     fn make(&self, disk: &PlannedDisk, size: u64) -> Result<(), ProviderError> {
         // Of a volume that was removed.
         here::remove(&self.journal(disk))?;
+        let cluster = match rbd::is_rbd(disk) {
+            true => Some(rbd::pool_of(self.daemon, self.vm, disk)?),
+            false => None,
+        };
         made::intend(self.vm, disk)?;
         make_volume(self.daemon, disk, ImageFormat::Raw, size)?;
         let is_device = std::fs::metadata(&disk.path).is_ok_and(|meta| meta.file_type().is_block_device());
         let made = self.volume(disk, Look::AsKnown)?;
-        if let (Some(volume), true) = (&made, is_device || rbd::is_rbd(disk)) {
-            return made::remember_tag(self.vm, disk, &tag_of(volume));
+        match (&made, &cluster) {
+            (Some(volume), Some(pool)) => {
+                let monitors = rbd::monitors_of(pool);
+                return made::remember_in_cluster(self.vm, disk, &tag_of(volume), &monitors);
+            }
+            (Some(volume), None) if is_device => {
+                return made::remember_tag(self.vm, disk, &tag_of(volume));
+            }
+            _ => {}
         }
         let uri = self.daemon.uri();
         let what = format!("{} was made at {uri}, and is no device of this host", disk.path.display());
@@ -263,11 +277,17 @@ impl Blocks<'_> {
     }
 
     /// Why a volume that is to be removed stays. Whoever writes to it holds its lock.
-    fn why_it_stays(&self, disk: &PlannedDisk) -> Result<Option<String>, ProviderError> {
+    fn why_it_stays(&self, disk: &PlannedDisk, volume: &Volume) -> Result<Option<String>, ProviderError> {
         if rbd::is_rbd(disk) {
-            let opened = rbd::open(self.daemon, disk, Access::Read, Some(rbd::lock(self.vm, disk)?))?;
-            let journal = self.journal(disk);
-            let why = rbd::why_another(&opened, journal.exists().then_some(journal.as_path()))?;
+            let held = rbd::lock(self.vm, disk)?;
+            let opened = rbd::open(self.daemon, self.vm, disk, Access::Read, Some(held))?;
+            let why = match self.is_begun(disk, volume)? {
+                true => rbd::why_another(&opened, Some(self.journal(disk).as_path()), false)?,
+                false if opened.size() != disk.disk.capacity_bytes.next_multiple_of(512) => {
+                    Some(ANOTHER_SIZE)
+                }
+                false => rbd::why_another(&opened, None, false)?,
+            };
             return Ok(why.map(|why| format!("{}: {why}", disk.path.display())));
         }
         let locked = LockedFile::open(&disk.path).map_err(|error| {
@@ -289,12 +309,15 @@ impl Blocks<'_> {
                 continue;
             }
             let why = match self.found(disk, Look::Anew)? {
-                Found::Ours(_) => self.why_it_stays(disk)?,
-                Found::Others(_) | Found::Nothing => None,
+                Found::Ours(volume) => self.why_it_stays(disk, &volume)?,
+                Found::Others(why) => Some(why),
+                Found::Nothing => Some(format!("{} came there just now", disk.path.display())),
             };
             match (why, self.found(disk, Look::Anew)?) {
                 (Some(why), Found::Ours(_)) | (_, Found::Others(why)) => {
-                    left.push(format!("it stays: {why}"))
+                    // Its journal tells the next look the same.
+                    left.push(format!("it stays: {why}"));
+                    continue;
                 }
                 (None, Found::Ours(volume)) => self.remove_volume(disk, &volume)?,
                 (_, Found::Nothing) => {}

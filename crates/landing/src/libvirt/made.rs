@@ -13,7 +13,8 @@ use drover_plan::{PlannedDisk, PlannedVm};
 use crate::here;
 use crate::setting::io_error;
 
-fn record_of(vm: &PlannedVm, disk: &PlannedDisk) -> PathBuf {
+/// Where what was recorded of a disk lies.
+pub fn record_of(vm: &PlannedVm, disk: &PlannedDisk) -> PathBuf {
     vm.folder.join(format!("volume-{}", disk.index))
 }
 
@@ -47,7 +48,34 @@ pub fn is_ours(vm: &PlannedVm, disk: &PlannedDisk) -> Result<bool, ProviderError
 
 /// The same of a volume on another host, whose agent tells files apart by tags.
 pub fn remember_tag(vm: &PlannedVm, disk: &PlannedDisk, tag: &str) -> Result<(), ProviderError> {
-    write(vm, disk, &format!("at {} {tag}\n", vm.site.as_deref().unwrap_or_default()))
+    write(vm, disk, &name_by_tag(vm, tag))
+}
+
+fn name_by_tag(vm: &PlannedVm, tag: &str) -> String {
+    format!("at {} {tag}\n", vm.site.as_deref().unwrap_or_default())
+}
+
+/// Before the monitors of a cluster in a record.
+const MONITORS: &str = "monitors ";
+
+/// The same of a volume in the cluster that has these monitors.
+pub fn remember_in_cluster(
+    vm: &PlannedVm,
+    disk: &PlannedDisk,
+    tag: &str,
+    monitors: &[String],
+) -> Result<(), ProviderError> {
+    write(vm, disk, &format!("{}{MONITORS}{}\n", name_by_tag(vm, tag), monitors.join(" ")))
+}
+
+/// The monitors of the cluster that has the volume of a disk, if that was recorded.
+pub fn monitors_of(vm: &PlannedVm, disk: &PlannedDisk) -> Result<Option<Vec<String>>, ProviderError> {
+    Ok(read(vm, disk)?.as_deref().and_then(monitors_in))
+}
+
+fn monitors_in(record: &str) -> Option<Vec<String>> {
+    let monitors = record.lines().find_map(|line| line.strip_prefix(MONITORS))?;
+    Some(monitors.split_whitespace().map(str::to_string).collect())
 }
 
 /// Records that the volume of a disk is about to be made: one that is found there later may be it.
@@ -57,8 +85,8 @@ pub fn intend(vm: &PlannedVm, disk: &PlannedDisk) -> Result<(), ProviderError> {
 
 /// Whether the volume with this tag, on the VM's site, is the one that was recorded.
 pub fn is_tag(vm: &PlannedVm, disk: &PlannedDisk, tag: &str) -> Result<bool, ProviderError> {
-    let name = format!("at {} {tag}\n", vm.site.as_deref().unwrap_or_default());
-    Ok(read(vm, disk)?.is_some_and(|recorded| recorded == name))
+    let name = name_by_tag(vm, tag);
+    Ok(read(vm, disk)?.is_some_and(|recorded| recorded.lines().next() == Some(name.trim_end_matches('\n'))))
 }
 
 /// Whether a volume of a disk was recorded at all.
@@ -92,4 +120,18 @@ pub fn forget_disk(vm: &PlannedVm, disk: &PlannedDisk) -> Result<(), ProviderErr
 /// Forgets what was recorded of a VM.
 pub fn forget(vm: &PlannedVm) -> Result<(), ProviderError> {
     vm.disks.iter().try_for_each(|disk| forget_disk(vm, disk))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_tells_the_monitors_of_a_cluster_if_it_has_any() {
+        assert_eq!(monitors_in("to be made\n"), None);
+        assert_eq!(monitors_in("at  volume vms/a\n"), None);
+        let named = |words: &[&str]| Some(words.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(monitors_in("at  volume vms/a\nmonitors a:6789 b\n"), named(&["a:6789", "b"]));
+        assert_eq!(monitors_in("at  volume vms/a\nmonitors \n"), named(&[]));
+    }
 }

@@ -47,8 +47,8 @@ fn try_pool(daemon: &Daemon, vm: &PlannedVm, disk: &PlannedDisk) -> Result<(), P
         return Err(error);
     }
     let had = match rbd::is_rbd(disk) {
-        true => rbd::open(daemon, &probe, Access::Read, None).map(drop),
-        false => shared::is_here(daemon, &probe, PROBE_BYTES),
+        true => rbd::open(daemon, vm, &probe, Access::Read, None).map(drop),
+        false => shared::is_here(daemon, &probe, PROBE_BYTES).and_then(|()| shared::is_writable(&probe)),
     };
     had.and(forget(daemon, vm))
 }

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use drover_disk::LockedFile;
 use drover_engine::{Cause, ProviderError};
 use drover_plan::{Libvirt, PlannedDisk, PlannedVm};
 use drover_qemu::daemon::Daemon;
@@ -54,6 +55,17 @@ pub fn is_here(daemon: &Daemon, disk: &PlannedDisk, size: u64) -> Result<(), Pro
         disk.path.display()
     );
     Err(ProviderError::new(Cause::Target, what).advise(ADVICE))
+}
+
+/// Refuses a volume that the daemon made and that may not be written here, as disks are: opened and locked.
+pub fn is_writable(disk: &PlannedDisk) -> Result<(), ProviderError> {
+    LockedFile::open(&disk.path).map(drop).map_err(|error| {
+        let what = format!("opening {} to write to it, which that host's libvirt made", disk.path.display());
+        ProviderError::new(Cause::Target, what).because(error).advise(
+            "run drover as root, and over NFS export the share to this host without squashing root (`no_root_squash`) and with locks; \
+             or pair with a drover agent on that host and name it by `via`",
+        )
+    })
 }
 
 /// Refuses a volume that is here and that the daemon does not find.
