@@ -85,6 +85,16 @@ fn vms_become_machines_of_a_cluster_with_their_bytes_in_its_volumes() {
     assert_eq!(machine["spec"]["runStrategy"], "Halted");
     let restricted = landing.stage.report("cold");
     assert_eq!(restricted["vms"][0]["disks"][0]["equal"], true, "{restricted:#}");
+
+    // Forgotten, what has arrived is not taken by a plan of the same name.
+    landing.arrives(&["clean", "cold", "--forget"]);
+    let refused = landing.stage.run(&["plan", "check", &cold]);
+    assert!(
+        refused.code != Some(0)
+            && refused.err.contains("db01-0 is there already: a plan of this name made it"),
+        "{}",
+        refused.err
+    );
 }
 
 #[test]

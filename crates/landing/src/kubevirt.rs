@@ -445,7 +445,19 @@ impl Claims {
         {
             return Err(self.taken("VirtualMachineInstance", &objects::vm_name(vm), &instance));
         }
-        vm.disks.iter().try_for_each(|disk| self.claim_of(disk, vm).map(drop))
+        // Recorded before the first claim is made.
+        let is_begun = record::cluster(&self.cluster_record(vm))?.is_some();
+        for disk in &vm.disks {
+            if self.claim_of(disk, vm)?.is_some() && !is_begun {
+                let (namespace, name) = (&self.kubevirt.namespace, objects::claim_name(disk));
+                let what = format!(
+                    "a persistent volume claim {namespace}/{name} is there already: a plan of this name made it, and was forgotten since"
+                );
+                return Err(ProviderError::new(Cause::Target, what)
+                    .advise("choose another target_name or namespace, or remove it if it may go"));
+            }
+        }
+        Ok(())
     }
 }
 
