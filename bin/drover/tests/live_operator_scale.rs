@@ -136,8 +136,19 @@ fn pinned(object: &Value) -> Pinned {
 /// Makes a Plan that counts as laid over its Provider.
 fn laid(kube: &Cluster, plan: &Value, provider: &Pinned) -> Pinned {
     let plan = pinned(&kube.create(&format!("{OWN}/plans"), plan, false).unwrap());
+    let path = format!("{OWN}/plans/{}", plan.name);
     let status = json!({"status": {"observedGeneration": 1, "resolvedGeneration": 1, "provider": provider}});
-    kube.change(&format!("{OWN}/plans/{}/status", plan.name), Change::Merge, &status).unwrap();
+    // An operator that saw it before writes that it cannot lay it, once.
+    let mut stands = 0;
+    while stands < 10 {
+        if kube.get(&path).unwrap().unwrap()["status"]["resolvedGeneration"] == 1 {
+            stands += 1;
+        } else {
+            kube.change(&format!("{path}/status"), Change::Merge, &status).unwrap();
+            stands = 0;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
     plan
 }
 
