@@ -139,7 +139,11 @@ mod tests {
         assert_eq!((look(2), look(2), turn.had_leave()), (1, 1, false), "of another epoch");
         assert!(written.borrow()[0].contains("/status/worker/asksCutover"));
         assert_eq!((look(3), turn.had_leave()), (1, true));
-        assert_eq!((look(0), turn.had_leave()), (1, true), "what goes by leave that was taken back is refused");
+        assert_eq!(
+            (look(0), turn.had_leave()),
+            (1, true),
+            "what goes by leave that was taken back is refused"
+        );
         turn.asks_no_more();
         assert_eq!((look(0), turn.had_leave()), (2, false));
         assert!(!schedule.asks_cutover());
