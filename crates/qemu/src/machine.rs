@@ -242,7 +242,9 @@ enum Seen {
 fn follow(qmp: &mut Qmp, until: Instant) -> Result<Seen, QemuError> {
     loop {
         let status = qmp.status();
-        while let Ok(Some(event)) = qmp.next_event(Duration::ZERO) {
+        // What a QEMU said before it ended may not be read yet.
+        let patience = if status.is_err() { LAST_WORDS_TIME } else { Duration::ZERO };
+        while let Ok(Some(event)) = qmp.next_event(patience) {
             match event["event"].as_str() {
                 Some("GUEST_PANICKED") => return Ok(Seen::Stopped("guest-panicked".into())),
                 Some("SHUTDOWN") if event["data"]["guest"] == true => return Ok(Seen::SwitchedOff),
@@ -277,6 +279,7 @@ const KVM_SIGNS: [&str; 5] =
     ["KVM: entry failed", "KVM internal error", "KVM: unknown exit", "KVM: exception", "kvm run failed"];
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 const QUIT_TIME_MAX: Duration = Duration::from_secs(10);
+const LAST_WORDS_TIME: Duration = Duration::from_millis(100);
 /// Memory of hundreds of GiB may be set up before QEMU goes to the background.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
 /// A KVM that cannot run the guest shows it when firmware, boot loader and kernel first switch the processor's modes.
@@ -321,6 +324,10 @@ mod tests {
             command.args(["-c", "read line; exit 0", "sh", "-pidfile"]).arg(spec.folder.pid_file());
             let mut process = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
             let mut input = process.stdin.take();
+            // A process that was made just now shows its command line a moment later.
+            while find_pid(&spec.folder).unwrap().is_none() {
+                thread::sleep(Duration::from_millis(1));
+            }
             thread::spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
                 stream.write_all(b"{\"QMP\": {}}\n").unwrap();

@@ -155,7 +155,7 @@ pub fn script(shell: clap_complete::Shell) -> String {
 fn offered(command: &'static Command) -> Command {
     let arguments = command.get_arguments().filter(|it| !it.is_hide_set()).map(offered_argument);
     let commands = command.get_subcommands().filter(|it| !it.is_hide_set()).map(offered);
-    let offered = Command::new(command.get_name()).args(arguments).subcommands(commands);
+    let offered = clap::Command::new(command.get_name()).args(arguments).subcommands(commands);
     let offered = match command.get_about() {
         Some(about) => offered.about(about.clone()),
         None => offered,

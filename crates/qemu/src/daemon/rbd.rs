@@ -40,7 +40,9 @@ impl RbdPool {
     pub(super) fn read(source: Node<'_, '_>) -> Option<RbdPool> {
         let child = |name: &str| source.children().find(|node| node.has_tag_name(name));
         let monitor = |node: Node<'_, '_>| {
-            Some((node.attribute("name")?.to_string(), node.attribute("port").and_then(|it| it.parse().ok())))
+            // A domain takes an address of IPv6 without brackets only.
+            let name = node.attribute("name")?.trim_matches(['[', ']']);
+            Some((name.to_string(), node.attribute("port").and_then(|it| it.parse().ok())))
         };
         Some(RbdPool {
             name: child("name")?.text()?.trim().to_string(),
@@ -67,8 +69,11 @@ impl RbdPool {
         let named = options.into_iter().map(|(name, value)| format!("{name}={}", escaped(&value)));
         let monitors = self.monitors.iter().enumerate().map(|(index, (host, port))| {
             // Ceph takes port 0 for any of those that monitors have; libvirt tells QEMU the same.
-            let (host, port) = (host.trim_matches(['[', ']']), port.unwrap_or(0));
-            format!("file.server.{index}.host={},file.server.{index}.port={port}", escaped(host))
+            format!(
+                "file.server.{index}.host={},file.server.{index}.port={}",
+                escaped(host),
+                port.unwrap_or(0)
+            )
         });
         named.chain(monitors).collect::<Vec<_>>().join(",")
     }
