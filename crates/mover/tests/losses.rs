@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use drover_disk::{
-    Completion, Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, MemDisk, Request, conformance,
+    Around, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, MemDisk, Request, conformance,
 };
 use drover_mover::{CopyJob, Progress, StopSignal, TransferOptions, copy};
-use drover_types::{BLOCK_BYTES, ByteSpan, Extent};
+use drover_types::{BLOCK_BYTES, ByteSpan};
 
 const SIZE: u64 = 64 * BLOCK_BYTES;
 /// The write that ends only after the flush has failed.
@@ -21,29 +21,9 @@ struct Forgetful {
     forgot: Arc<(Mutex<bool>, Condvar)>,
 }
 
-impl Disk for Forgetful {
-    fn name(&self) -> &str {
-        self.disk.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.disk.size()
-    }
-
-    fn identity(&self) -> String {
-        self.disk.identity()
-    }
-
-    fn limits(&self) -> Limits {
-        self.disk.limits()
-    }
-
-    fn features(&self) -> Features {
-        self.disk.features()
-    }
-
-    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
-        self.disk.extents(span)
+impl Around for Forgetful {
+    fn inner(&self) -> &dyn Disk {
+        &self.disk
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {

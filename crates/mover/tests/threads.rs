@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use drover_disk::{Disk, DiskError, Features, Lane, Limits, MemDisk, conformance};
+use drover_disk::{Around, Disk, DiskError, Lane, Limits, MemDisk, conformance};
 use drover_mover::{CopyJob, Progress, StopSignal, TransferOptions, copy};
-use drover_types::{BLOCK_BYTES, ByteSpan, Extent};
+use drover_types::BLOCK_BYTES;
 
 /// A source that counts the program's threads whenever a lane to it is opened.
 struct Counting {
@@ -18,50 +18,27 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-impl Disk for Counting {
-    fn name(&self) -> &str {
-        self.disk.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.disk.size()
-    }
-
-    fn identity(&self) -> String {
-        self.disk.identity()
-    }
-
-    fn limits(&self) -> Limits {
-        Limits { lanes_max: 8, ..self.disk.limits() }
-    }
-
-    fn features(&self) -> Features {
-        self.disk.features()
-    }
-
-    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
-        self.disk.extents(span)
+impl Around for Counting {
+    fn inner(&self) -> &dyn Disk {
+        &self.disk
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
         self.most.fetch_max(threads(), Ordering::Relaxed);
         self.disk.open_lane()
     }
-
-    fn flush(&self) -> Result<(), DiskError> {
-        self.disk.flush()
-    }
 }
 
 #[test]
 fn lanes_that_a_small_disk_never_wants_are_no_threads() {
     let content = conformance::pattern(4 * BLOCK_BYTES);
-    let source =
-        Arc::new(Counting { disk: MemDisk::new("source", content.clone()), most: AtomicUsize::new(0) });
+    let of_eight_lanes = |disk: MemDisk| disk.clone().with_limits(Limits { lanes_max: 8, ..disk.limits() });
+    let disk = of_eight_lanes(MemDisk::new("source", content.clone()));
+    let source = Arc::new(Counting { disk, most: AtomicUsize::new(0) });
     let target = MemDisk::blank("target", content.len() as u64);
     let job = CopyJob {
         source: source.clone(),
-        target: Arc::new(target.clone().with_limits(Limits { lanes_max: 8, ..target.limits() })),
+        target: Arc::new(of_eight_lanes(target.clone())),
         target_tag: "target".into(),
         target_is_new: true,
         target_zeroed: false,

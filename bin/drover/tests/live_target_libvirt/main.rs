@@ -153,3 +153,16 @@ fn a_check_tells_each_thing_that_stands_in_the_way_by_itself() {
     landing.arrives(&["plan", "check", &unneeded]);
     assert_eq!(landing.all_of("a"), before, "nothing was touched");
 }
+
+/// Moves the one guest of a plan `convert` with a run that is killed before its conversion and one after it, and a last one that finds it done.
+fn is_converted_once(landing: &Landing, plan: &str) {
+    let runs = || std::fs::read_to_string(landing.stage.path("bin/runs")).unwrap_or_default().lines().count();
+    let mut runs_of_first = 0;
+    for (at, edge) in [("phase_started", "convert"), ("phase_ended", "convert")].into_iter().enumerate() {
+        let args = if at == 0 { ["migrate", plan] } else { ["resume", "convert"] };
+        assert!(landing.killed_at(&args, edge).is_some(), "{edge:?} never came");
+        runs_of_first = runs();
+    }
+    landing.arrives(&["resume", "convert"]);
+    assert!(runs_of_first > 0 && runs() == runs_of_first, "{} runs of the converter", runs());
+}
