@@ -160,17 +160,23 @@ impl<'a> Run<'a> {
         self.events.push(Reverse((at.to_bits(), self.sequence, vm, event)));
     }
 
-    /// All that the scheduler lets in now.
+    /// All that the scheduler lets in now. One that is given up may have been the last of its wave, for which others wait.
     fn decide(&mut self) {
-        self.ask();
         loop {
-            self.decisions += 1;
-            let Some(admission) = self.scheduler.next(self.now_ms()) else { break };
-            self.admit(admission);
-        }
-        self.disks_max = self.disks_max.max(self.scheduler.disks_held());
-        for (id, ended) in self.scheduler.take_given_up() {
-            self.going[self.index[&id]].told.given_up = Some(ended);
+            let mut gave_up = self.ask();
+            loop {
+                self.decisions += 1;
+                let Some(admission) = self.scheduler.next(self.now_ms()) else { break };
+                self.admit(admission);
+            }
+            self.disks_max = self.disks_max.max(self.scheduler.disks_held());
+            for (id, ended) in self.scheduler.take_given_up() {
+                gave_up = true;
+                self.going[self.index[&id]].told.given_up = Some(ended);
+            }
+            if !gave_up {
+                break;
+            }
         }
     }
 
@@ -331,10 +337,11 @@ impl<'a> Run<'a> {
         self.asking.extend(open.into_values().flatten());
     }
 
-    /// Those that ask to move over: as many as may begin to.
-    fn ask(&mut self) {
+    /// Those that ask to move over: as many as may begin to. True if one of them never may.
+    fn ask(&mut self) -> bool {
         self.ask_waves();
         let now_ms = self.now_ms();
+        let mut gave_up = false;
         let mut left = Vec::new();
         let mut asking = std::mem::take(&mut self.asking).into_iter();
         let mut full = BTreeSet::new();
@@ -359,6 +366,7 @@ impl<'a> Run<'a> {
                     if let Some(ended) = self.scheduler.never_moves_over(id, now_ms) {
                         self.scheduler.finished(id, ended, now_ms);
                         self.going[vm].told.given_up = Some(ended);
+                        gave_up = true;
                         continue;
                     }
                     left.push(vm);
@@ -374,6 +382,7 @@ impl<'a> Run<'a> {
         }
         left.extend(asking);
         self.asking = left;
+        gave_up
     }
 
     fn sample(&mut self) {

@@ -210,3 +210,23 @@ fn of_a_tenant_no_more_move_over_at_once_than_its_own_limit_lets() {
     let free = downs(3..6);
     assert!(free[2] - free[0] < 10_000, "{free:?}");
 }
+
+#[test]
+fn a_wave_whose_last_vm_never_moves_over_lets_those_after_it_do_so() {
+    let late = WaveWindow { until_ms: Some(1_000), ..WaveWindow::default() };
+    let waves = vec![
+        Wave { name: "late".into(), window: late, if_failed: IfFailed::GoOn, ..Wave::default() },
+        Wave { name: "next".into(), after: vec!["late".into()], ..Wave::default() },
+    ];
+    let warm = WarmMove { churn: 0, interval_ms: 60_000, cutover_ms: None, downtime_ms: 0 };
+    let of = |wave: &str, mib| {
+        let vm = vm("a", mib, 1);
+        Vm { warm: Some(warm), job: Job { wave: Some(wave.into()), ..vm.job }, ..vm }
+    };
+    // That of the late wave is copied last, when nothing but its end can happen any more.
+    let vms = vec![of("late", 10_000), of("next", 100)];
+    let fleet = Fleet { waves: [(Tenant(0), waves)].into(), ..fleet(vms, rates(100, 300)) };
+    let outcome = simulate(&fleet);
+    assert_eq!(outcome.vms[0].given_up, Some(crate::Ended::TooLate));
+    assert!(outcome.vms[1].end_ms.is_some(), "{:?}", outcome.vms[1]);
+}
