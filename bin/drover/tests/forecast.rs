@@ -50,6 +50,9 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
     let forecast = stage.run(&["forecast", &plan, "--json"]).json().unwrap();
     assert_eq!(forecast["vms"].as_array().unwrap().len(), 4);
     assert!(forecast["makespan_s"]["p10"].as_f64() < forecast["makespan_s"]["p90"].as_f64());
+    // Cold VMs are read once.
+    let bytes = 28 * MIB;
+    assert_eq!(forecast["lines"][0]["bytes"], json!({ "p10": bytes, "p50": bytes, "p90": bytes }));
     let narrow = stage.run(&["forecast", &plan, "--json", "--link", "8m"]).json().unwrap();
     // 28 MiB at 1 MB/s.
     assert!(narrow["makespan_s"]["p50"].as_f64().unwrap() > 28.0, "{}", narrow["makespan_s"]);

@@ -7,6 +7,7 @@ use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, Random, Tenant, Ten
 use drover_types::{DayLimit, Opening, Wave, WaveWindow};
 use serde::{Deserialize, Serialize};
 
+use crate::carried::{Carried, LineBytes};
 use crate::fleet::FleetVm;
 use crate::limits::{Gain, Limiting, gains, limiting};
 use crate::on_order::OnOrder;
@@ -99,9 +100,11 @@ pub struct Forecast {
     pub vms: Vec<VmForecast>,
     /// By wave, in the order in which they were named.
     pub waves: Vec<WaveForecast>,
-    /// Bytes by host.
+    /// Bytes over each line: the link of all first, then limits that plans share and sites, then hosts, the one with most first.
+    pub lines: Vec<LineBytes>,
+    /// Likely bytes by host.
     pub hosts: BTreeMap<String, u64>,
-    /// Bytes in all.
+    /// Likely bytes in all.
     pub bytes: u64,
     /// What limits, the one that does so for longest first.
     pub limiting: Vec<Limiting>,
@@ -218,13 +221,16 @@ fn drawn(question: &Question, start_ms: u64, draws: usize) -> Forecast {
     let mut random = Random::new(question.seed);
     let mut told: Vec<Vec<Told>> = Vec::with_capacity(draws);
     let mut makespans = Vec::with_capacity(draws);
+    let mut carried = Carried::of(question);
     for _ in 0..draws {
         let outcome = simulate(&fleet_of(question, &mut Draw::By(&mut random)));
+        carried.add(&outcome);
         makespans.push(outcome.makespan_ms as f64 / 1000.0);
         told.push(outcome.vms.iter().map(|vm| in_seconds(vm, question.start_ms)).collect());
     }
     let likely = fleet_of(question, &mut Draw::Likely);
     let outcome = simulate(&likely);
+    let carried = carried.told();
     let vms: Vec<VmForecast> = question.vms.iter().enumerate().map(|(at, vm)| of_vm(vm, at, &told)).collect();
     Forecast {
         start_ms,
@@ -236,8 +242,9 @@ fn drawn(question: &Question, start_ms: u64, draws: usize) -> Forecast {
         plans_on_order: members(question).iter().map(|vms| OnOrder::of(question, vms, &told)).collect(),
         waves: waves(question, &told),
         never: never(question, &outcome),
-        hosts: bytes_by_host(question, &outcome),
-        bytes: outcome.vms.iter().map(|vm| vm.bytes).sum(),
+        lines: carried.lines,
+        hosts: carried.hosts,
+        bytes: carried.bytes,
         limiting: limiting(&outcome, question.start_ms),
         gains: Vec::new(),
         churn_measured: question
@@ -287,7 +294,7 @@ fn known(question: &Question) -> Known<'_> {
     known
 }
 
-fn line_to(site: &str) -> String {
+pub(crate) fn line_to(site: &str) -> String {
     format!("line to {site}")
 }
 
@@ -569,14 +576,6 @@ fn chance_to_fit(window: &WaveWindow, start_ms: u64, spans: &[(f64, f64)]) -> Op
 fn never(question: &Question, outcome: &Outcome) -> Vec<String> {
     let vms = question.vms.iter().zip(&outcome.vms);
     vms.filter(|(_, moved)| moved.end_ms.is_none()).map(|(vm, _)| vm.name.clone()).collect()
-}
-
-fn bytes_by_host(question: &Question, outcome: &Outcome) -> BTreeMap<String, u64> {
-    let mut hosts = BTreeMap::<String, u64>::new();
-    for (vm, moved) in question.vms.iter().zip(&outcome.vms) {
-        *hosts.entry(vm.host.clone()).or_default() += moved.bytes;
-    }
-    hosts
 }
 
 #[cfg(test)]

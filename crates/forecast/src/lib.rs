@@ -14,6 +14,7 @@
 
 mod advise;
 mod assess;
+mod carried;
 mod fleet;
 mod foresee;
 mod learn;
@@ -29,6 +30,7 @@ mod windows;
 
 pub use advise::{Advice, Asked, Severity, advise};
 pub use assess::{Assessment, Estimates, Finding, Group, Place, Sizes, Totals, VmSums, WarmInVain, assess};
+pub use carried::{ByteSpread, LineBytes};
 pub use fleet::{FleetDisk, FleetVm, WarmWish, may_run, spread_over};
 pub use foresee::{By, Forecast, Line, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
 pub use learn::{Copies, Measured, Part, Seen, To};

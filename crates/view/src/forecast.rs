@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use drover_forecast::reference::{Figure, Row, Use};
 use drover_forecast::{
-    By, Forecast, Gain, OnOrder, Origin, ProposedWave, Spread, Unit, VmForecast, WaveForecast,
+    By, ByteSpread, Forecast, Gain, LineBytes, OnOrder, Origin, ProposedWave, Spread, Unit, VmForecast,
+    WaveForecast,
 };
 use drover_types::Bytes;
 use serde_json::Value;
@@ -19,6 +20,11 @@ use crate::text::{UNKNOWN, clip, count, duration};
 /// Rows of a table; the JSON has all.
 const ROWS_MAX: usize = 20;
 const NAME_COLUMNS: usize = 20;
+/// Lines that bytes go over; the JSON has all.
+const LINES_MAX: usize = 10;
+const LINE_NAME_COLUMNS: usize = 34;
+/// Each pass of a warm VM counts.
+pub(crate) const LINES_HEADING: &str = "Bytes over each line, all passes together";
 /// Of a line without columns.
 const LINE_COLUMNS: usize = 80;
 /// There are more columns beside a wave's name.
@@ -64,6 +70,7 @@ fn write_forecast(text: &mut String, it: &Forecast) -> fmt::Result {
     if it.vms.len() > ROWS_MAX {
         writeln!(text, "  ... and {} more (--json has all)", it.vms.len() - ROWS_MAX)?;
     }
+    write_lines(text, it)?;
     write_why(text, it)
 }
 
@@ -249,6 +256,27 @@ fn vm_table(group: &VmGroup<'_>) -> Table {
         ]);
     }
     table
+}
+
+/// Bytes over each line.
+fn write_lines(text: &mut String, it: &Forecast) -> fmt::Result {
+    let columns = ["P10", "LIKELY", "P90"].map(|name| (name, Align::Right));
+    let mut table = Table::new(&[[("LINE", Align::Left)].as_slice(), &columns].concat()).indented(2);
+    for line in it.lines.iter().take(LINES_MAX) {
+        let name = [clip(&line.name, LINE_NAME_COLUMNS).into_owned()];
+        table.row(name.into_iter().chain(byte_cells(line)));
+    }
+    write!(text, "\n{LINES_HEADING}\n{table}")?;
+    match it.lines.len().saturating_sub(LINES_MAX) {
+        0 => Ok(()),
+        more => writeln!(text, "  ... and {more} more (--json has all)"),
+    }
+}
+
+/// P10, P50 and P90 of the bytes over a line.
+pub(crate) fn byte_cells(line: &LineBytes) -> [String; 3] {
+    let ByteSpread { p10, p50, p90 } = line.bytes;
+    [p10, p50, p90].map(|bytes| Bytes(bytes).to_string())
 }
 
 /// When waves begin and end on the clocks of their windows.
@@ -514,6 +542,23 @@ pub(crate) mod tests {
         for word in ["50 VMs", "P10 to P90", "What limits", "wave-1", "assumed: MTV", "... and 30 more"] {
             assert!(text.contains(word), "{word}:\n{text}");
         }
+    }
+
+    #[test]
+    fn bytes_over_lines_are_told_with_their_spread_and_the_text_has_the_first_of_them() {
+        let mut forecast = in_zones();
+        let [link, host] = &forecast.lines[..] else { panic!("{:?}", forecast.lines) };
+        assert!(link.bytes.p10 < link.bytes.p90 && link.bytes == host.bytes, "one VM is warm: {link:?}");
+        let [p10, p50, p90] = byte_cells(link);
+        let text = forecast_text(&forecast);
+        assert!(text.contains("\nBytes over each line, all passes together\n  LINE "), "{text}");
+        for name in ["the link ", "host esx1"] {
+            assert!(text.contains(&format!("  {name}  {p10}  {p50}  {p90}\n")), "{name}:\n{text}");
+        }
+        assert_eq!(forecast_json(&forecast)["lines"][0]["bytes"]["p90"], link.bytes.p90);
+        let ten = forecast.lines[1].clone();
+        forecast.lines.extend(vec![ten; 10]);
+        assert!(forecast_text(&forecast).contains("  ... and 2 more (--json has all)\n"));
     }
 
     #[test]

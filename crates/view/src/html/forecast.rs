@@ -10,8 +10,8 @@ use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head
 use crate::axis::TimeAxis;
 use crate::clock::{local, zone_name};
 use crate::forecast::{
-    by_end, change, churn_measured, down_words, foreseen, likely, openings, order_words, origin, time,
-    values, wave_cells, wave_moments, wave_name, wave_order_words,
+    LINES_HEADING, by_end, byte_cells, change, churn_measured, down_words, foreseen, likely, openings,
+    order_words, origin, time, values, wave_cells, wave_moments, wave_name, wave_order_words,
 };
 use crate::forecast_clock::Clocks;
 use crate::text::{UNKNOWN, clip, count};
@@ -54,6 +54,7 @@ fn write_page(page: &mut String, it: &Forecast) -> fmt::Result {
     write_facts(page, &facts)?;
     write_orders(page, it)?;
     write_gantt(page, it)?;
+    write_lines(page, it)?;
     write_why(page, it)?;
     write_waves(page, it)?;
     write_vms(page, it)?;
@@ -147,6 +148,16 @@ fn write_gantt(page: &mut String, it: &Forecast) -> fmt::Result {
         writeln!(page, "<p class=\"note\">... and {}</p>", count(vms.len() - shown.len(), "more VM"))?;
     }
     writeln!(page, "</section>")
+}
+
+/// Bytes over each line.
+fn write_lines(page: &mut String, it: &Forecast) -> fmt::Result {
+    begin_table(page, LINES_HEADING, &["Line", "#P10", "#Likely", "#P90"])?;
+    for line in it.lines.iter().take(ROWS_MAX) {
+        let cells = byte_cells(line).map(|it| ("number", it));
+        write_row(page, &[("name", line.name.clone())].into_iter().chain(cells).collect::<Vec<_>>())?;
+    }
+    end_table(page)
 }
 
 pub(super) fn write_why(page: &mut String, it: &Forecast) -> fmt::Result {
