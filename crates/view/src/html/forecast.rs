@@ -21,6 +21,9 @@ const ROWS_MAX: usize = 1000;
 const NAME_CHARS: usize = 24;
 /// A bar that took no time is still seen.
 const BAR_MIN: f64 = 1.5;
+/// What an open end takes beyond the last moment that is foreseen: this part of the time until then, and so many seconds at the least.
+const OPEN_SHARE: f64 = 0.1;
+const OPEN_MIN_S: f64 = 60.0;
 
 /// What a fleet will take, as one page without scripts.
 pub fn forecast_html(it: &Forecast) -> String {
@@ -88,23 +91,26 @@ fn ms(it: &Forecast, seconds: f64) -> i64 {
     it.start_ms as i64 + (seconds * 1000.0) as i64
 }
 
-/// Each VM from its begin to its end, and on to where it ends once in ten times later.
+/// Each VM from its begin to its end, and on to where it ends once in ten times later. One that waits for an order has an open end.
 fn write_gantt(page: &mut String, it: &Forecast) -> fmt::Result {
-    let mut vms: Vec<&VmForecast> = it.vms.iter().filter(|vm| vm.end_s.is_some()).collect();
-    let begin = |vm: &VmForecast| vm.begin_s.map_or(0.0, |it| it.p50);
-    vms.sort_by(|one, two| begin(one).total_cmp(&begin(two)));
+    let begin = |vm: &VmForecast| vm.begin_s.map(|it| it.p50);
+    let is_drawn = |vm: &&VmForecast| vm.begin_s.is_some() && (vm.end_s.is_some() || vm.on_order);
+    let mut vms: Vec<&VmForecast> = it.vms.iter().filter(is_drawn).collect();
+    vms.sort_by(|one, two| begin(one).unwrap_or(0.0).total_cmp(&begin(two).unwrap_or(0.0)));
     let shown = &vms[..vms.len().min(ROWS_MAX)];
     if shown.is_empty() {
         return Ok(());
     }
     let row = if shown.len() > 60 { 8.0 } else { 20.0 };
     let height = row * shown.len() as f64;
-    let last = shown.iter().filter_map(|vm| vm.end_s).map(|end| end.p90).fold(0.0, f64::max);
-    let axis = TimeAxis::new(&[(ms(it, 0.0), ms(it, last))], NAMES, PLOT);
+    let foreseen = shown.iter().filter_map(|vm| last_foreseen(vm)).map(|last| last.p90).fold(0.0, f64::max);
+    let is_open = shown.iter().any(|vm| vm.on_order);
+    let until = if is_open { foreseen + (foreseen * OPEN_SHARE).max(OPEN_MIN_S) } else { foreseen };
+    let axis = TimeAxis::new(&[(ms(it, 0.0), ms(it, until))], NAMES, PLOT);
     begin_chart(page, "Gantt chart", "When each VM is likely to begin and to end", height)?;
     write_time_labels(page, &axis, height)?;
+    let x = |seconds: f64| axis.at(ms(it, seconds));
     for (at, vm) in shown.iter().enumerate() {
-        let (Some(begin), Some(end)) = (vm.begin_s, vm.end_s) else { continue };
         let top = row * at as f64;
         if row > 10.0 {
             writeln!(
@@ -115,26 +121,11 @@ fn write_gantt(page: &mut String, it: &Forecast) -> fmt::Result {
                 Escaped(&clip(&vm.name, NAME_CHARS))
             )?;
         }
-        let down = vm.cutover_s.map_or(end.p50, |it| it.p50.clamp(begin.p50, end.p50));
-        let parts = [
-            ("p-copy", begin.p50, if vm.is_warm { down } else { end.p50 }),
-            ("p-off", if vm.is_warm { down } else { end.p50 }, end.p50),
-            ("p-copy unfinished", end.p50, end.p90),
-        ];
-        for (class, from, to) in parts.into_iter().filter(|(_, from, to)| to > from) {
-            let left = axis.at(ms(it, from));
-            writeln!(
-                page,
-                "<rect class=\"phase {class}\" x=\"{left:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>{}: {} to {}, \
-                 P90 {}</title></rect>",
-                top + row * 0.15,
-                (axis.at(ms(it, to)) - left).max(BAR_MIN),
-                row * 0.7,
-                Escaped(&vm.name),
-                time(begin.p50),
-                time(end.p50),
-                time(end.p90),
-            )?;
+        let Some(begin) = begin(vm) else { continue };
+        let bar = Bar { top: top + row * 0.15, height: row * 0.7 };
+        match vm.end_s.filter(|_| !vm.on_order) {
+            Some(end) => bar.write_closed(page, vm, [begin, end.p50, end.p90], &x)?,
+            None => bar.write_open(page, vm, begin, until, &x)?,
         }
     }
     end_chart(page)?;
@@ -142,12 +133,98 @@ fn write_gantt(page: &mut String, it: &Forecast) -> fmt::Result {
         ("p-copy", "copied"),
         ("p-off", "down for the last pass"),
         ("p-copy unfinished", "until P90 of its end"),
+        ("p-passes unfinished", "waits for drover cutover, with an open end"),
     ];
-    write_legend(page, legend.iter())?;
+    write_legend(page, legend[..if is_open { 4 } else { 3 }].iter())?;
     if vms.len() > shown.len() {
         writeln!(page, "<p class=\"note\">... and {}</p>", count(vms.len() - shown.len(), "more VM"))?;
     }
     writeln!(page, "</section>")
+}
+
+/// The last moment of a VM that the chart shows: its end, or when it is ready for its cutover. Absent if it never is.
+fn last_foreseen(vm: &VmForecast) -> Option<Spread> {
+    // One that is off moves over without a cutover.
+    if vm.on_order { vm.cutover_s.or(vm.end_s) } else { vm.end_s }
+}
+
+/// Where a VM's bar lies.
+struct Bar {
+    top: f64,
+    height: f64,
+}
+
+impl Bar {
+    /// From its begin to the likely end and to P90 of that.
+    fn write_closed(
+        &self,
+        page: &mut String,
+        vm: &VmForecast,
+        [begin, end, late]: [f64; 3],
+        x: &dyn Fn(f64) -> f64,
+    ) -> fmt::Result {
+        let copied = match vm.cutover_s.filter(|_| vm.is_warm) {
+            Some(down) => down.p50.max(begin).min(end),
+            None => end,
+        };
+        let words = format!("{} to {}, P90 {}", time(begin), time(end), time(late));
+        self.write_part(page, vm, ("p-copy", begin, copied), &words, x)?;
+        self.write_part(page, vm, ("p-off", copied, end), &words, x)?;
+        self.write_part(page, vm, ("p-copy unfinished", end, late), &words, x)
+    }
+
+    /// Until it is ready for its cutover, and from there an arrow to the end of the chart.
+    fn write_open(
+        &self,
+        page: &mut String,
+        vm: &VmForecast,
+        begin: f64,
+        until: f64,
+        x: &dyn Fn(f64) -> f64,
+    ) -> fmt::Result {
+        let (ready, words) = match last_foreseen(vm) {
+            Some(Spread { p50, p90, .. }) => (
+                p50.max(begin),
+                format!("{} until ready for cutover after {}, P90 {}", time(begin), time(p50), time(p90)),
+            ),
+            None => (begin, format!("begins after {}, and never may move over", time(begin))),
+        };
+        let words = format!("{words}; its end is open");
+        self.write_part(page, vm, ("p-copy", begin, ready), &words, x)?;
+        let (left, right, top, bottom) = (x(ready), x(until), self.top, self.top + self.height);
+        let neck = (right - self.height / 2.0).max(left);
+        writeln!(
+            page,
+            "<polygon class=\"phase p-passes unfinished\" points=\"{left:.1},{top:.1} {neck:.1},{top:.1} {right:.1},{:.1} \
+             {neck:.1},{bottom:.1} {left:.1},{bottom:.1}\"><title>{}: {words}</title></polygon>",
+            (top + bottom) / 2.0,
+            Escaped(&vm.name),
+        )
+    }
+
+    /// A stretch of a bar; nothing of one that takes no time.
+    fn write_part(
+        &self,
+        page: &mut String,
+        vm: &VmForecast,
+        (class, from, to): (&str, f64, f64),
+        words: &str,
+        x: &dyn Fn(f64) -> f64,
+    ) -> fmt::Result {
+        if to <= from {
+            return Ok(());
+        }
+        let left = x(from);
+        writeln!(
+            page,
+            "<rect class=\"phase {class}\" x=\"{left:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>{}: \
+             {words}</title></rect>",
+            self.top,
+            (x(to) - left).max(BAR_MIN),
+            self.height,
+            Escaped(&vm.name),
+        )
+    }
 }
 
 /// Bytes over each line.
@@ -269,6 +346,34 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}:\n{text}");
         }
+    }
+
+    #[test]
+    fn a_vm_that_waits_for_its_cutover_is_copied_in_the_chart_and_then_has_an_open_end() {
+        let mut forecast = in_zones();
+        let bars = |page: &str| -> Vec<String> {
+            page.lines().filter(|line| line.contains("<title>waits: ")).map(str::to_string).collect()
+        };
+        let page = forecast_html(&forecast);
+        let [copy, open] = &bars(&page)[..] else { panic!("{page}") };
+        assert!(
+            copy.contains("class=\"phase p-copy\"") && copy.contains("until ready for cutover"),
+            "{copy}"
+        );
+        let end = format!(" {:.1},", NAMES + PLOT);
+        assert!(open.starts_with("<polygon") && open.contains(&end), "to the end of the chart: {open}");
+        assert!(open.contains("its end is open") && page.matches("<polygon").count() == 1, "{page}");
+        assert!(texts(&page).contains("waits for drover cutover, with an open end"));
+        // One whose wave never opens is copied all the same.
+        let waits = forecast.vms.iter_mut().find(|vm| vm.on_order).unwrap();
+        (waits.cutover_s, waits.end_s) = (None, None);
+        let page = forecast_html(&forecast);
+        let [open] = &bars(&page)[..] else { panic!("{page}") };
+        assert!(open.starts_with("<polygon") && open.contains("never may move over"), "{open}");
+        // Where none waits, none is open.
+        forecast.vms.retain(|vm| !vm.on_order);
+        let page = forecast_html(&forecast);
+        assert!(!page.contains("<polygon") && !texts(&page).contains("open end"), "{page}");
     }
 
     #[test]
