@@ -99,7 +99,7 @@ impl Inner {
         follow(op, first, next, deadline, keep)
     }
 
-    /// Reads properties of many objects of one type, a page of them with each question and several questions at once. What `keep` makes
+    /// Reads properties of many objects, a page of them with each question and several questions at once. What `keep` makes
     /// of each comes in their order, and thousands of them with all their properties would take hundreds of megabytes. Objects that are
     /// gone meanwhile are left out.
     pub fn retrieve_each<T: Send>(

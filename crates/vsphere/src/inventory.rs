@@ -102,13 +102,15 @@ impl Inner {
         found
     }
 
-    /// First where VMs may be and which there are, which is little, then what they are made of: in pages, which the server makes beside
-    /// each other.
+    /// First which objects there are, then where VMs may be, which is little, then what these are made of: in pages, which the server
+    /// makes beside each other.
     fn viewed(&self, op: &str, view: &Moref) -> Result<Inventory, VsphereError> {
-        let places = self.retrieve(op, AROUND_PROPERTIES, &view_spec(view))?;
+        let is_vm = |member: &Moref| member.kind == "VirtualMachine";
+        let (members, places): (Vec<Moref>, Vec<Moref>) =
+            self.members(op, view)?.into_iter().partition(is_vm);
+        let places = self.retrieve_each(op, AROUND_PROPERTIES, &places, |object| object)?;
         let mut around = Surroundings::default();
         places.iter().for_each(|object| around.learn(object));
-        let members = self.members(op, view, places.is_empty())?;
         let paths = self.vm_properties();
         let vm = |object: Object| (!is_template(&object)).then(|| vm_of(&object, &around));
         let vms = self.retrieve_each(op, &[("VirtualMachine", &paths)], &members, vm)?;
@@ -120,20 +122,18 @@ impl Inner {
         })
     }
 
-    /// The VMs of a view, which may tell none if it is empty.
-    fn members(&self, op: &str, view: &Moref, is_empty: bool) -> Result<Vec<Moref>, VsphereError> {
+    /// The objects of a view, which may tell none if it is empty.
+    fn members(&self, op: &str, view: &Moref) -> Result<Vec<Moref>, VsphereError> {
         let told = self.read(op, view, &["view"])?;
-        match told.get("view") {
-            Some(members) => {
-                let members = members.children.iter().map(Moref::of);
-                Ok(members.filter(|member| member.kind == "VirtualMachine").collect())
-            }
-            None if is_empty => Ok(Vec::new()),
-            None => {
-                let why = "the view of all objects does not tell which they are";
-                Err(VsphereError::new(crate::VsphereErrorKind::NotVsphere, op, why))
-            }
+        if let Some(members) = told.get("view") {
+            return Ok(members.children.iter().map(Moref::of).collect());
         }
+        // One that only does not tell leads to its objects all the same.
+        if self.retrieve(op, AROUND_PROPERTIES, &view_spec(view))?.is_empty() {
+            return Ok(Vec::new());
+        }
+        let why = "the view of all objects does not tell which they are";
+        Err(VsphereError::new(crate::VsphereErrorKind::NotVsphere, op, why))
     }
 }
 

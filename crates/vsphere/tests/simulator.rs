@@ -150,7 +150,7 @@ fn an_inventory_costs_the_same_few_calls_however_many_vms() {
     sim.post("/stats/reset", json!({}));
     session.inventory().unwrap();
     let calls = sim.calls("RetrievePropertiesEx") + sim.calls("ContinueRetrievePropertiesEx");
-    // The places, which VMs there are, and a page of these.
+    // Which objects there are, a page of places, and one of VMs.
     assert_eq!((sim.calls("CreateContainerView"), calls), (1, 3));
 }
 
@@ -275,7 +275,7 @@ fn an_inventory_of_many_vms_comes_in_pages() {
     assert_eq!(
         sim.calls("RetrievePropertiesEx"),
         5,
-        "the places, which VMs there are, and three pages of these"
+        "which objects there are, a page of places, and three of VMs"
     );
     assert_eq!(sim.calls("ContinueRetrievePropertiesEx"), 0);
     let again: Vec<String> = session.inventory().unwrap().vms.into_iter().map(|vm| vm.id).collect();
@@ -284,6 +284,34 @@ fn an_inventory_of_many_vms_comes_in_pages() {
         again.iter().collect::<Vec<_>>(),
         "one order"
     );
+}
+
+#[test]
+fn no_page_of_places_waits_for_the_one_before_and_one_that_fails_is_not_lost() {
+    let more: String = (0..230).map(|i| format!(", {{name: net{i}}}")).collect();
+    let last = "{name: Storage Net}";
+    let text = include_str!("sim/inventory.yaml").replace(last, &format!("{last}{more}"));
+    let Some(sim) = Sim::start_with("vcenter", &text) else { return };
+    let session = sim.session();
+    sim.post("/stats/reset", json!({}));
+    let inventory = session.inventory().unwrap();
+    let of_name = |start: &str| inventory.networks.iter().filter(|it| it.name.starts_with(start)).count();
+    assert_eq!((of_name("net"), of_name("VM Network"), inventory.hosts.len()), (230, 1, 2));
+    assert!(
+        inventory.hosts.iter().any(|host| host.cluster.as_deref() == Some("C0")),
+        "{:?}",
+        inventory.hosts
+    );
+    assert_eq!(
+        sim.calls("RetrievePropertiesEx"),
+        5,
+        "which objects there are, three pages of places, one of VMs"
+    );
+    assert_eq!(sim.calls("ContinueRetrievePropertiesEx"), 0);
+    // One of the three pages, whichever comes last.
+    sim.post("/fault/soap", json!({"method": "RetrievePropertiesEx", "fault": "NoPermission", "skip": 3}));
+    assert_eq!(session.inventory().unwrap_err().kind, VsphereErrorKind::PermissionDenied);
+    assert_eq!(session.inventory().unwrap().networks.len(), inventory.networks.len());
 }
 
 #[test]
