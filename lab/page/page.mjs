@@ -1,6 +1,9 @@
 // The daemon's page in a headless Chromium: what it shows, its orders, keys, colours, accessibility, and 5,000 VMs.
 //
 //   node page.mjs MODULES URL TOKEN [FOLDER FOR SCREENSHOTS]      prints a line of JSON with what was measured; ends with 1 if something is wrong
+//
+// `cargo test --workspace --test api people_see_and_order -- --nocapture` runs it and shows that line. The goal with 5,000 VMs: no task of the
+// page takes more than 100 ms while it loads (`signIn`, `load`), scrolls (`scroll`), is filtered (`filter`) and is updated (`update`).
 
 import assert from 'node:assert/strict';
 import { mkdtempSync, rmSync } from 'node:fs';
@@ -46,14 +49,21 @@ try {
   page.on('console', (message) => { if (message.type() === 'error' && !/status of 4\d\d/.test(message.text())) wrong.push(`console: ${message.text()}`); });
   page.on('request', (request) => { if (!request.url().startsWith(url) && !request.url().startsWith('data:') && !request.url().startsWith('blob:')) wrong.push(`a request to ${request.url()}`); });
   page.on('dialog', (dialog) => { wrong.push('a script of a VM name ran'); dialog.dismiss(); });
-  for (const step of [signIn, vms, hostile, keys, live, orders, retries, waves, resources, lists]) {
+  for (const step of [signIn, load, vms, hostile, keys, live, orders, retries, waves, resources, lists]) {
     await step(page);
     await tellLong(page, step.name);
   }
   await accessible(page, 'light');
   await page.emulateMedia({ colorScheme: 'dark' });
   await accessible(page, 'dark');
-  await fluid(page);
+  await page.locator('#tab-vms').click();
+  await counted(page, `${VMS} of ${VMS} VMs`);
+  // What the checks took is no work of the page.
+  await longTasks(page);
+  for (const step of [scroll, filter, update]) {
+    await step(page);
+    await tellLong(page, step.name);
+  }
   assert.deepEqual(wrong, []);
   console.log(JSON.stringify(measured));
 } finally {
@@ -81,10 +91,13 @@ function counted(page, text) {
   return page.locator('.count', { hasText: text }).waitFor();
 }
 
-async function vms(page) {
+async function load(page) {
   await page.locator('[data-plan="one"]').click();
   await counted(page, `${VMS} of ${VMS} VMs`);
   await page.locator('.count', { hasText: 'loading' }).waitFor({ state: 'detached' });
+}
+
+async function vms(page) {
   const rows = await page.locator('.grid .row').count();
   assert.ok(rows < 80, `${rows} rows are in the document`);
   assert.equal(await page.getByRole('grid').getAttribute('aria-rowcount'), String(VMS + 1));
@@ -237,9 +250,15 @@ async function lists(page) {
 
 // Told and not asserted: it depends on the machine.
 async function tellLong(page, step) {
-  const long = await page.evaluate(() => window.longTasks.splice(0));
-  measured.long_tasks_ms ??= {};
-  measured.long_tasks_ms[step] = long.map(Math.round);
+  const long = await longTasks(page);
+  measured.long_tasks ??= {};
+  measured.long_tasks[step] = { count: long.length, over_100_ms: long.filter((ms) => ms > 100).length, longest_ms: Math.round(Math.max(0, ...long)) };
+}
+
+// Those since they were last taken. The browser tells of one a while after it has ended.
+async function longTasks(page) {
+  await page.waitForTimeout(300);
+  return page.evaluate(() => window.longTasks.splice(0));
 }
 
 async function accessible(page, scheme) {
@@ -267,14 +286,9 @@ async function check(page, what) {
   assert.deepEqual(serious, [], what);
 }
 
-// Told and not asserted: it depends on the machine.
-async function fluid(page) {
-  await page.locator('#tab-vms').click();
-  await counted(page, `${VMS} of ${VMS} VMs`);
+// Frames are told and not asserted: they depend on the machine.
+async function scroll(page) {
   const figures = await page.evaluate(async () => {
-    const long = [];
-    const observer = new PerformanceObserver((list) => long.push(...list.getEntries().map((entry) => entry.duration)));
-    observer.observe({ entryTypes: ['longtask'] });
     const view = document.querySelector('.grid');
     const frames = [];
     let last = performance.now();
@@ -285,16 +299,25 @@ async function fluid(page) {
       frames.push(now - last);
       last = now;
     }
+    frames.sort((one, two) => one - two);
+    return { frame_ms_p50: frames[120], frame_ms_p99: frames[237], rows: document.querySelectorAll('.row').length };
+  });
+  Object.assign(measured, figures);
+}
+
+async function filter(page) {
+  await page.evaluate(async () => {
     const field = document.querySelector('.filters input');
     for (const text of ['w', 'we', 'web', 'web4', 'web', '']) {
       field.value = text;
       field.dispatchEvent(new Event('input', { bubbles: true }));
       await new Promise(requestAnimationFrame);
     }
-    await new Promise((done) => { setTimeout(done, 3000); });
-    observer.disconnect();
-    frames.sort((one, two) => one - two);
-    return { long_tasks: long.length, long_task_ms_max: Math.max(0, ...long), frame_ms_p50: frames[120], frame_ms_p99: frames[237], rows: document.querySelectorAll('.row').length };
   });
-  Object.assign(measured, figures);
+  await counted(page, `${VMS} of ${VMS} VMs`);
+}
+
+// The server behind this test tells without end of VMs and of 400 disks.
+async function update(page) {
+  await page.waitForTimeout(3000);
 }
