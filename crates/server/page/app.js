@@ -5,6 +5,7 @@ import { RateChart, gantt } from './chart.js';
 import { byId, bytes, el, rate, say, seconds, setText, when, words } from './dom.js';
 import { VirtualList, stateColumn, textColumn } from './list.js';
 import { comeBack, hindrance, logIn, logOut, renew } from './login.js';
+import { STATES } from './states.js';
 import { openVm, waitsFor } from './vm.js';
 
 const DRAW_MS = 250;
@@ -13,7 +14,6 @@ const DRAFT_CHARS_MAX = 1_000_000;
 const LOOK_MS = 10_000;
 /** Lines of a report that are laid out together; `app.css` has their height. */
 const PART_LINES = 100;
-const STATES = ['queued', 'running', 'done', 'not_cleaned_up', 'failed', 'stopped', 'skipped', 'cancelled'];
 const VIEWS = [['vms', 'VMs'], ['waves', 'Waves'], ['time', 'Timeline'], ['resources', 'Resources'], ['concerns', 'Concerns'], ['report', 'Report'], ['audit', 'Audit']];
 
 const app = {

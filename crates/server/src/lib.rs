@@ -22,6 +22,7 @@ mod page;
 mod patient;
 mod problem;
 mod routes;
+mod states;
 mod turns;
 
 pub use auth::{Caller, Denied, Gate, Grant, Role, TokenFile, TokenFileError, TokenRow, random_hex};
@@ -35,6 +36,7 @@ pub use oidc::{IssuerDocuments, LoginClient, OidcOptions};
 pub use operations::*;
 pub use problem::{Kind, Problem};
 pub use routes::routes;
+pub use states::VM_STATES;
 
 /// The description of the API, OpenAPI 3.1.
 pub const OPENAPI: &str = include_str!("../openapi.json");

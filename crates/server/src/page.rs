@@ -3,6 +3,8 @@
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
+use crate::states::PAGE_MODULE;
+
 /// Nothing but its own files, no inline code, and no other page around it. It asks the daemon, and where there is a login, the
 /// issuer for tokens.
 fn policy(token_endpoint: Option<&str>) -> String {
@@ -14,7 +16,7 @@ fn policy(token_endpoint: Option<&str>) -> String {
 }
 
 /// Path, type and content of each file.
-pub(crate) const FILES: [(&str, &str, &str); 10] = [
+pub(crate) const FILES: [(&str, &str, &str); 11] = [
     ("/", "text/html; charset=utf-8", include_str!("../page/index.html")),
     ("/page/app.css", "text/css; charset=utf-8", include_str!("../page/app.css")),
     ("/page/app.js", "text/javascript; charset=utf-8", include_str!("../page/app.js")),
@@ -23,6 +25,7 @@ pub(crate) const FILES: [(&str, &str, &str); 10] = [
     ("/page/dom.js", "text/javascript; charset=utf-8", include_str!("../page/dom.js")),
     ("/page/list.js", "text/javascript; charset=utf-8", include_str!("../page/list.js")),
     ("/page/chart.js", "text/javascript; charset=utf-8", include_str!("../page/chart.js")),
+    ("/page/states.js", "text/javascript; charset=utf-8", PAGE_MODULE),
     ("/page/vm.js", "text/javascript; charset=utf-8", include_str!("../page/vm.js")),
     ("/page/icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
 ];

@@ -26,6 +26,7 @@ use crate::metrics::{self, Counters};
 use crate::oidc::Oidc;
 use crate::operations::{Form, Operations, Outcome, Page, Plan, VmQuery};
 use crate::problem::{Kind, Problem};
+use crate::states::VM_STATES;
 use crate::turns::{READY_EACH, Readiness, Turns};
 use crate::{OPENAPI, orders, page};
 
@@ -484,10 +485,6 @@ async fn page_of<T: Serialize + Send + 'static>(
     let page = app.ask(move |operations| look(operations, &name, &wanted)).await?;
     Ok(answer_json(StatusCode::OK, &page))
 }
-
-/// In which VMs are, as the API names them.
-const VM_STATES: [&str; 8] =
-    ["queued", "running", "done", "not_cleaned_up", "failed", "skipped", "stopped", "cancelled"];
 
 async fn vms(
     State(app): Shared,

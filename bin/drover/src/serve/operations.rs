@@ -551,3 +551,13 @@ impl Daemon {
 fn wrong_state(name: &str, state: &str, advice: &str) -> Problem {
     Problem::new(Kind::Conflict, format!("plan '{name}' is {state}")).advise(advice)
 }
+
+#[cfg(test)]
+mod tests {
+    use drover_engine::VmState;
+
+    #[test]
+    fn the_api_has_the_states_of_vms_that_the_engine_has() {
+        assert_eq!(drover_server::VM_STATES, VmState::ALL.map(VmState::word));
+    }
+}
