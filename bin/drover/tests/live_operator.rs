@@ -219,9 +219,13 @@ fn a_warm_vm_in_a_file_system_moves_over_when_kubectl_asks_for_it() {
 #[test]
 fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
     let operated = Operated::with_options(158, &["--keep-done", "2s"], |folder| {
+        let warm = vm("warm01", &[&disk_file(folder, "c", 24 * MIB)]);
         vec![
             vm("web01", &[&disk_file(folder, "a", 64 * MIB)]),
             vm("db01", &[&disk_file(folder, "b", 8 * MIB)]),
+            with(warm, json!({"power": "on"})),
+            vm("cold01", &[&disk_file(folder, "d", 4 * MIB)]),
+            vm("bad01", &[&disk_file(folder, "e", 2 * MIB)]),
         ]
     });
     let Some(mut operated) = operated else { return };
@@ -267,6 +271,80 @@ fn edits_while_a_vm_is_copied_change_others_and_stop_nothing() {
     operated.wait("no state is kept", || {
         operated.landing.names(CLAIMS).iter().all(|name| !name.ends_with("-state"))
     });
+    a_wave_that_stops_holds_the_next_one_until_somebody_lets_that_go_on(&mut operated);
+}
+
+/// A VM of the first wave fails, since its state volume has the state of another, while a worker copies a warm one of the next wave: this one
+/// does not move over, and another does not begin.
+fn a_wave_that_stops_holds_the_next_one_until_somebody_lets_that_go_on(operated: &mut Operated) {
+    let warm = operated.landing.cluster.volume("v-warm", Volume::Block, 24 * MIB).unwrap();
+    let cold = operated.landing.cluster.volume("v-cold", Volume::Block, 4 * MIB).unwrap();
+    let cutover = json!({"interval": "1s", "cutover": "auto"});
+    let rest = json!({"name": "warm01", "wave": "rest", "mode": "warm", "warm": cutover});
+    let mut plan = operated.plan("waves", json!([rest]), "64MiB");
+    plan["spec"]["plan"]["waves"] = json!([{"name": "rest"}]);
+    // Its first pass is not over before the wave before its own is there.
+    operated.source_gives(MIB);
+    operated.make(&plan);
+    operated.moves("warm01", 0);
+    // Of those that fit a claim gets the smallest: this one is the next one's.
+    let state = operated.landing.cluster.volume("s-bad", Volume::Folder, 32 * MIB).unwrap();
+    std::fs::write(state.join("drover.migration"), "of another").unwrap();
+    operated.wait("it can be claimed", || {
+        let volume = operated.landing.cluster.get("/api/v1/persistentvolumes/s-bad").unwrap().unwrap();
+        volume["status"]["phase"] == "Available"
+    });
+    let edited = json!({"spec": {"plan": {
+        "waves": [{"name": "pilot", "if_failed": "stop"}, {"name": "rest", "after": ["pilot"]}],
+        "vms": [{"name": "bad01", "wave": "pilot"}, rest, {"name": "cold01", "wave": "rest"}],
+    }}});
+    operated.landing.cluster.merge(&format!("{OWN}/plans/waves"), &edited).unwrap();
+    let reason = |vm: &str| operated.condition(vm, "Arrived")["reason"].clone();
+    operated.wait("a VM of the first wave fails", || operated.phase("bad01") == "Failed");
+    assert_eq!(reason("bad01"), "StateLost", "{}", operated.told());
+    operated.wait("the next wave is stopped", || {
+        ["warm01", "cold01"].iter().all(|vm| reason(vm) == "WaveStopped")
+    });
+    operated.source_gives(0);
+    operated.wait("the warm one would move over", || {
+        operated.migration("warm01").unwrap()["status"]["worker"]["asksCutover"] == true
+    });
+    // Who would let it, and begin the other, has had time for that.
+    std::thread::sleep(Duration::from_secs(3));
+    let told = operated.migration("warm01").unwrap();
+    assert_eq!(told["status"]["phase"], "Running", "{:#}", told["status"]);
+    assert!(told["status"]["cutoverEpoch"].is_null(), "{:#}", told["status"]);
+    let message = operated.condition("warm01", "Arrived")["message"].to_string();
+    assert!(message.contains("does not move over: VMs of wave pilot failed"), "{message}");
+    assert_eq!(operated.landing.stage.sim.vm("warm01").unwrap()["power"], "poweredOn");
+    let told = operated.migration("cold01").unwrap();
+    assert_eq!(told["status"]["phase"], "Failed", "{:#}", told["status"]);
+    assert!(told["status"]["begun"] != true && told["status"]["claim"].is_null(), "{:#}", told["status"]);
+
+    // The Plan says why, an event does, and `kubectl drover status`.
+    let path = format!("{OWN}/plans/waves");
+    let held = || condition(&operated.landing.cluster.get(&path).unwrap().unwrap(), "WavesHeld");
+    operated.wait("its Plan tells", || held()["status"] == "True");
+    let words = "1 VM of wave pilot failed (bad01), and the waves after it do not begin (rest)";
+    let told = held();
+    assert!(told["reason"] == "WaveStopped" && told["message"].to_string().contains(words), "{told:#}");
+    operated.wait("an event says it", || {
+        let events = operated.items("/api/v1/namespaces/vms/events");
+        let of_plan = events.iter().filter(|it| it["involvedObject"]["name"] == "waves");
+        of_plan.filter(|it| it["reason"] == "WaveStopped").any(|it| it["message"].to_string().contains(words))
+    });
+    let text = operated.says(&["status", "--plan", "waves"]);
+    assert!(text.contains("`kubectl drover proceed waves pilot`"), "{text}");
+
+    let text = operated.says(&["proceed", "waves"]);
+    assert!(text.contains("whatever of wave pilot failed, these go on: rest"), "{text}");
+    for (vm, volume, disk) in [("warm01", &warm, "c"), ("cold01", &cold, "d")] {
+        operated.wait("it arrives", || operated.phase(vm) == "Done");
+        assert_holds(volume, &operated.landing.stage.path(disk));
+    }
+    assert_eq!(operated.landing.stage.sim.vm("warm01").unwrap()["power"], "poweredOff");
+    assert_eq!(reason("bad01"), "StateLost");
+    operated.wait("no wave is held", || held()["status"] == "False");
 }
 
 #[test]
