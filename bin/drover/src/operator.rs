@@ -7,6 +7,7 @@
 //! foresee ─┘
 //! ```
 
+mod cancels;
 mod carry;
 mod figures;
 mod forecasts;

@@ -347,6 +347,25 @@ fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Dura
     }
 }
 
+/// A Plan of which nothing can begin is given up. It has more Migrations than are given up in one turn.
+fn a_plan_is_given_up_in_turns(kube: &Cluster, operator: &Operator, log: &Path, patience: Duration) {
+    const COUNT: usize = 60;
+    let provider = pinned(&kube.get(&format!("{OWN}/providers/vcenter")).unwrap().unwrap());
+    let plan = json!({"apiVersion": "drover.dev/v1alpha1", "kind": "Plan", "metadata": {"name": "given-up"},
+        "spec": {"provider": "vcenter", "plan": {"target": {"type": "kubevirt"}, "vms": [{"glob": "*"}]}}});
+    let plan = laid(kube, &plan, &provider);
+    let before = ["Pending", "Cancelled"].map(|phase| operator.in_phase(phase));
+    for number in 92_000..92_000 + COUNT {
+        let waits = MigrationSpec { conversion: Conversion::Needed, ..spec(number, &plan, &provider) };
+        let name = migration_name(SOURCE, &waits.vm.instance_uuid);
+        kube.create(&format!("{OWN}/migrations"), &migration(&name, &waits), false).unwrap();
+    }
+    let count = COUNT as u64;
+    wait("they wait for a converter", log, patience, || operator.in_phase("Pending") == before[0] + count);
+    kube.change(&format!("{OWN}/plans/given-up"), Change::Merge, &json!({"spec": {"cancel": true}})).unwrap();
+    wait("all are given up", log, patience, || operator.in_phase("Cancelled") == before[1] + count);
+}
+
 /// Two warm VMs of a Plan that lets one guest be down ask to move over: one may, and the other once that has arrived, whatever operator
 /// leads then.
 fn no_more_guests_are_down_than_their_plan_lets(
@@ -464,5 +483,6 @@ fn many_migrations_cost_the_same_each() {
     assert!(asked_again <= 100 + count as u64 / 100, "{asked_again} requests of one that begins again");
     assert!(rss.max(rss_again) < RSS_MAX, "{rss} and {rss_again} bytes");
     waves_windows_and_freezes_are_kept(&kube, &log, patience);
+    a_plan_is_given_up_in_turns(&kube, &operator, &log, patience);
     no_more_guests_are_down_than_their_plan_lets(&kube, operator, &cluster.kubeconfig(), &log, patience);
 }

@@ -76,6 +76,9 @@ impl Operator {
             }
             self.tell_figures();
             self.wakes.remove(&name);
+            if self.waits_for_cancel(&name, at) {
+                continue;
+            }
             let tended = match self.tend(&name) {
                 // It was changed since it was seen.
                 Err(error) if error.kind == KubeErrorKind::Conflict => {

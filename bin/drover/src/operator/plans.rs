@@ -16,6 +16,7 @@ use drover_types::Wave;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::cancels::Cancels;
 use super::resolve::{Question, Refused, Resolved, resolve};
 use super::waves::{late, ms, waves_of};
 use super::{Kind, Message, Meta, Operator, now, path_of};
@@ -94,8 +95,8 @@ pub struct Plan {
     pub late: BTreeMap<String, Count>,
     /// After a failure: when it is tried again, after a pause of so long.
     next: Option<(Moment, i64)>,
-    /// After Migrations of it could not be cancelled, as above.
-    cancel_next: Option<(Moment, i64)>,
+    /// How far it is with giving up its Migrations.
+    pub cancels: Cancels,
     /// A Migration of it is gone, or one because of which a VM was refused.
     pub is_stale: bool,
 }
@@ -118,7 +119,7 @@ impl Plan {
             keys: spec["plan"].clone(),
             said: object["metadata"]["annotations"][PROCEED].as_str().map(str::to_string),
             next: same.and_then(|it| it.next),
-            cancel_next: same.and_then(|it| it.cancel_next),
+            cancels: same.map(|it| it.cancels.clone()).unwrap_or_default(),
             // What an operator before this one was refused may be taken now.
             is_stale: known.map_or(!status.refused.is_empty(), |it| it.is_stale),
             status,
@@ -202,31 +203,13 @@ impl Provider {
 }
 
 /// When something is tried again after another failure, by when that was to be before.
-fn after(known: Option<(Moment, i64)>, at: Moment) -> (Moment, i64) {
+pub fn after(known: Option<(Moment, i64)>, at: Moment) -> (Moment, i64) {
     let pause = known.map_or(PAUSE_MIN, |(_, pause)| (pause * 2).min(PAUSE_MAX));
     (at.plus(pause), pause)
 }
 
-/// Does something to each; what the server refuses of one is told, and keeps it from none of the others.
-fn past_refusals(
-    names: Vec<String>,
-    mut act: impl FnMut(&str) -> Result<(), KubeError>,
-) -> Result<Vec<String>, KubeError> {
-    let mut refused = Vec::new();
-    for name in names {
-        match act(&name) {
-            // Another by now, or gone: the watch tells.
-            Ok(()) => {}
-            Err(error) if matches!(error.kind, KubeErrorKind::Conflict | KubeErrorKind::Missing) => {}
-            Err(error) if stops_all(error.kind) => return Err(error),
-            Err(error) => refused.push(format!("{name}: {}", error.what)),
-        }
-    }
-    Ok(refused)
-}
-
 /// Whether the next request would end the same way, whatever it is about.
-fn stops_all(kind: KubeErrorKind) -> bool {
+pub fn stops_all(kind: KubeErrorKind) -> bool {
     matches!(
         kind,
         KubeErrorKind::Unreachable | KubeErrorKind::Server | KubeErrorKind::Denied | KubeErrorKind::NotServed
@@ -245,7 +228,7 @@ impl Operator {
             let sum =
                 |plan: &Plan| sums.as_ref().map(|sums| sums.get(&plan.meta.uid).copied().unwrap_or_default());
             let sum = self.plans.get(&name).and_then(sum);
-            let tended = self.cancel_all(&name, at).and_then(|()| self.count(&name, sum));
+            let tended = self.cancel_some(&name, at).and_then(|()| self.count(&name, sum));
             if let Err(error) = tended
                 && error.kind != KubeErrorKind::Conflict
             {
@@ -539,37 +522,6 @@ impl Operator {
         self.cluster.change(&path, Change::Merge, &body).map(drop)
     }
 
-    /// Gives up all of a plan that is to be given up.
-    fn cancel_all(&mut self, name: &str, at: Moment) -> Result<(), KubeError> {
-        let is_due = |plan: &&Plan| plan.cancel && plan.cancel_next.is_none_or(|(next, _)| next <= at);
-        let Some(plan) = self.plans.get(name).filter(is_due) else { return Ok(()) };
-        let is_left = |it: &&super::Migration| {
-            it.spec.plan_ref.uid == plan.meta.uid && !it.spec.cancel && it.status.phase != Phase::Done
-        };
-        let left: Vec<String> =
-            self.migrations.values().filter(is_left).map(|it| it.meta.name.clone()).collect();
-        let refused = past_refusals(left, |migration| self.cancel_one(migration))?;
-        let Some(plan) = self.plans.get_mut(name) else { return Ok(()) };
-        plan.cancel_next = (!refused.is_empty()).then(|| after(plan.cancel_next, at));
-        if let Some(first) = refused.first() {
-            let message =
-                format!("{} Migrations could not be cancelled, and are tried again: {first}", refused.len());
-            self.tell("Plan", name, &[Note { is_warning: true, reason: "CancelRefused".into(), message }]);
-        }
-        Ok(())
-    }
-
-    fn cancel_one(&mut self, name: &str) -> Result<(), KubeError> {
-        self.check_lease()?;
-        let Some(migration) = self.migrations.get(name) else { return Ok(()) };
-        let body = json!({"metadata": {"uid": migration.meta.uid}, "spec": {"cancel": true}});
-        let path = path_of(Kind::Migration, &self.namespace, name);
-        let answer = self.cluster.change(&path, Change::Merge, &body)?;
-        self.take_answer(&answer);
-        self.due.insert(name.to_string());
-        Ok(())
-    }
-
     /// What the Migrations of plans come to, by the UID of each plan; nothing where that was summed up a moment ago.
     fn sums(&mut self, at: Moment) -> Option<BTreeMap<String, Sum>> {
         if self.counted.plus(COUNT_SECONDS) > at {
@@ -621,28 +573,6 @@ impl Operator {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_that_is_refused_keeps_none_of_the_others() {
-        let names = || ["a", "b", "c", "d"].map(String::from).to_vec();
-        let mut done = Vec::new();
-        let refused = past_refusals(names(), |name| {
-            done.push(name.to_string());
-            match name {
-                "a" => Err(KubeError { kind: KubeErrorKind::Refused, what: "words".into() }),
-                "b" => Err(KubeError { kind: KubeErrorKind::Conflict, what: "made anew".into() }),
-                _ => Ok(()),
-            }
-        });
-        assert_eq!((done, refused.unwrap()), (names(), vec!["a: words".to_string()]));
-        // What nobody answers is asked for once.
-        let mut asked = 0;
-        let ended = past_refusals(names(), |_| {
-            asked += 1;
-            Err(KubeError { kind: KubeErrorKind::Unreachable, what: "no answer".into() })
-        });
-        assert_eq!((ended.unwrap_err().kind, asked), (KubeErrorKind::Unreachable, 1));
-    }
 
     #[test]
     fn what_was_refused_is_asked_for_again_by_the_next_operator() {
