@@ -18,7 +18,11 @@ pub struct Cutovers {
 struct One {
     id: JobId,
     plan: String,
+    /// Whether it asks now, or did when it was admitted.
+    asks: bool,
     is_admitted: bool,
+    /// Whether its guest was down when it came: it was admitted beside all limits.
+    was_down: bool,
 }
 
 impl Cutovers {
@@ -36,8 +40,12 @@ impl Cutovers {
     /// A Migration of a Plan that lets so many guests be down asks to move over. One whose guest is down waits for nobody.
     pub fn want(&mut self, name: &str, plan: &str, most: Option<u32>, is_down: bool, now_ms: u64) {
         self.limit(plan, most);
-        let known = self.jobs.get(name);
-        if known.is_some_and(|one| one.plan == plan && (one.is_admitted || !is_down)) {
+        let known = self.jobs.get_mut(name);
+        if let Some(one) = known.filter(|one| one.plan == plan && (one.is_admitted || !is_down)) {
+            if !std::mem::replace(&mut one.asks, true) {
+                // Whether it may is asked in its turn.
+                let _ = self.scheduler.may_move_over(one.id, now_ms);
+            }
             return;
         }
         self.leave(name, now_ms);
@@ -49,7 +57,8 @@ impl Cutovers {
             // It stands in the order of those that ask from now on.
             let _ = self.scheduler.may_move_over(id, now_ms);
             let is_admitted = is_down && self.scheduler.ask_cutover(id, now_ms).is_ok();
-            self.jobs.insert(name.to_string(), One { id, plan: plan.to_string(), is_admitted });
+            let one = One { id, plan: plan.to_string(), asks: true, is_admitted, was_down: is_down };
+            self.jobs.insert(name.to_string(), one);
         }
     }
 
@@ -61,6 +70,18 @@ impl Cutovers {
         });
         let cutovers = Some(most.unwrap_or(u32::MAX));
         self.scheduler.set_tenant(*tenant, TenantLimits { cutovers, ..TenantLimits::default() });
+    }
+
+    /// It makes a pass, and asks again after that: until then another may move over in its place, and it keeps its own among those that
+    /// ask. One that never asked has none.
+    pub fn pause(&mut self, name: &str, now_ms: u64) {
+        let Some(one) = self.jobs.get_mut(name) else { return };
+        if one.was_down {
+            return self.leave(name, now_ms);
+        }
+        (one.asks, one.is_admitted) = (false, false);
+        self.scheduler.give_back_cutover(one.id);
+        self.scheduler.pause_cutover(one.id);
     }
 
     /// It asks no more, and its guest is not down.
@@ -80,7 +101,7 @@ impl Cutovers {
     /// Those that may move over from now on.
     pub fn admit(&mut self, now_ms: u64) -> Vec<String> {
         let mut fresh = Vec::new();
-        for (name, one) in self.jobs.iter_mut().filter(|(_, one)| !one.is_admitted) {
+        for (name, one) in self.jobs.iter_mut().filter(|(_, one)| one.asks && !one.is_admitted) {
             one.is_admitted = self.scheduler.ask_cutover(one.id, now_ms).is_ok();
             if one.is_admitted {
                 fresh.push(name.clone());
@@ -92,7 +113,8 @@ impl Cutovers {
     /// Those that ask, and those whose guests are down or may be shut down.
     pub fn counts(&self) -> (usize, usize) {
         let admitted = self.jobs.values().filter(|one| one.is_admitted).count();
-        (self.jobs.len() - admitted, admitted)
+        let asking = self.jobs.values().filter(|one| one.asks && !one.is_admitted).count();
+        (asking, admitted)
     }
 }
 
@@ -128,6 +150,39 @@ mod tests {
         assert_eq!(all.admit(4), ["c"]);
         ["a", "b", "c", "d", "e", "f"].iter().for_each(|name| all.leave(name, 5));
         assert!(all.plans.is_empty() && all.jobs.is_empty() && all.scheduler.is_done());
+    }
+
+    #[test]
+    fn one_that_makes_a_pass_has_no_place_meanwhile_and_is_the_next_after_it() {
+        let mut all = of(1);
+        for name in ["a", "b", "c"] {
+            all.want(name, "p", None, false, 0);
+        }
+        assert_eq!(all.admit(0), ["a"]);
+        all.pause("a", 1);
+        all.pause("a", 1);
+        all.pause("never asked", 1);
+        assert_eq!((all.may("a"), all.admit(1)), (false, vec!["b".to_string()]));
+        assert_eq!(all.counts(), (1, 1));
+        // One that waits keeps its turn, too.
+        all.pause("c", 2);
+        all.want("d", "p", None, false, 2);
+        for name in ["a", "c"] {
+            all.want(name, "p", None, false, 3);
+        }
+        let mut order = Vec::new();
+        for name in ["b", "a", "c"] {
+            all.leave(name, 4);
+            order.extend(all.admit(4));
+        }
+        assert_eq!(order, ["a", "c", "d"]);
+        // One whose guest was down before goes beside no limit any more.
+        all.want("down", "p", None, true, 5);
+        all.pause("down", 5);
+        all.want("down", "p", None, false, 5);
+        assert!(all.admit(5).is_empty() && !all.may("down"));
+        ["d", "down"].iter().for_each(|name| all.leave(name, 6));
+        assert!(all.plans.is_empty() && all.scheduler.is_done());
     }
 
     #[test]

@@ -192,6 +192,7 @@ impl Operator {
         }
         match decision.cutover {
             None => self.cutovers.leave(name, now_ms),
+            Some(Cutover::Passes) => self.cutovers.pause(name, now_ms),
             Some(it) => {
                 let (plan, most) = (&migration.spec.plan_ref.uid, self.cutovers_of_plan(&migration.spec));
                 self.cutovers.want(name, plan, most, it == Cutover::IsDown, now_ms);

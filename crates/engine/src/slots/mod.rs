@@ -208,6 +208,11 @@ impl Schedule {
         self.changed.notify_all();
     }
 
+    /// The same, unless a VM asks to move over now, or moves over. Whether they are held by that.
+    pub fn hold_unless_asked(&self) -> bool {
+        self.lock().scheduler.hold_unless_asked()
+    }
+
     /// Whether a VM asks to move over now, or moves over.
     pub fn asks_cutover(&self) -> bool {
         self.lock().scheduler.asks_cutover()

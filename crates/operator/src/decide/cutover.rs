@@ -21,6 +21,8 @@ pub(super) const NOT_RESOLVED: &str = "PlanNotResolved";
 pub enum Cutover {
     /// It asks to move over.
     Asks,
+    /// Its worker makes a pass, or waits for the next one, and does not ask now.
+    Passes,
     /// Its guest is down for that, or may be by now.
     IsDown,
 }
@@ -77,20 +79,23 @@ impl Run<'_> {
     }
 
     /// What it is to the scheduler of cutovers. That it may move over is written to its status, of which its worker learns it; a worker that
-    /// has not shut the guest down yet loses that again with what keeps it.
+    /// has not shut the guest down yet loses that again with what keeps it, and when it asks no more: of the latter it says so only once it
+    /// goes by that leave no more.
     pub(super) fn cutover(&mut self) -> Option<Cutover> {
         self.spec.size.warm?;
         let is_work = self.status.job.as_ref().is_some_and(|job| job.work == Work::Move);
         let word = self.status.word().filter(|word| is_work && word.exit.is_none());
         let asks = word.is_some_and(|word| word.asks_cutover);
         let is_down = word.is_some_and(|word| word.outage);
-        let asks = asks && !self.is_unwanted() && self.kept_from_cutover().is_none();
+        let is_free = word.is_some() && !self.is_unwanted() && self.kept_from_cutover().is_none();
+        let asks = asks && is_free;
         if !is_down {
             self.status.cutover_epoch = (asks && self.facts.may_cut_over).then_some(self.status.epoch);
         }
         match self.status.is_moving_over() {
             true => Some(Cutover::IsDown),
-            false => asks.then_some(Cutover::Asks),
+            false if asks => Some(Cutover::Asks),
+            false => is_free.then_some(Cutover::Passes),
         }
     }
 }

@@ -169,7 +169,8 @@ impl Scheduler {
     /// What it waits for. A job that never may is told so by [`Scheduler::never_moves_over`].
     pub fn ask_cutover(&mut self, id: JobId, now_ms: u64) -> Result<(), Wait> {
         self.may_move_over(id, now_ms)?;
-        self.groups.asked.forget(id, &self.jobs[&id]);
+        // It keeps its number, should it give its place back.
+        self.groups.asked.pause(id, &self.jobs[&id]);
         self.groups.moving.insert(id);
         Ok(())
     }
@@ -245,6 +246,13 @@ impl Scheduler {
         self.groups.are_held = held;
     }
 
+    /// The same, unless a job asks to move over now, or moves over. Whether they are held by that.
+    pub fn hold_unless_asked(&mut self) -> bool {
+        let is_unasked = !self.asks_cutover();
+        self.groups.are_held |= is_unasked;
+        is_unasked
+    }
+
     /// Whether a job asks to move over now, or moves over.
     pub fn asks_cutover(&self) -> bool {
         !self.groups.asked.waiting.is_empty() || !self.groups.moving.is_empty()
@@ -260,6 +268,13 @@ impl Scheduler {
     pub fn pause_cutover(&mut self, id: JobId) {
         if let Some(entry) = self.jobs.get(&id) {
             self.groups.asked.pause(id, entry);
+        }
+    }
+
+    /// A job that was let move over makes another pass first: another may in its place, and it keeps its own among those that ask.
+    pub fn give_back_cutover(&mut self, id: JobId) {
+        if self.groups.moving.remove(&id) {
+            self.holds.look_at(id);
         }
     }
 

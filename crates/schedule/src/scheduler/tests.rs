@@ -506,6 +506,22 @@ fn one_that_makes_a_pass_before_it_moves_over_keeps_its_place_and_holds_up_nobod
 }
 
 #[test]
+fn one_that_gives_its_place_back_for_a_pass_is_the_next_after_it() {
+    let mut scheduler = of(&[job("a", 1, 9, 0), job("a", 1, 9, 0), job("a", 1, 9, 0)], 20, 8);
+    scheduler.set_budgets(Budgets { cutovers: 1, ..scheduler.budgets().clone() });
+    assert_eq!(scheduler.ask_cutover(JobId(0), 0), Ok(()));
+    let full = Err(Wait::Cutovers { held: 1, of: 1 });
+    assert_eq!([1, 2].map(|id| scheduler.ask_cutover(JobId(id), 0)), [full.clone(), full.clone()]);
+    scheduler.give_back_cutover(JobId(0));
+    scheduler.give_back_cutover(JobId(0));
+    assert_eq!(scheduler.ask_cutover(JobId(1), 0), Ok(()), "the first one is at its pass");
+    assert_eq!(scheduler.ask_cutover(JobId(0), 0), full);
+    arrive(&mut scheduler, 1);
+    assert!(scheduler.ask_cutover(JobId(2), 0).is_err(), "the other asked before");
+    assert_eq!(scheduler.ask_cutover(JobId(0), 0), Ok(()));
+}
+
+#[test]
 fn a_tenant_without_room_of_its_own_does_not_close_the_host_to_others() {
     let mut scheduler = of(&[], 20, 20);
     scheduler.set_host("a", HostLimits { disks: Some(3), ..HostLimits::default() });
@@ -558,8 +574,13 @@ fn held_cutovers_wait_until_somebody_lets_them_go_and_a_guest_that_is_down_does_
     assert_eq!(scheduler.ask_cutover(JobId(0), 0), Err(held.clone()));
     assert_eq!(scheduler.wait_of(JobId(0), 0), Some(held));
     assert!(scheduler.asks_cutover());
+    scheduler.hold_cutovers(false);
+    assert!(!scheduler.hold_unless_asked(), "it asks");
+    scheduler.hold_cutovers(true);
     scheduler.pause_cutover(JobId(0));
     assert!(!scheduler.asks_cutover(), "it makes another pass");
+    scheduler.hold_cutovers(false);
+    assert!(scheduler.hold_unless_asked());
     assert_eq!(scheduler.ask_cutover(JobId(1), 0), Ok(()), "its guest is down");
     assert!(scheduler.ask_cutover(JobId(0), 0).is_err());
     scheduler.hold_cutovers(false);

@@ -265,7 +265,7 @@ impl World {
         let mut world = World::in_wave(WaveStanding::Open { closes: None }).warm();
         world.settle();
         world.works();
-        assert_eq!(world.decides().cutover, None);
+        assert_eq!(world.decides().cutover, Some(Cutover::Passes));
         world.status.worker.as_mut().unwrap().asks_cutover = true;
         world.facts.wave = standing;
         world.settle();
@@ -292,7 +292,7 @@ fn a_warm_vm_moves_over_when_the_scheduler_of_cutovers_admits_it() {
     // It makes another pass instead.
     world.status.worker.as_mut().unwrap().asks_cutover = false;
     world.settle();
-    assert_eq!((world.status.cutover_epoch, world.decides().cutover), (None, None));
+    assert_eq!((world.status.cutover_epoch, world.decides().cutover), (None, Some(Cutover::Passes)));
     let word = world.status.worker.as_mut().unwrap();
     (word.asks_cutover, word.outage) = (true, true);
     world.settle();
