@@ -1,6 +1,7 @@
 //! Tries that shut a guest down and fail come to an end.
 
 use super::*;
+use crate::model::Progress;
 
 impl World {
     /// Its last try shut the guest down, failed and switched it on again, and the next one is due.
