@@ -147,7 +147,7 @@ fn a_debian_that_knows_only_vmware_is_seen_through_converted_and_boots_from_virt
         std::fs::create_dir_all(package.join(file).parent().unwrap()).unwrap();
         std::fs::write(package.join(file), text).unwrap();
     }
-    let built = Command::new("dpkg-deb").args(["-q", "--build", "--root-owner-group"]).arg(&package).status();
+    let built = Command::new("dpkg-deb").args(["--build", "--root-owner-group"]).arg(&package).status();
     assert!(built.unwrap().success());
     std::fs::write(stage.path("first.sh"), FIRST).unwrap();
     let vm =
