@@ -18,6 +18,7 @@ mod secret;
 pub mod shown;
 mod size;
 mod span;
+mod text;
 pub mod units;
 mod wave;
 mod xml;
@@ -35,6 +36,7 @@ pub use secret::Secret;
 pub use shown::{count, counted, drives_terminal, some_of};
 pub use size::{Bytes, Rate, SizeError};
 pub use span::{ByteSpan, Extent, ExtentKind};
+pub use text::read_text;
 pub use wave::{IfFailed, Wave, WaveWindow};
 pub use xml::XmlBounds;
 
