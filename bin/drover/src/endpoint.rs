@@ -33,7 +33,7 @@ pub use again::for_verify;
 pub use existing::open_existing_target;
 pub use path::target_failure;
 pub use place::{Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
-pub use source::{Named, find_disk, open_in_place, open_source};
+pub use source::{Named, open_in_place, open_source};
 pub use target::open_target;
 
 use crate::cli::Format;

@@ -11,7 +11,9 @@ use drover_http::{HttpError, HttpErrorKind};
 use drover_link::{LinkError, LinkErrorKind};
 use drover_mover::MoveError;
 use drover_nbd::{HandshakeError, ServerError};
-use drover_vsphere::{VsphereError, VsphereErrorKind};
+use drover_source::login::LoginError;
+use drover_source::{SourceError, provider_error};
+use drover_vsphere::VsphereError;
 
 /// How the program ends for a cause.
 pub fn of_cause(cause: Cause) -> Exit {
@@ -68,27 +70,24 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The cause of a vSphere error.
-pub fn vsphere_cause(error: &VsphereError) -> Cause {
-    use VsphereErrorKind as K;
-    match error.kind {
-        K::WrongPassword | K::UserWithoutDomain | K::PermissionDenied => Cause::Access,
-        K::CertificateNotTrusted
-        | K::ThumbprintMismatch
-        | K::Unencrypted
-        | K::Unreachable
-        | K::Timeout
-        | K::NotVsphere => Cause::Connection,
-        K::NotFound | K::Busy | K::State | K::Fault | K::Unsupported | K::Disk | K::ChangesUnknown => {
-            Cause::Source
-        }
-        K::Stopped => Cause::Cancelled,
+impl From<VsphereError> for Failure {
+    fn from(error: VsphereError) -> Failure {
+        provider_error(error).into()
     }
 }
 
-impl From<VsphereError> for Failure {
-    fn from(error: VsphereError) -> Failure {
-        Failure { exit: of_cause(vsphere_cause(&error)), advice: error.advice(), message: chain(&error) }
+impl From<LoginError> for Failure {
+    fn from(error: LoginError) -> Failure {
+        Failure { exit: Exit::Usage, message: error.what, advice: error.advice }
+    }
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Failure {
+        match error {
+            SourceError::Login(error) => error.into(),
+            SourceError::Provider(error) => error.into(),
+        }
     }
 }
 

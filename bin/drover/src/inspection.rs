@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure};
 use crate::plan_file::PlanFile;
-use crate::provider::Provider;
 use crate::signals::Undo;
+use crate::source::source_of;
 use crate::state::{begun_here, state_folder};
 
 /// What was found in one VM.
@@ -106,8 +106,8 @@ pub fn inspect_plan(
     // Held even where nothing was begun yet: a run may begin meanwhile.
     let store = Store::open(&state_folder(state)).map_err(Failure::from)?;
     let _looking = Looking::begin(&store, &file.plan.name).map_err(Failure::from)?;
-    let provider = Provider::open(file, state)?;
-    provider.find_proxies(file, &provider.inventory()?);
+    let provider = source_of(file, state)?;
+    provider.find_proxies(&file.plan, &provider.inventory()?);
     provider.stop_when(stop);
     let begun = begun_here(&file.plan.name, state);
     let (mut inspected, mut left_behind) = (Vec::new(), Vec::new());

@@ -3,7 +3,6 @@
 // What a person or a program reads goes through `out`, which keeps others from driving the terminal.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-mod appliance;
 mod cli;
 mod commands;
 mod connect;
@@ -12,21 +11,16 @@ mod evidence;
 mod exit;
 mod files;
 mod hooks;
-mod hot_add;
 mod image;
 mod inspection;
-mod inventories;
 mod landing;
 mod log;
-mod nfc;
 mod operator;
 mod out;
 mod own;
 mod plan_file;
-mod provider;
 mod qcow2;
 mod remote;
-mod rights;
 mod run;
 mod serve;
 mod signature;
@@ -34,8 +28,6 @@ mod sites;
 mod source;
 mod state;
 mod traces;
-mod tracking;
-mod vddk;
 mod what_if;
 
 use std::process::ExitCode;

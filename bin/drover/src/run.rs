@@ -9,12 +9,13 @@ use drover_agent::limits::Sharers;
 use drover_copy::RetryPolicy;
 use drover_engine::{
     Board, Cause, EngineError, GivenUp, Leave, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
-    Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState,
+    Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState, chain,
 };
 use drover_landing::{PlanPolicy, PlanTarget, found};
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, NAMES_SHOWN_MAX, Others, PlannedVm, Problem, as_begun, resolve};
+use drover_source::{PlanSource, hide_foreign_snapshots, hide_left_files, inventories};
 use drover_types::inventory::{About, Inventory};
 use drover_types::{count, some_of};
 
@@ -22,12 +23,10 @@ use crate::commands::plan;
 use crate::evidence;
 use crate::exit::{Exit, Failure, of_cause};
 use crate::hooks::Outside;
-use crate::inventories;
 use crate::landing;
 use crate::log::Logged;
 use crate::plan_file::{self, PlanFile};
-use crate::provider::{Provider, to_give_up};
-use crate::source::{hide_foreign_snapshots, hide_left_files};
+use crate::source::{source_of, source_to_give_up};
 use crate::state::state_folder;
 use crate::traces::{self, Traced};
 
@@ -124,7 +123,7 @@ pub struct Prepared {
     file: PlanFile,
     facts: RunFacts,
     vms: Vec<PlannedVm>,
-    provider: Provider,
+    provider: PlanSource,
     target: PlanTarget,
 }
 
@@ -139,12 +138,12 @@ impl Prepared {
     ) -> Result<Prepared, Failure> {
         let Setting { store, state, stop, words, policy, meant, sharers, .. } = *setting;
         policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
-        let provider = Provider::open(&file, state)?;
+        let provider = source_of(&file, state)?;
         provider.stop_when(stop);
         let read = provider.shared_inventory()?;
         meant.map_or(Ok(()), |meant| meant.check(&read.inventory))?;
         // Before all VMs but the plan's are left out.
-        provider.find_proxies(&file, &read.inventory);
+        provider.find_proxies(&file.plan, &read.inventory);
         let begun = drover_engine::begun(store, &file.plan.name, others)?;
         // One that ended before it entered its VMs began with none.
         let others = if begun.is_empty() { Others::Selected } else { others };
@@ -260,8 +259,8 @@ impl Prepared {
         }
         let outcome = outcome?;
         // What came of the run is told: a session that cannot be ended changes nothing in it.
-        if let Err(failure) = self.provider.close() {
-            setting.words.say(&format!("note: {}", failure.message));
+        if let Err(error) = self.provider.close() {
+            setting.words.say(&format!("note: {}", chain(&error)));
         }
         Ok(outcome)
     }
@@ -464,7 +463,7 @@ pub fn at_source<T>(
     meant: Option<&Meant>,
     act: &dyn Fn(&dyn SourceProvider, &PlanTarget) -> Result<T, EngineError>,
 ) -> Result<T, Failure> {
-    let (source, about) = to_give_up(file, store)?;
+    let (source, about) = source_to_give_up(file, store)?;
     meant.map_or(Ok(()), |meant| meant.check_source(&about))?;
     // Nobody waits for a site that is away: what is left there is told, and goes with the next try.
     let stop = StopSignal::default();

@@ -2,9 +2,8 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-pub use drover_agent::sites::{Asked, Measured, OpenDisks, give_up_on_stop, own_name};
+pub use drover_agent::sites::{Asked, Measured, own_name};
 use drover_agent::sites::{SiteError, ThisHost, known};
 use drover_agent::trust::{Folder, Identity};
 use drover_agent::{Refusal, Site};
@@ -37,11 +36,6 @@ pub fn unusable(error: &dyn std::error::Error) -> Failure {
 /// The site of that name, not connected yet.
 pub fn site(state: Option<&Path>, name: &str, rate: Option<u64>) -> Result<Arc<Site>, Failure> {
     Ok(this_host(state).site(name, rate, &[])?)
-}
-
-/// The same for a site that is given up once it has been away for so long.
-pub fn site_for(state: Option<&Path>, name: &str, give_up_after: Duration) -> Result<Arc<Site>, Failure> {
-    Ok(this_host(state).site_for(name, give_up_after)?)
 }
 
 /// Makes sessions to the site of that name.

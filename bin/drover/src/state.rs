@@ -10,13 +10,10 @@ pub fn state_folder(given: Option<&Path>) -> PathBuf {
     given.map_or_else(default_state, Path::to_path_buf)
 }
 
-/// Whether this is root, whatever its home is called: with `sudo` it may be that of another user.
-pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
 fn default_state() -> PathBuf {
-    state_of(is_root(), |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
+    // Whatever its home is called: with `sudo` it may be that of another user.
+    let is_root = rustix::process::geteuid().is_root();
+    state_of(is_root, |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
 }
 
 fn state_of(is_root: bool, variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {

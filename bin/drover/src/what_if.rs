@@ -7,12 +7,12 @@ use drover_forecast::{FleetVm, Line, Quantity, Question, Rates, WINDOW_DAYS_MAX,
 use drover_foresight::seen;
 use drover_plan::PlannedVm;
 use drover_schedule::Budgets;
+use drover_source::PlanSource;
 use drover_types::inventory::WriteRates;
 use drover_types::{Wave, WaveWindow, Windows};
 
 use crate::cli::WhatIfArgs;
 use crate::exit::Failure;
-use crate::provider::Provider;
 use crate::state::state_folder;
 
 /// What earlier runs in a state folder tell of rates; what is assumed where there are none.
@@ -77,7 +77,7 @@ pub fn question(
 
 /// What the VMs of a plan write that move warm, by the counters of their source, unless the flags tell a churn. Why it is not
 /// known is said.
-pub fn written(provider: &Provider, vms: &[PlannedVm], args: &WhatIfArgs) -> WriteRates {
+pub fn written(provider: &PlanSource, vms: &[PlannedVm], args: &WhatIfArgs) -> WriteRates {
     if args.churn.is_some() {
         return WriteRates::new();
     }

@@ -17,7 +17,7 @@ use drover_qemu::{DiskBus, MachineSpec, RunOptions, Validation, VmFolder};
 
 use crate::conversion::{self, Converter, OnThisMachine};
 use crate::errors::{disk_error, qemu_error};
-use crate::images::{self, OpenImage, log_path};
+use crate::images::{self, OpenImage};
 use crate::lacks::lacks;
 use crate::machine::{boot_bus, boot_bus_of, machine_of, spec_of};
 use crate::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
@@ -310,7 +310,7 @@ impl TargetProvider for Here {
             }
             remove(&disk.path)?;
             remove(&journal_path(&disk.path))?;
-            remove(&log_path(&disk.path))?;
+            remove(&disk.vddk_log())?;
         }
         for folder in Here::folders(vm) {
             // Folders that hold something else stay.

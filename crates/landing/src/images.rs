@@ -126,10 +126,3 @@ fn tag_of(path: &Path) -> Result<String, ProviderError> {
         |error: std::io::Error| ProviderError::new(Cause::Target, format!("{}: {error}", path.display()));
     file_tag(path).map_err(failed)
 }
-
-/// Where the words of nbdkit and VDDK about a disk are kept: beside its image.
-pub fn log_path(image: &Path) -> PathBuf {
-    let mut name = image.as_os_str().to_os_string();
-    name.push(".vddk.log");
-    name.into()
-}

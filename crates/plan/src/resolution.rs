@@ -277,6 +277,15 @@ pub struct PlannedDisk {
     pub bus: TargetBus,
 }
 
+impl PlannedDisk {
+    /// Where the words of nbdkit and VDDK about the disk are kept: beside its image.
+    pub fn vddk_log(&self) -> PathBuf {
+        let mut name = self.path.as_os_str().to_os_string();
+        name.push(".vddk.log");
+        name.into()
+    }
+}
+
 /// Bus of a disk at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

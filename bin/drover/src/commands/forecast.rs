@@ -14,8 +14,8 @@ use super::plan;
 use crate::cli::{ForecastArgs, FormArgs, SimulateArgs, WhatIfArgs};
 use crate::exit::{Exit, Failure};
 use crate::plan_file;
-use crate::provider::Provider;
 use crate::sites;
+use crate::source::source_of;
 use crate::state::state_folder;
 use crate::what_if::{question, written};
 
@@ -43,11 +43,11 @@ pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
     let mut own = BTreeMap::new();
     for (number, path) in plans.iter().enumerate() {
         let file = plan_file::read(path)?;
-        let provider = Provider::open(&file, what_if.state.as_deref())?;
+        let provider = source_of(&file, what_if.state.as_deref())?;
         let mut inventory = provider.inventory()?;
         provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
         let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
-        nfc.extend(provider.share_out(&file, &mut resolution, &inventory));
+        nfc.extend(provider.share_out(&file.plan, &mut resolution, &inventory));
         peers.extend(peers_of(&file.plan, &resolution.vms, what_if.state.as_deref()));
         crate::out::problems_of(&file.path, &resolution.problems, &resolution.vms);
         if resolution.vms.is_empty() {

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use drover_engine::PlanState;
 use drover_plan::{DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Wanted};
+use drover_source::Appliance;
 
 use super::{migrate, plan};
-use crate::appliance::Appliance;
 use crate::cli::ImportArgs;
 use crate::exit::{Exit, Failure};
 use crate::plan_file;

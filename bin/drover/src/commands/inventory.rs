@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use drover_plan::{Concern, ConcernContext, ManifestUse, Namesakes, OvaSource, Wanted, concerns_among};
+use drover_source::{Appliance, appliance, write_rates};
 use drover_types::inventory::{Inventory, Vm, WriteRates};
 use drover_view::clean;
 
-use crate::appliance::{self, Appliance};
 use crate::cli::{InventoryArgs, ProviderArgs};
 use crate::connect;
 use crate::exit::{Exit, Failure};
-use crate::provider::{Provider, write_rates};
+use crate::source::source_of;
 
 /// Shows what a provider has.
 pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
@@ -106,7 +106,7 @@ pub fn ask(provider: &ProviderArgs, counters: Counters) -> Result<Found, Failure
     let path = Path::new(&provider.provider);
     let is_plan = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
     if is_plan {
-        let provider = Provider::open(&crate::plan_file::read(path)?, None)?;
+        let provider = source_of(&crate::plan_file::read(path)?, None)?;
         let inventory = provider.inventory()?;
         let written = provider.write_rates(inventory.vms.iter().filter(|_| reads));
         return Ok(Found { inventory, written, warnings: provider.warnings() });

@@ -10,8 +10,8 @@ use drover_disk::DiskError;
 use drover_engine::chain;
 use drover_image::{ManifestCheck, Ova};
 use drover_mover::StopSignal;
+use drover_source::appliance::judge;
 
-use crate::appliance::judge;
 use crate::cli::CopyArgs;
 use crate::endpoint;
 use crate::exit::{Exit, Failure, MORE_THREADS, disk_exit};

@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drover_nfc::{NfcState, Trace};
+use drover_source::frozen;
+use drover_source::nfc::{Asked, NfcWay};
+use drover_source::single::find_disk;
 use drover_types::inventory::{PowerState, Snapshot, Vm, VmDisk};
 use drover_types::{Bytes, count};
 use drover_vddk::{Measured, measure};
@@ -13,11 +16,10 @@ use serde_json::{Value, json};
 
 use crate::cli::NfcCheckArgs;
 use crate::connect;
-use crate::endpoint::{Place, find_disk, place};
+use crate::endpoint::{Place, place};
 use crate::exit::{Exit, Failure};
-use crate::nfc::{Asked, NfcWay};
 use crate::signals::{Undo, stop_on_signals};
-use crate::source::frozen;
+use crate::state::state_folder;
 
 /// Read to learn the rate, and for how long at most.
 const MEASURE_BYTES_MAX: u64 = 16 << 30;
@@ -118,7 +120,7 @@ fn read(
         }
         None => None,
     };
-    let way = NfcWay::unasked().encrypted(!args.clear_text);
+    let way = NfcWay::unasked(&state_folder(None)).encrypted(!args.clear_text);
     let route = match &args.from {
         Some(address) => {
             Route::Host { address: address.clone(), trust: session.trust().clone(), login: None }

@@ -12,11 +12,11 @@ use drover_plan::{
     OvaSource, Plan, PlanWave, PlannedDisk, PlannedVm, Problem, Resolution, Target, TargetHost, TargetKind,
     Weight, resolve, space_needed,
 };
+use drover_source::{PlanSource, appliance, hide_own_snapshots};
 use drover_types::inventory::Inventory;
 use drover_types::{Bytes, Opening, counted, some_of};
 use drover_view::{clean, count};
 
-use crate::appliance;
 use crate::cli::{PlanCheckArgs, PlanNewArgs};
 use crate::commands::inventory::{Counters, ask, check_wanted};
 use crate::evidence::check_not_anothers;
@@ -26,9 +26,8 @@ use crate::hooks::hook_problems;
 use crate::inspection::{Inspected, inspect_plan};
 use crate::landing;
 use crate::plan_file::{self, PlanFile};
-use crate::provider::Provider;
 use crate::signals::stop_on_signals;
-use crate::source::hide_own_snapshots;
+use crate::source::source_of;
 use crate::state::{begun_in, state_folder, store_here};
 
 mod shown;
@@ -38,7 +37,7 @@ use shown::Shown;
 pub use shown::told_hosts;
 
 /// Lays a plan over an inventory, and judges this machine too; touches nothing.
-pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Inventory) -> Resolution {
+pub fn resolve_here(file: &PlanFile, provider: &PlanSource, inventory: &mut Inventory) -> Resolution {
     let mut resolution = lay_over(file, inventory);
     judge_here(file, provider, inventory, &mut resolution);
     resolution
@@ -51,10 +50,15 @@ pub fn lay_over(file: &PlanFile, inventory: &mut Inventory) -> Resolution {
 }
 
 /// The second part: what this machine and the source give the plan.
-pub fn judge_here(file: &PlanFile, provider: &Provider, inventory: &Inventory, resolution: &mut Resolution) {
-    provider.share_out(file, resolution, inventory);
-    resolution.problems.extend(provider.problems(resolution));
-    resolution.problems.extend(nfc_memory_problem(file, inventory));
+pub fn judge_here(
+    file: &PlanFile,
+    provider: &PlanSource,
+    inventory: &Inventory,
+    resolution: &mut Resolution,
+) {
+    provider.share_out(&file.plan, resolution, inventory);
+    let of_source = provider.problems(&file.plan, resolution, inventory);
+    resolution.problems.extend(of_source);
     let Target { kind, via, .. } = &file.plan.target;
     if via.is_none() && matches!(kind, TargetKind::Qemu) {
         resolution.problems.extend(space_problems(file, resolution));
@@ -69,7 +73,7 @@ pub fn judge(
     file: &PlanFile,
     resolution: &mut Resolution,
     begun: &[Begun],
-    (provider, target): (&Provider, &PlanTarget),
+    (provider, target): (&PlanSource, &PlanTarget),
     closely: bool,
 ) -> String {
     let now_ms = SystemClock.now_ms();
@@ -193,14 +197,6 @@ fn closing_key(it: &PlanWave) -> String {
     format!("{}.{key}", it.path)
 }
 
-/// NFC memory that was told for a vCenter, whose agents have a fixed amount.
-fn nfc_memory_problem(file: &PlanFile, inventory: &Inventory) -> Option<Problem> {
-    let told = file.plan.source.vsphere()?.data.vddk.nfc_memory.is_some();
-    let text = "the NFC memory of hosts behind a vCenter cannot be configured, so this is not used";
-    let problem = Problem::warning("source.data.vddk.nfc_memory", text).advise("leave it out");
-    (told && inventory.about.is_vcenter).then_some(problem)
-}
-
 /// Folders that cannot be written or are too small. Disks that are on their way count as if they were
 /// not, which asks for more than is needed but never for less.
 fn space_problems(file: &PlanFile, resolution: &Resolution) -> Vec<Problem> {
@@ -293,12 +289,12 @@ pub fn check_online(
     look: Option<&StopSignal>,
 ) -> Result<Checked, Failure> {
     policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
-    let provider = Provider::open(file, state)?;
+    let provider = source_of(file, state)?;
     let mut inventory = provider.inventory()?;
-    provider.find_proxies(file, &inventory);
+    provider.find_proxies(&file.plan, &inventory);
     let mut resolution = resolve_here(file, &provider, &mut inventory);
     policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
-    let nfc = provider.share_out(file, &mut resolution, &inventory);
+    let nfc = provider.share_out(&file.plan, &mut resolution, &inventory);
     let rights = provider.rights(&resolution, &inventory)?;
     let target = landing::target_of(file, &inventory.about, state, &StopSignal::default());
     let store = store_here(state);

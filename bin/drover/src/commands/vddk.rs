@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use drover_plan::{Aio, PlannedVm};
+use drover_source::vddk::{Frozen, Way, installation_error};
+use drover_source::{PlanSource, VsphereSource};
 use drover_types::inventory::PowerState;
 use drover_types::{Bytes, count};
 use drover_vddk::{Installation, Measured, VddkDisk, causes, measure, supported};
@@ -14,9 +16,7 @@ use super::plan;
 use crate::cli::{VddkCheckArgs, VddkLogsArgs};
 use crate::exit::{Exit, Failure};
 use crate::plan_file::{self, PlanFile};
-use crate::provider::Provider;
-use crate::source::VsphereSource;
-use crate::vddk::{Frozen, Way, failure};
+use crate::source::source_of;
 
 /// Read to learn the rate, and for how long at most.
 const MEASURE_BYTES_MAX: u64 = 1 << 30;
@@ -29,8 +29,8 @@ pub fn check(args: &VddkCheckArgs) -> Result<Exit, Failure> {
     let told = match (&args.plan, &args.libdir) {
         (Some(plan), _) => check_plan(&plan_file::read(plan)?, args.vm.as_deref())?,
         (None, Some(libdir)) => {
-            let found = Installation::find(libdir, args.plugin.as_deref()).map_err(failure)?;
-            versions(&found, &found.versions().map_err(failure)?)
+            let found = Installation::find(libdir, args.plugin.as_deref()).map_err(installation_error)?;
+            versions(&found, &found.versions().map_err(installation_error)?)
         }
         (None, None) => return Err(Failure::new(Exit::Usage, "give a plan or --libdir")),
     };
@@ -49,11 +49,11 @@ fn versions(found: &Installation, versions: &drover_vddk::Versions) -> Value {
 }
 
 fn check_plan(file: &PlanFile, vm: Option<&str>) -> Result<Value, Failure> {
-    let provider = Provider::open(file, None)?;
+    let provider = source_of(file, None)?;
     let mut inventory = provider.inventory()?;
     let mut resolution = plan::resolve_here(file, &provider, &mut inventory);
-    let sums = provider.share_out(file, &mut resolution, &inventory);
-    let Provider::Vsphere(source) = &provider else {
+    let sums = provider.share_out(&file.plan, &mut resolution, &inventory);
+    let PlanSource::Vsphere(source) = &provider else {
         return Err(Failure::new(Exit::Plan, "the plan's source is an appliance, which needs no VDDK"));
     };
     let Way::Vddk(way) = &source.way else {

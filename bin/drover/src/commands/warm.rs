@@ -7,8 +7,8 @@ use serde_json::json;
 use super::migrate::{open_store, open_store_beside_daemon, plan_name, state_option, unknown_plan};
 use crate::cli::{CleanArgs, CutoverArgs, ProceedArgs, RetryArgs, RunArgs};
 use crate::exit::{Exit, Failure};
-use crate::provider::to_give_up;
 use crate::run::{recorded_file, target_of};
+use crate::source::source_to_give_up;
 
 /// Asks that VMs of a plan move over.
 pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
@@ -141,7 +141,7 @@ pub fn clean(args: &CleanArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     let file = recorded_file(row)?;
-    let (source, _) = to_give_up(&file, &store)?;
+    let (source, _) = source_to_give_up(&file, &store)?;
     let cleaned = drover_engine::clean(&store, &name, source.as_ref())?;
     if args.run.json {
         crate::out::json(json!({ "plan": name, "cleaned": cleaned }));

@@ -14,7 +14,7 @@ use super::plan;
 use crate::cli::{PlanWavesArgs, WhatIfArgs};
 use crate::exit::{Exit, Failure};
 use crate::plan_file;
-use crate::provider::Provider;
+use crate::source::source_of;
 use crate::state::state_folder;
 use crate::what_if::{question, written};
 
@@ -26,7 +26,7 @@ pub fn run(args: &PlanWavesArgs) -> Result<Exit, Failure> {
     };
     check_output(args)?;
     let file = plan_file::read(&args.plan)?;
-    let provider = Provider::open(&file, args.what_if.state.as_deref())?;
+    let provider = source_of(&file, args.what_if.state.as_deref())?;
     let mut inventory = provider.inventory()?;
     provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let resolution = plan::resolve_here(&file, &provider, &mut inventory);

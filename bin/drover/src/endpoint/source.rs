@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use drover_disk::{Disk, DiskError, FileDisk, OpenTarget, read_span};
 use drover_engine::chain;
@@ -10,9 +9,8 @@ use drover_http::RangeDisk;
 use drover_image::{Format as ImageFormat, OpenOptions, Ova};
 use drover_nbd::{NbdDisk, NbdOptions};
 use drover_sftp::{SftpDisk, SftpOptions};
-use drover_types::inventory::{PowerState, Vm, VmDisk};
-use drover_types::{BLOCK_BYTES, ByteSpan, count};
-use drover_vsphere::{OpenDisk, Route, Session};
+use drover_source::single;
+use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use super::agent;
 use super::path::{only_read, target_failure};
@@ -21,8 +19,8 @@ use super::{End, Notes, format_of};
 use crate::cli::{Format, SecretArgs};
 use crate::connect;
 use crate::exit::{Exit, Failure, disk_exit};
-use crate::nfc::{self, Asked, NfcWay};
 use crate::qcow2;
+use crate::state::state_folder;
 
 /// What names a disk to be read, and how to get at it.
 pub struct Named<'a> {
@@ -226,90 +224,10 @@ fn open_vsphere(
     secret: &SecretArgs,
 ) -> Result<End, Failure> {
     let session = connect::connect_host(host, user, secret)?;
-    let (vm, found) = find_disk(&session, vm, disk)?;
-    let route = Route::Provider;
-    let asked = OpenDisk { vm: &vm, disk: &found, snapshot: None, route: &route, datacenter: &vm.datacenter };
-    let ranges = session.open_disk(asked);
-    // What tells the files' state is their time, which only the datastore knows. Without it a copy never goes on.
-    // While it runs, the time of a file may lag behind what its guest writes.
-    let is_off = vm.power == PowerState::Off;
-    let state =
-        || session.disk_files(&vm, &found).and_then(|files| session.disk_state(&vm, &found, &files)).ok();
-    let state = is_off.then(state).flatten();
-    let identity = match (state, &ranges) {
-        (Some(state), _) => state,
-        (None, Ok(opened)) => opened.disk.identity(),
-        (None, Err(_)) => format!("vsphere {} file={} {}", vm.instance_uuid, found.path, once()),
-    };
-    let (disk, notes): (Arc<dyn Disk>, _) = match open_nfc(&session, &vm, &found, identity) {
-        Ok(disk) => {
-            let notes = nfc::notes(&disk);
-            (Arc::new(disk), notes)
-        }
-        Err(error) => {
-            let why = chain(&error);
-            let opened = ranges.map_err(|error| {
-                let failure = Failure::from(error);
-                Failure { message: format!("{why}; and by HTTPS ranges: {}", failure.message), ..failure }
-            })?;
-            let why = format!("read by HTTPS ranges: {why}");
-            (opened.disk.clone(), std::iter::once(why).chain(opened.notes()).collect())
-        }
-    };
-    Ok(End { disk, notes: notes.into(), keep: vec![Box::new(session)], link: None })
-}
-
-fn open_nfc(
-    session: &Session,
-    vm: &Vm,
-    disk: &VmDisk,
-    identity: String,
-) -> Result<drover_nfc::NfcDisk, drover_engine::ProviderError> {
-    NfcWay::unasked().open(Asked {
-        session,
-        vm,
-        disk,
-        frozen: disk,
-        route: Route::Provider,
-        identity,
-        extents: session.allocated_areas(&vm.id, None, disk, &Arc::default()),
-        trace: None,
-    })
-}
-
-/// What no other opening has.
-fn once() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("opened={}.{}", std::process::id(), since.as_nanos())
-}
-
-/// A disk of a VM, which is told by its name or id.
-pub fn find_disk(session: &Session, vm: &str, disk: usize) -> Result<(Vm, VmDisk), Failure> {
-    let inventory = session.inventory()?;
-    let found: Vec<_> = inventory.vms.iter().filter(|it| it.name == vm || it.id == vm).collect();
-    let vm = match found.as_slice() {
-        [] => {
-            return Err(
-                Failure::new(Exit::Source, format!("there is no VM '{vm}'")).advise("see `drover inventory`")
-            );
-        }
-        [vm] => *vm,
-        many => {
-            let ids: Vec<String> = many.iter().map(|vm| format!("{} in {}", vm.id, vm.folder)).collect();
-            return Err(Failure::new(
-                Exit::Source,
-                format!("{} VMs are called '{vm}': {}", many.len(), ids.join(", ")),
-            )
-            .advise("give the id instead of the name"));
-        }
-    };
-    let Some(found) = vm.disks.get(disk) else {
-        return Err(Failure::new(
-            Exit::Source,
-            format!("{} has {}, so there is no disk {disk}", vm.name, count(vm.disks.len(), "disk")),
-        ));
-    };
-    Ok((vm.clone(), found.clone()))
+    let (vm, found) = single::find_disk(&session, vm, disk)?;
+    let opened = single::open_disk(&session, &vm, &found, &state_folder(None))?;
+    let (disk, notes) = (opened.disk, opened.notes.into());
+    Ok(End { disk, notes, keep: vec![Box::new(session)], link: None })
 }
 
 fn source_failure(error: drover_disk::DiskError) -> Failure {

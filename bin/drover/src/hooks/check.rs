@@ -5,9 +5,9 @@ use std::path::Path;
 use drover_child::attended;
 use drover_http::{Client, Timeouts};
 use drover_plan::{At, Call, Check, Hook, HookPoint, Plan, Probe, Problem, SecretSource, TargetKind, Trust};
+use drover_source::login;
 
 use super::remote::url_of;
-use crate::connect;
 
 /// Looks at everything that the plan has called and asked.
 pub fn hook_problems(plan: &Plan, folder: &Path) -> Vec<Problem> {
@@ -82,17 +82,17 @@ fn of_address(url: &str, trust: &Trust, folder: &Path) -> Option<Wrong> {
         Ok(url) => url,
         Err(why) => return Some((why, "write it as https://host/path")),
     };
-    let trust = match connect::trust(trust, folder) {
+    let trust = match login::trust(trust, folder) {
         Ok(trust) => trust,
-        Err(failure) => return Some((failure.message, "see the certificate")),
+        Err(error) => return Some((error.what, "see the certificate")),
     };
     let error = Client::new(url.endpoint, &trust, Timeouts::default()).err()?;
     Some((drover_engine::chain(&error), "see the file of certificate authorities"))
 }
 
 fn of_token(token: &SecretSource, folder: &Path) -> Option<Wrong> {
-    let failure = connect::secret_of(token, folder).err()?;
-    Some((failure.message, "the token is the first line of the file, or the variable's value"))
+    let error = login::secret_of(token, folder).err()?;
+    Some((error.what, "the token is the first line of the file, or the variable's value"))
 }
 
 #[cfg(test)]

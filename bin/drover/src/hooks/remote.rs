@@ -11,11 +11,11 @@ use drover_engine::{Answer, HookResult, chain};
 use drover_http::{Client, HttpError, Request, Timeouts, Url};
 use drover_mover::StopSignal;
 use drover_plan::{HttpCall, Trust};
+use drover_source::login;
 use drover_view::plain;
 use serde_json::Value;
 
 use super::{Said, and, last_words};
-use crate::connect;
 
 /// Of an answer; a longer one is no answer to a hook.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -31,9 +31,9 @@ pub(super) fn post(
     stop: &StopSignal,
 ) -> Answer {
     let prepared = url_of(&call.url).and_then(|url| {
-        let trust = connect::trust(&call.trust, folder).map_err(|failure| failure.message)?;
-        let token = call.token.as_ref().map(|token| connect::secret_of(token, folder));
-        Ok((url, trust, token.transpose().map_err(|failure| failure.message)?))
+        let trust = login::trust(&call.trust, folder).map_err(|error| error.what)?;
+        let token = call.token.as_ref().map(|token| login::secret_of(token, folder));
+        Ok((url, trust, token.transpose().map_err(|error| error.what)?))
     });
     let (url, trust, token) = match prepared {
         Ok(prepared) => prepared,
@@ -62,8 +62,8 @@ pub(super) fn answers(
     time_max: Duration,
     stop: &StopSignal,
 ) -> Answer {
-    let prepared = url_of(url)
-        .and_then(|url| Ok((url, connect::trust(trust, folder).map_err(|failure| failure.message)?)));
+    let prepared =
+        url_of(url).and_then(|url| Ok((url, login::trust(trust, folder).map_err(|error| error.what)?)));
     let (url, trust) = match prepared {
         Ok(prepared) => prepared,
         Err(why) => return Answer::new(HookResult::Failed, why),

@@ -14,13 +14,15 @@ use drover_operator::model::{
     WarmSize, plan_text,
 };
 use drover_plan::{Convert, PlannedVm, Problem, SELECTORS, Target, chosen_by};
+use drover_source::PlanSource;
+use drover_types::chain;
 use drover_types::inventory::Inventory;
 use serde_json::{Value, json};
 
 use crate::commands::plan::resolve_here;
 use crate::exit::{Exit, Failure};
 use crate::plan_file::{PlanFile, parse_quietly};
-use crate::provider::Provider;
+use crate::source::source_of;
 
 /// Problems of a plan that a condition names; the rest is counted.
 const PROBLEMS_MAX: usize = 10;
@@ -93,15 +95,15 @@ fn laid(cluster: &Cluster, question: &Question) -> Result<Vec<MigrationSpec>, Re
     let policy = PlanPolicy::default();
     policy.check_plan(&file.plan).map_err(|why| refused("PlanForbidden", why.what, true))?;
     let at_source = |why: Failure| refused(&format!("Source{:?}", why.exit), why.message, false);
-    let provider = Provider::open(&file, None).map_err(at_source)?;
-    let asked = provider.inventory().map_err(at_source);
+    let provider = source_of(&file, None).map_err(at_source)?;
+    let asked = provider.inventory().map_err(|error| at_source(error.into()));
     let laid = asked.and_then(|inventory| {
         let elsewhere = elsewhere(cluster, &question.namespace, &inventory)?;
         over(question, &elsewhere, &file, &provider, inventory)
     });
     // A session that cannot be ended changes nothing in what was found.
-    if let Err(failure) = provider.close() {
-        crate::out::say(format_args!("note: {}", failure.message));
+    if let Err(error) = provider.close() {
+        crate::out::say(format_args!("note: {}", chain(&error)));
     }
     laid
 }
@@ -123,7 +125,7 @@ fn over(
     question: &Question,
     elsewhere: &[Begun],
     file: &PlanFile,
-    provider: &Provider,
+    provider: &PlanSource,
     mut inventory: Inventory,
 ) -> Result<Vec<MigrationSpec>, Refused> {
     begun::settle(&mut inventory, &question.begun);

@@ -3,11 +3,11 @@
 use drover_kubevirt::KubeErrorKind;
 use drover_operator::apply;
 use drover_plan::{Kubevirt, Source, Trust, VsphereSource, keys_json};
+use drover_source::login::secret;
 use serde_json::{Value, json};
 
 use super::{Place, failure};
 use crate::cli::{ClusterArgs, PlanApplyArgs};
-use crate::connect::secret;
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 use crate::plan_file::{PlanFile, has_problems, read};

@@ -2,14 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_plan::{PlannedVm, PowerOff, Problem, Resolution};
+use drover_plan::{NAMES_SHOWN_MAX, PlannedVm, PowerOff, Problem, Resolution};
 use drover_types::inventory::{Inventory, PowerState};
+use drover_types::some_of;
 use drover_vsphere::{Entity, Session, VsphereError};
 
 use crate::vddk::Way;
-
-/// Objects that are named in one problem; the others are counted.
-const NAMED_MAX: usize = 5;
 
 const CREATE_SNAPSHOT: &str = "VirtualMachine.State.CreateSnapshot";
 const REMOVE_SNAPSHOT: &str = "VirtualMachine.State.RemoveSnapshot";
@@ -122,7 +120,7 @@ fn on_vms(
 fn no_nfc(vms: &[&str], insists: bool) -> Problem {
     let text = format!(
         "the user lacks the privileges {READ_FILES} and {READ_DISK} on {}: one of them is needed to read disks by NFC",
-        named(vms)
+        some_of(vms, NAMES_SHOWN_MAX)
     );
     let advice = "give the user's role one of them on the VMs or a folder above them";
     match insists {
@@ -179,14 +177,5 @@ fn on_datastores(
 }
 
 fn lacks(privilege: &str, names: &[&str]) -> String {
-    format!("the user lacks the privilege {privilege} on {}", named(names))
-}
-
-/// The first of them; the others are counted.
-pub fn named(names: &[&str]) -> String {
-    let more = match names.len().saturating_sub(NAMED_MAX) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    names[..names.len().min(NAMED_MAX)].join(", ") + &more
+    format!("the user lacks the privilege {privilege} on {}", some_of(names, NAMES_SHOWN_MAX))
 }

@@ -11,11 +11,11 @@ mod check;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use drover_agent::sites::{OpenDisks, SiteError, ThisHost, dial_now, give_up_on_stop};
 use drover_agent::{AgentDisk, AgentOptions, HOT_ADDED, Site};
 use drover_disk::{Disk, DiskError, DiskOp, Features, Lane, Limits, check_span};
 use drover_engine::{Attachment, Cause, OpenedSource, ProviderError, Record, chain};
@@ -30,9 +30,7 @@ use drover_vsphere::{
     Attach, AttachError, Proxy, Session, VsphereError, VsphereErrorKind, Wanted, serial_of,
 };
 
-use crate::exit::Failure;
-use crate::sites::{self, OpenDisks};
-use crate::source::provider_error;
+use crate::vsphere::provider_error;
 
 pub use check::check_proxies;
 
@@ -46,7 +44,7 @@ pub struct HotAdd {
     found: OnceLock<(Vec<PlannedProxy>, Vec<Problem>)>,
     /// Whether a disk that no proxy gives is an error, and not read otherwise.
     pub insists: bool,
-    state: Option<PathBuf>,
+    host: ThisHost,
     give_up_after: Duration,
     stop: OnceLock<StopSignal>,
     sites: Mutex<HashMap<String, (Arc<Site>, OpenDisks)>>,
@@ -89,12 +87,12 @@ enum Refused {
 
 impl HotAdd {
     /// For a plan that has proxies, and wants them used.
-    pub fn new(source: &VsphereSource, limits: &PlanLimits, state: Option<PathBuf>) -> Option<HotAdd> {
+    pub fn new(source: &VsphereSource, limits: &PlanLimits, host: &ThisHost) -> Option<HotAdd> {
         let is_wanted = matches!(source.data.path, PathChoice::Auto | PathChoice::HotAdd);
         (is_wanted && !source.data.proxies.is_empty()).then(|| HotAdd {
             found: OnceLock::new(),
             insists: source.data.path == PathChoice::HotAdd,
-            state,
+            host: host.clone(),
             give_up_after: limits.retry_for,
             stop: OnceLock::new(),
             sites: Mutex::default(),
@@ -123,24 +121,23 @@ impl HotAdd {
     }
 
     /// The site of a proxy, connected.
-    pub fn site(&self, name: &str) -> Result<(Arc<Site>, OpenDisks), Failure> {
+    pub fn site(&self, name: &str) -> Result<(Arc<Site>, OpenDisks), SiteError> {
         let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
         let (site, open) = match sites.get(name) {
             Some(known) => known.clone(),
             None => {
-                let made =
-                    (sites::site_for(self.state.as_deref(), name, self.give_up_after)?, OpenDisks::default());
+                let made = (self.host.site_for(name, self.give_up_after)?, OpenDisks::default());
                 if let Some(stop) = self.stop.get() {
                     let stop = stop.clone();
-                    sites::give_up_on_stop(move || stop.is_set(), &made.0, &made.1)
-                        .map_err(|error| Failure::new(crate::exit::Exit::Internal, error.to_string()))?;
+                    give_up_on_stop(move || stop.is_set(), &made.0, &made.1)
+                        .map_err(|error| SiteError::Thread { site: name.into(), why: error.to_string() })?;
                 }
                 sites.insert(name.to_string(), made.clone());
                 made
             }
         };
         drop(sites);
-        sites::dial_now(&site)?;
+        dial_now(&site)?;
         Ok((site, open))
     }
 
@@ -199,7 +196,7 @@ impl HotAdd {
             if let Some(why) = unfit(now, asked.frozen) {
                 return Err(refused(why));
             }
-            dialled = Some(self.site(&proxy.site).map_err(|failure| refused(failure.message))?);
+            dialled = Some(self.site(&proxy.site).map_err(|error| refused(error.to_string()))?);
             let attachment = Attachment { proxy: proxy.vm.clone(), file: file.clone() };
             (asked.record)(&attachment).map_err(Refused::Stopped)
         };

@@ -8,17 +8,18 @@ use std::time::Duration;
 use drover_engine::{Cause, ProviderError};
 use drover_plan::nfc::REQUEST_BYTES;
 use drover_plan::{
-    Aio, Compression, Limits, PathChoice, PlannedDisk, PlannedVm, ReuseSession, Vddk, VsphereSource,
+    Aio, Compression, PathChoice, PlannedDisk, PlannedVm, Problem, ReuseSession, Vddk, VsphereSource,
 };
 use drover_types::Secret;
+use drover_types::inventory::About;
 use drover_vddk::{
     ApiSession, Buffers, Installation, Settings, VddkDisk, VddkError, VddkErrorKind, Versions,
 };
 use drover_vsphere::Session;
 
-use crate::connect;
-use crate::exit::{Exit, Failure};
+use crate::login;
 use crate::nfc::NfcWay;
+use crate::setting::{Setting, SourceError};
 
 /// Names VDDK's folder where the plan does not.
 const LIBDIR: &str = "DROVER_VDDK_LIBDIR";
@@ -37,78 +38,88 @@ pub enum Way {
 
 /// What all disks share that are read through VDDK.
 pub struct VddkWay {
+    /// The library, and what reads by it.
     pub installation: Installation,
+    /// Their versions.
     pub versions: Versions,
     source: VsphereSource,
     password: Secret,
     patience: Duration,
 }
 
-/// Chooses the way that a plan's disks take; its paths are relative to `folder`.
+/// Chooses the way that a plan's disks take.
 ///
 /// # Errors
 /// If the plan insists on VDDK and it is not there.
-pub fn choose(source: &VsphereSource, limits: &Limits, folder: &Path) -> Result<Way, Failure> {
+pub(crate) fn choose(source: &VsphereSource, setting: &Setting<'_>) -> Result<Way, SourceError> {
+    let (limits, folder) = (&setting.plan.limits, setting.folder);
     match source.data.path {
         PathChoice::Https => return Ok(Way::Https("read by HTTPS ranges, as the plan says".into())),
         PathChoice::Auto | PathChoice::HotAdd | PathChoice::Nfc => {
-            return Ok(Way::Nfc(Box::new(NfcWay::new(source, limits))));
+            return Ok(Way::Nfc(Box::new(NfcWay::new(source, limits, &setting.own_state))));
         }
         PathChoice::Vddk => {}
     }
-    let (installation, versions) = installation(&source.data.vddk, folder).map_err(|failure| {
-        let message = format!("source.data.path is vddk: {}", failure.message);
-        Failure { message, ..failure }
+    let (installation, versions) = installation(&source.data.vddk, folder).map_err(|error| {
+        let what = format!("source.data.path is vddk: {}", error.what);
+        ProviderError { what, ..error }
     })?;
     check_reuse(source.data.vddk.reuse_session)?;
     Ok(Way::Vddk(Box::new(VddkWay {
         installation,
         versions,
         source: source.clone(),
-        password: connect::secret(&source.login, folder)?,
+        password: login::secret(&source.login, folder)?,
         patience: limits.retry_for.min(PATIENCE_MAX),
     })))
 }
 
 /// Whether the session may be reused here as the plan says: nbdkit takes its cookie as an argument only.
-fn check_reuse(reuse: ReuseSession) -> Result<(), Failure> {
+fn check_reuse(reuse: ReuseSession) -> Result<(), ProviderError> {
     if reuse != ReuseSession::Hidden || drover_vddk::arguments_are_hidden().unwrap_or(false) {
         return Ok(());
     }
     let message = "source.data.vddk.reuse_session is hidden, and every user of this machine can see the arguments of other \
                    users' programs: /proc is not mounted with hidepid";
-    Err(Failure::new(Exit::Plan, message).advise(
+    Err(ProviderError::new(Cause::Plan, message).advise(
         "mount it so (`mount -o remount,hidepid=invisible /proc`), or write `never`: each disk then logs in by itself",
     ))
 }
 
 /// The library that a plan or the environment names, if it can be loaded.
-pub fn installation(vddk: &Vddk, folder: &Path) -> Result<(Installation, Versions), Failure> {
+fn installation(vddk: &Vddk, folder: &Path) -> Result<(Installation, Versions), ProviderError> {
     let told = vddk.libdir.as_ref().map(|libdir| folder.join(libdir));
     let libdir = told.or_else(|| std::env::var_os(LIBDIR).map(PathBuf::from)).ok_or_else(|| {
-        Failure::new(Exit::Plan, "no VDDK is named").advise(format!(
+        ProviderError::new(Cause::Plan, "no VDDK is named").advise(format!(
             "name its folder with source.data.vddk.libdir or the variable {LIBDIR}; see docs/how-to/vddk.md"
         ))
     })?;
     let plugin = vddk.plugin.as_ref().map(|plugin| folder.join(plugin));
-    let installation = Installation::find(&libdir, plugin.as_deref()).map_err(failure)?;
-    let versions = installation.versions().map_err(failure)?;
+    let installation = Installation::find(&libdir, plugin.as_deref()).map_err(installation_error)?;
+    let versions = installation.versions().map_err(installation_error)?;
     Ok((installation, versions))
 }
 
-/// A failure of VDDK that ends a command.
-pub fn failure(error: VddkError) -> Failure {
-    let exit = match error.kind {
-        VddkErrorKind::Missing => Exit::Plan,
-        VddkErrorKind::Access => Exit::Access,
-        VddkErrorKind::Connection => Exit::Connection,
-        VddkErrorKind::Busy | VddkErrorKind::Failed => Exit::Source,
-    };
-    Failure { exit, message: drover_engine::chain(&error), advice: error.advice }
+/// NFC memory that was told for a vCenter, whose agents have a fixed amount.
+pub(crate) fn unused_memory(source: &VsphereSource, about: &About) -> Option<Problem> {
+    let text = "the NFC memory of hosts behind a vCenter cannot be configured, so this is not used";
+    let problem = Problem::warning("source.data.vddk.nfc_memory", text).advise("leave it out");
+    (source.data.vddk.nfc_memory.is_some() && about.is_vcenter).then_some(problem)
+}
+
+/// An error of an installation in the engine's words: what is missing was named by the plan, or by whoever looks at it.
+pub fn installation_error(error: VddkError) -> ProviderError {
+    match error.kind {
+        VddkErrorKind::Missing => ProviderError { cause: Cause::Plan, ..provider_error(error) },
+        _ => provider_error(error),
+    }
 }
 
 impl VddkWay {
-    /// Opens a disk as a snapshot froze it; without one the VM has to be off. `identity` tells it from others.
+    /// Opens a disk as a snapshot froze it; without one the VM has to be off.
+    ///
+    /// # Errors
+    /// If VDDK does not give it.
     pub fn open(
         &self,
         session: &Session,
@@ -117,7 +128,7 @@ impl VddkWay {
         frozen: Frozen<'_>,
         log: Option<PathBuf>,
     ) -> Result<VddkDisk, ProviderError> {
-        let thumbprint = session.thumbprint().map_err(crate::source::provider_error)?;
+        let thumbprint = session.thumbprint().map_err(crate::vsphere::provider_error)?;
         let vddk = &self.source.data.vddk;
         let aio = vm.aio();
         let endpoint = &self.source.endpoint;
@@ -155,7 +166,7 @@ impl VddkWay {
     }
 
     /// How a VM's disks are read, in words.
-    pub fn note(&self, vm: &PlannedVm) -> String {
+    pub(crate) fn note(&self, vm: &PlannedVm) -> String {
         format!("{self}, AIO {}", vm.aio())
     }
 }
@@ -190,8 +201,11 @@ fn api_session(session: &Session) -> ApiSession {
 
 /// The state of a disk that is read.
 pub struct Frozen<'a> {
+    /// The snapshot that froze it, if one did.
     pub snapshot: Option<&'a str>,
+    /// Its file then.
     pub file: String,
+    /// What tells this state from others.
     pub identity: String,
 }
 

@@ -7,11 +7,9 @@ use std::time::Duration;
 use drover_disk::Disk;
 use drover_engine::{Cause, Compared, Frozen, OpenedSource, ProviderError, Record, SourceProvider, chain};
 use drover_image::{ManifestCheck, Ova};
-use drover_plan::{ManifestUse, OvaSource, PlannedDisk, PlannedVm, Problem, Resolution};
-use drover_types::counted;
+use drover_plan::{ManifestUse, NAMES_SHOWN_MAX, OvaSource, PlannedDisk, PlannedVm, Problem, Resolution};
 use drover_types::inventory::{About, Inventory, Network, Vm};
-
-use crate::exit::{Exit, Failure};
+use drover_types::{counted, some_of};
 
 /// An appliance: it lies there, never runs, and is only read.
 pub struct Appliance {
@@ -25,10 +23,13 @@ pub struct Appliance {
 
 impl Appliance {
     /// Opens the appliance of a plan of that name, whose paths are relative to `folder`.
-    pub fn open(source: &OvaSource, folder: &Path, plan: &str) -> Result<Appliance, Failure> {
+    ///
+    /// # Errors
+    /// If it is none, or cannot be read.
+    pub fn open(source: &OvaSource, folder: &Path, plan: &str) -> Result<Appliance, ProviderError> {
         let path = folder.join(&source.path);
         let failed = |why: String| {
-            Failure::new(Exit::Source, why)
+            ProviderError::new(Cause::Source, why)
                 .advise("give an .ova file, an .ovf file, or the folder that holds one")
         };
         let ova = Ova::open(&path).map_err(|error| failed(chain(&error)))?;
@@ -68,7 +69,7 @@ impl Appliance {
     }
 
     /// Disks that the plan takes and that cannot be read.
-    pub fn problems(&self, resolution: &Resolution) -> Vec<Problem> {
+    pub(crate) fn problems(&self, resolution: &Resolution) -> Vec<Problem> {
         let disks = resolution.vms.iter().flat_map(|vm| &vm.disks);
         let fault = |disk: &PlannedDisk| {
             let fault = self.faults.get(disk.index)?.as_ref()?;
@@ -83,7 +84,7 @@ impl Appliance {
 }
 
 /// Who an appliance comes from, for the words about a VM made of it.
-pub fn about(path: &Path) -> About {
+pub(crate) fn about(path: &Path) -> About {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     About { product: format!("appliance {name}"), ..About::default() }
 }
@@ -208,7 +209,10 @@ impl SourceProvider for Appliance {
     }
 }
 
-/// What the manifest says of the files: a line, or in what they differ.
+/// What the manifest says of the files: a line.
+///
+/// # Errors
+/// In what they differ.
 pub fn judge(name: &str, check: &ManifestCheck) -> Result<String, String> {
     let signed = if check.certificate { "; its certificate was not verified" } else { "" };
     if !check.present {
@@ -229,20 +233,13 @@ pub fn judge(name: &str, check: &ManifestCheck) -> Result<String, String> {
         .iter()
         .flat_map(|(names, what)| names.iter().map(move |name| format!("'{}' {what}", name.escape_default())))
         .collect();
-    let shown = found[..found.len().min(FILES_SHOWN_MAX)].join(", ");
-    let more = match found.len().saturating_sub(FILES_SHOWN_MAX) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    Err(format!("manifest: {name} is not as its maker left it: {shown}{more}"))
+    let shown = some_of(&found, NAMES_SHOWN_MAX);
+    Err(format!("manifest: {name} is not as its maker left it: {shown}"))
 }
-
-/// Files that one message names; the rest is counted.
-const FILES_SHOWN_MAX: usize = 5;
 
 /// The source of a plan that is given up. Nothing was ever done to an appliance, so nothing is needed of it:
 /// it may be gone.
-pub struct LeftAlone {
+pub(crate) struct LeftAlone {
     pub vms: Vec<Vm>,
 }
 

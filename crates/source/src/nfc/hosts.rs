@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use drover_disk::in_threads;
 use drover_nfc::{NfcError, NfcErrorKind, Rustls, Tickets, greet};
-use drover_plan::{Begun, PlannedVm, Problem};
-use drover_view::{clean, count};
+use drover_plan::{Begun, NAMES_SHOWN_MAX, PlannedVm, Problem};
+use drover_types::shown::clean;
+use drover_types::{count, some_of};
 
 use super::NfcWay;
-use crate::rights::named;
 
 /// A host that is there answers within milliseconds, over the longest line within a second.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -83,8 +83,8 @@ fn problem(those: &[(&Host<'_>, NfcError)], insists: bool) -> Problem {
         (false, true) => "would be read by HTTPS ranges, which those with earlier snapshots are not",
         (false, false) => "will be read by HTTPS ranges",
     };
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let text = format!("the NFC server of {} cannot be used: {error}; disks of {vms} {so}", named(&names));
+    let names = some_of(&names, NAMES_SHOWN_MAX);
+    let text = format!("the NFC server of {names} cannot be used: {error}; disks of {vms} {so}");
     let problem = match first.is_error {
         true => Problem::error("source.data", text),
         false => Problem::warning("source.data", text),

@@ -5,7 +5,7 @@ use drover_types::ByteSpan;
 use drover_types::inventory::{PowerState, Vm};
 use drover_vsphere::{ChangedAreas, VsphereError, VsphereErrorKind};
 
-use crate::source::{VsphereSource, provider_error};
+use crate::vsphere::{VsphereSource, provider_error};
 
 impl ChangeTracking for VsphereSource {
     fn enable(&self, vm: &Vm, mark: &str) -> Result<Vec<String>, ProviderError> {

@@ -24,7 +24,7 @@ const WAIT_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Who asks what for an inventory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Asker {
+pub(crate) struct Asker {
     /// The source's instance UUID and address.
     pub source: String,
     /// The account, which decides what is seen.
@@ -33,7 +33,9 @@ pub struct Asker {
 
 /// An inventory, and what could not be read of it.
 pub struct Read {
+    /// What the source has.
     pub inventory: Inventory,
+    /// What could not be read.
     pub warnings: Vec<String>,
 }
 
@@ -92,7 +94,7 @@ impl Drop for Place<'_> {
 ///
 /// # Errors
 /// As `read`.
-pub fn in_turn<E>(
+pub(crate) fn in_turn<E>(
     state: &Path,
     asker: &Asker,
     is_stopped: &dyn Fn() -> bool,
@@ -164,8 +166,6 @@ impl Turn {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;

@@ -2,11 +2,11 @@
 
 mod hosts;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use drover_engine::{Cause, ProviderError};
+use drover_engine::{Cause, OpenedSource, ProviderError, chain};
 use drover_http::{Thumbprint, Trust};
 use drover_nfc::{
     Codec, CodecWish, Ledger, NfcDisk, NfcError, NfcErrorKind, NfcOptions, NfcState, Rustls, Ticket, Tickets,
@@ -31,13 +31,14 @@ pub struct NfcWay {
     ledger: Ledger,
     patience: Duration,
     /// Whether a disk that NFC does not give is an error, and not read by HTTPS.
-    pub insists: bool,
+    pub(crate) insists: bool,
 }
 
 impl NfcWay {
-    pub fn new(source: &VsphereSource, limits: &Limits) -> NfcWay {
+    /// For a plan, and a user with this state folder.
+    pub(crate) fn new(source: &VsphereSource, limits: &Limits, own_state: &Path) -> NfcWay {
         let nfc = source.data.nfc.clone();
-        let ledger = Ledger::new(ledger_folder());
+        let ledger = Ledger::new(ledger_folder(own_state));
         let ledger = match nfc.memory {
             Some(bytes) => ledger.with_budget(bytes),
             None => ledger,
@@ -46,10 +47,10 @@ impl NfcWay {
         NfcWay { nfc, ledger, patience: limits.retry_for.min(PATIENCE_MAX), insists }
     }
 
-    /// With everything as it is unasked, for a command without a plan.
-    pub fn unasked() -> NfcWay {
+    /// With everything as it is unasked, for a command without a plan, of a user with this state folder.
+    pub fn unasked(own_state: &Path) -> NfcWay {
         let nfc = Nfc { encrypted: true, compression: None, memory: None, timeout: PATIENCE_MAX };
-        NfcWay { nfc, ledger: Ledger::new(ledger_folder()), patience: Duration::ZERO, insists: true }
+        NfcWay { nfc, ledger: Ledger::new(ledger_folder(own_state)), patience: Duration::ZERO, insists: true }
     }
 
     /// With the data through TLS, or in the clear.
@@ -59,7 +60,7 @@ impl NfcWay {
     }
 
     /// Which hosts' NFC servers cannot be used from here. Opens no disk.
-    pub fn unreachable(
+    pub(crate) fn unreachable(
         &self,
         session: &Session,
         (vms, begun): (&[PlannedVm], &[Begun]),
@@ -75,12 +76,18 @@ impl NfcWay {
     }
 
     /// The share that the disks of a host have of its budget: bytes in use, disks, and the budget.
+    ///
+    /// # Errors
+    /// If the ledger cannot be read.
     pub fn used(&self, host: &str, service: &str) -> std::io::Result<(u64, u32, u64)> {
         let (bytes, disks) = self.ledger.used(host, service)?;
         Ok((bytes, disks, self.ledger.budget(host, service)))
     }
 
     /// Opens a disk as a snapshot froze it; without one the VM has to be off.
+    ///
+    /// # Errors
+    /// If its host does not give it.
     pub fn open(&self, asked: Asked<'_>) -> Result<NfcDisk, ProviderError> {
         let Asked { session, vm, disk, frozen, route, identity, extents, trace } = asked;
         let tickets = TicketsOf::new(session, vm, disk, route);
@@ -117,18 +124,37 @@ impl std::fmt::Display for NfcWay {
 
 /// Which disk to open.
 pub struct Asked<'a> {
+    /// Who gives tickets.
     pub session: &'a Session,
+    /// Whose disk it is.
     pub vm: &'a Vm,
+    /// The disk.
     pub disk: &'a VmDisk,
+    /// The same as its snapshot has it, or the same again.
     pub frozen: &'a VmDisk,
+    /// Where its host is reached.
     pub route: Route,
+    /// What tells the state of the disk from others.
     pub identity: String,
+    /// Who tells which areas are allocated, if it can be told.
     pub extents: Option<Arc<dyn drover_http::ExtentSource>>,
+    /// Where the messages are written to, if anywhere.
     pub trace: Option<Arc<Trace>>,
 }
 
+/// A disk that is read by NFC, and what is noticed of the map of its areas.
+pub(crate) fn opened(disk: NfcDisk, of_map: Arc<Mutex<Vec<String>>>) -> OpenedSource {
+    let disk = Arc::new(disk);
+    let (notes, read) = (notes(&disk), disk.clone());
+    let late = move || {
+        let of_map = std::mem::take(&mut *of_map.lock().unwrap_or_else(PoisonError::into_inner));
+        late_notes(&read.state()).into_iter().chain(of_map).collect()
+    };
+    OpenedSource { notes, disk, late: Some(Box::new(late)) }
+}
+
 /// How a disk is read, for the operator.
-pub fn notes(disk: &NfcDisk) -> Vec<String> {
+fn notes(disk: &NfcDisk) -> Vec<String> {
     let state = disk.state();
     let mut notes = vec![format!(
         "read by NFC from {} ({}, version {}), buffers {}",
@@ -139,7 +165,7 @@ pub fn notes(disk: &NfcDisk) -> Vec<String> {
 }
 
 /// How a disk was read.
-pub fn late_notes(state: &NfcState) -> Vec<String> {
+fn late_notes(state: &NfcState) -> Vec<String> {
     let (plain, wire) = state.bytes;
     let packed = state.codec.filter(|_| plain > 0).map(|codec| {
         format!("compression {codec}, {} came over the network for {}", Bytes(wire), Bytes(plain))
@@ -156,15 +182,15 @@ fn disk_bytes(told: Option<&str>) -> u64 {
 }
 
 /// The folder that all drovers of this machine (of this user, where it is not root's) find.
-fn ledger_folder() -> PathBuf {
+fn ledger_folder(own_state: &Path) -> PathBuf {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(folder) = variable(LEDGER) {
         return folder;
     }
-    match (crate::state::is_root(), variable("XDG_RUNTIME_DIR")) {
+    match (rustix::process::geteuid().is_root(), variable("XDG_RUNTIME_DIR")) {
         (true, _) => PathBuf::from("/run/drover/nfc"),
         (false, Some(folder)) => folder.join("drover/nfc"),
-        (false, None) => crate::state::state_folder(None).join("nfc"),
+        (false, None) => own_state.join("nfc"),
     }
 }
 
@@ -220,7 +246,7 @@ impl Tickets for TicketsOf {
                 _ if error.is_transient() => NfcErrorKind::Connection,
                 _ => NfcErrorKind::Unsupported,
             };
-            NfcError::other(kind, "NFC ticket", drover_engine::chain(&error))
+            NfcError::other(kind, "NFC ticket", chain(&error))
         };
         let ticket =
             self.session.nfc_ticket(&self.vm, self.disk, &self.host, NfcAccess::Read).map_err(failed)?;

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use drover_agent::HOT_ADD;
-use drover_plan::{PlannedProxy, Problem, Resolution};
+use drover_plan::{NAMES_SHOWN_MAX, PlannedProxy, Problem, Resolution};
 use drover_types::inventory::{PowerState, Vm};
+use drover_types::some_of;
 use drover_vsphere::{Entity, Proxy, Session, VsphereError};
 
 use super::HotAdd;
@@ -108,7 +109,7 @@ fn faults(proxy: &Proxy, datastores: &BTreeSet<&str>, is_for_hosts: bool) -> Vec
 fn faults_of_agent(hot_add: &HotAdd, proxy: &PlannedProxy) -> Option<Fault> {
     let (site, _) = match hot_add.site(&proxy.site) {
         Ok(site) => site,
-        Err(failure) => return Some((failure.message, failure.advice.unwrap_or_default())),
+        Err(error) => return Some((error.to_string(), error.advice().to_string())),
     };
     match site.info() {
         Err(refusal) => Some((format!("agent of {}: {refusal}", proxy.site), "look at its log".into())),
@@ -123,20 +124,16 @@ fn faults_of_agent(hot_add: &HotAdd, proxy: &PlannedProxy) -> Option<Fault> {
 /// VMs that no proxy is for.
 fn unserved(hot_add: &HotAdd, resolution: &Resolution) -> Option<Problem> {
     let is_served = |vm: &Vm| hot_add.proxies().iter().any(|proxy| proxy.serves(vm));
-    let without: Vec<&str> = (resolution.vms.iter().filter(|vm| !is_served(&vm.vm)))
-        .map(|vm| vm.vm.name.as_str())
-        .take(NAMED_MAX)
-        .collect();
+    let without: Vec<&str> =
+        (resolution.vms.iter().filter(|vm| !is_served(&vm.vm))).map(|vm| vm.vm.name.as_str()).collect();
     let problem = || {
-        let text = format!("no proxy is for the host of {}, in its data centre", without.join(", "));
+        let names = some_of(&without, NAMES_SHOWN_MAX);
+        let text = format!("no proxy is for the host of {names}, in its data centre");
         Problem::error("source.data.path", text)
             .advise("add the host to `hosts` of a proxy, or write `path: auto`")
     };
     (!without.is_empty()).then(problem)
 }
-
-/// VMs that one message names.
-const NAMED_MAX: usize = 5;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,39 @@
+//! Where VMs come from: the engine's sources, vSphere and appliances, and which way the bytes of their disks take.
+//!
+//! ```text
+//! source       the source of a plan: which of those below has its VMs
+//! vsphere      vSphere: power, snapshots, a VM's disks by the way of the plan; tracking: what changed since
+//! appliance    OVA and OVF
+//! vddk         the ways to vSphere's disks, and VDDK as one; nfc: NFC, and whether hosts can be reached by it
+//! hot_add      disks that proxy VMs read, what is attached there, and what stands in the way
+//! rights       what a plan needs its user to be allowed
+//! inventories  one inventory of a source at a time, for all plans of a state folder
+//! login        from what a plan names to a session
+//! single       one disk of a VM that no plan names
+//! setting      what all are told of a plan and of who runs it
+//! ```
+//!
+//! Who opens a [`PlanSource`] gives it the state folder and someone who tells people what goes on ([`Setting`]); nothing here ends a
+//! program, reads an option or prints.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod appliance;
+mod hot_add;
+pub mod inventories;
+pub mod login;
+pub mod nfc;
+mod rights;
+mod setting;
+pub mod single;
+mod source;
+mod tracking;
+pub mod vddk;
+mod vsphere;
+
+pub use appliance::Appliance;
+pub use setting::{Setting, SourceError};
+pub use source::{PlanSource, to_give_up, write_rates};
+pub use vsphere::{
+    VsphereSource, frozen, hide_foreign_snapshots, hide_left_files, hide_own_snapshots, provider_error,
+};

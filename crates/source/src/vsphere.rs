@@ -1,0 +1,481 @@
+//! vSphere as the engine's source.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use drover_engine::{
+    Attachment, Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError, Record,
+    SourceProvider, chain, is_own_snapshot,
+};
+use drover_plan::{Begun, HostRoute, PlannedDisk, PlannedVm, Problem, Route as PlanRoute};
+use drover_types::inventory::{Inventory, Snapshot, Vm, VmDisk};
+use drover_vsphere::{
+    FrozenDisk, OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind,
+};
+
+use crate::hot_add::{self, HotAdd};
+use crate::inventories::{self, Asker, Read};
+use crate::login::{self, LoginError};
+use crate::nfc::{self, Asked, NfcWay};
+use crate::vddk::{Frozen as FrozenFile, VddkWay, Way};
+
+/// A vSphere session, for a plan whose paths are relative to `folder`.
+pub struct VsphereSource {
+    /// The session.
+    pub session: Session,
+    pub(crate) folder: PathBuf,
+    /// Folder of drover's state.
+    pub(crate) state: PathBuf,
+    /// By which protocol disks are read.
+    pub way: Way,
+    /// Proxies that read disks, where there are any; `way` is for what they do not give.
+    pub(crate) hot_add: Option<HotAdd>,
+}
+
+impl SourceProvider for VsphereSource {
+    fn vm(&self, id: &str) -> Result<Vm, ProviderError> {
+        self.session.vm(id).map_err(provider_error)
+    }
+
+    fn ask_shutdown(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.session.ask_shutdown(&vm.id).map_err(provider_error)
+    }
+
+    fn wait_until_off(&self, vm: &Vm, timeout: Duration) -> Result<(), ProviderError> {
+        self.session.wait_until_off(&vm.id, timeout).map_err(provider_error)
+    }
+
+    fn power_off(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.session.power_off(&vm.id).map_err(provider_error)
+    }
+
+    fn power_on(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.session.power_on(&vm.id).map_err(provider_error)
+    }
+
+    fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Frozen, ProviderError> {
+        // The VM is off: there is nothing to quiesce.
+        self.freeze(vm, name, description, false)
+    }
+
+    fn remove_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<(), ProviderError> {
+        let mut unblock = || self.unblock(vm);
+        let blocked = match self.session.remove_blocked_snapshot(snapshot, &mut unblock) {
+            Err(error) if error.is_fault("FileLocked") => error,
+            done => return done.map_err(provider_error),
+        };
+        // The snapshot may be gone, and its files stay.
+        if self.unblock(vm) {
+            return self.session.consolidate(&vm.id).map(drop).map_err(provider_error);
+        }
+        // Without their names it is the same error.
+        let holders = hot_add::holders(&self.session, vm).unwrap_or_default();
+        Err(told_holders(provider_error(blocked), &holders))
+    }
+
+    fn has_snapshot(&self, _: &Vm, snapshot: &str) -> Result<bool, ProviderError> {
+        self.session.has_snapshot(snapshot).map_err(provider_error)
+    }
+
+    fn open_disk(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        record: Record<'_>,
+    ) -> Result<OpenedSource, ProviderError> {
+        let Some(hot_add) = &self.hot_add else { return self.open_directly(vm, disk, snapshot) };
+        match self.open_by_proxy(hot_add, vm, disk, snapshot, record) {
+            Err(error) if !hot_add.insists && error.cause != Cause::Cancelled => {
+                let mut opened = self.open_directly(vm, disk, snapshot)?;
+                opened.notes.insert(0, chain(&error));
+                Ok(opened)
+            }
+            opened => opened,
+        }
+    }
+
+    fn detach(&self, vm: &Vm, recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {
+        match &self.hot_add {
+            Some(hot_add) => hot_add.detach(&self.session, vm, recorded),
+            None => hot_add::detach_recorded(&self.session, vm, recorded),
+        }
+    }
+
+    fn watch_power(&self, vm: &Vm) -> Result<Option<Box<dyn PowerWatch + '_>>, ProviderError> {
+        let mark = self.session.power_mark(&vm.id).map_err(provider_error)?;
+        let watch = |mark| -> Box<dyn PowerWatch + '_> {
+            Box::new(PowerEvents { session: &self.session, vm: vm.id.clone(), mark })
+        };
+        Ok(mark.map(watch))
+    }
+
+    fn tracking(&self) -> Option<&dyn ChangeTracking> {
+        Some(self)
+    }
+}
+
+/// The power events of a VM since a mark.
+struct PowerEvents<'a> {
+    session: &'a Session,
+    vm: String,
+    mark: PowerMark,
+}
+
+impl PowerWatch for PowerEvents<'_> {
+    fn was_switched_on(&self) -> Result<bool, ProviderError> {
+        self.session.was_switched_on(&self.vm, &self.mark).map_err(provider_error)
+    }
+}
+
+/// Names the VMs that hold a file of the snapshot open.
+fn told_holders(error: ProviderError, holders: &[String]) -> ProviderError {
+    if holders.is_empty() {
+        return error;
+    }
+    let advice = format!(
+        "a disk of it is attached to {}, as backups do: detach it there, let vSphere consolidate the VM's disks, then the same \
+         command again",
+        holders.join(", ")
+    );
+    ProviderError { advice: Some(advice), ..error }
+}
+
+impl VsphereSource {
+    /// What it has, read by one plan of the state folder after the other.
+    pub(crate) fn inventory(&self) -> Result<Arc<Read>, VsphereError> {
+        let session = &self.session;
+        // A vCenter that was cloned keeps its UUID.
+        let source = format!("{}_{}", session.about().instance_uuid, session.endpoint_authority());
+        let asker = Asker { source, user: session.user().to_string() };
+        let read = || session.inventory().map(|inventory| Read { inventory, warnings: session.warnings() });
+        match inventories::in_turn(&self.state, &asker, &|| session.is_stopped(), read)? {
+            Some(read) => {
+                session.take_over(&read.inventory, &read.warnings);
+                Ok(read)
+            }
+            None => Err(VsphereError {
+                kind: VsphereErrorKind::Stopped,
+                op: "read the inventory".into(),
+                fault: None,
+                source: None,
+            }),
+        }
+    }
+
+    /// Detaches what blocks a snapshot's removal, if it is attached to a proxy of the plan; tells whether anything was.
+    fn unblock(&self, vm: &Vm) -> bool {
+        // Why one cannot be detached is told by the next run, which begins with that; the removal is what failed.
+        let detach = |hot_add: &HotAdd| hot_add.detach(&self.session, vm, &[]);
+        self.hot_add.as_ref().is_some_and(|it| detach(it).is_ok_and(|lines| !lines.is_empty()))
+    }
+
+    fn open_by_proxy(
+        &self,
+        hot_add: &HotAdd,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        record: Record<'_>,
+    ) -> Result<OpenedSource, ProviderError> {
+        let frozen = self.frozen(vm, disk, snapshot)?;
+        let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
+        let frozen = frozen.disk;
+        let notes: Arc<Mutex<Vec<String>>> = Arc::default();
+        let extents = self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes);
+        let session = &self.session;
+        let asked = hot_add::Asked { session, vm, frozen: &frozen, identity, extents, record };
+        let mut opened = hot_add.open(&asked)?;
+        opened.notes.extend(doubt);
+        Ok(opened)
+    }
+
+    /// Which hosts do not give their disks in the way of the plan, as far as it can be told without opening one.
+    pub(crate) fn host_problems(&self, vms: &[PlannedVm], begun: &[Begun]) -> Vec<Problem> {
+        match &self.way {
+            // Where there are proxies, disks are read by them, and by hosts only in their stead.
+            Way::Nfc(way) if self.hot_add.is_none() => {
+                way.unreachable(&self.session, (vms, begun), |vm| self.route(&vm.route))
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn open_directly(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedSource, ProviderError> {
+        match &self.way {
+            Way::Https(why) => self.open_ranges(vm, disk, snapshot, why.clone()),
+            Way::Nfc(way) => match self.open_nfc(way, vm, disk, snapshot) {
+                Err(error) if !way.insists => {
+                    by_ranges(&error, |why| self.open_ranges(vm, disk, snapshot, why))
+                }
+                opened => opened,
+            },
+            Way::Vddk(way) => self.open_vddk(way, vm, disk, snapshot),
+        }
+    }
+
+    fn open_https(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedDisk, ProviderError> {
+        let route = self.route(&vm.route)?;
+        let asked = OpenDisk {
+            vm: &vm.vm,
+            disk: &disk.disk,
+            snapshot: Some(snapshot),
+            route: &route,
+            datacenter: &vm.vm.datacenter,
+        };
+        self.session.open_disk(asked).map_err(provider_error)
+    }
+
+    fn open_ranges(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        why: String,
+    ) -> Result<OpenedSource, ProviderError> {
+        Ok(of_ranges(self.open_https(vm, disk, snapshot)?, why))
+    }
+
+    fn open_nfc(
+        &self,
+        way: &NfcWay,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedSource, ProviderError> {
+        let frozen = self.frozen(vm, disk, snapshot)?;
+        let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
+        let frozen = frozen.disk;
+        let notes: Arc<Mutex<Vec<String>>> = Arc::default();
+        let opened = way.open(Asked {
+            session: &self.session,
+            vm: &vm.vm,
+            disk: &disk.disk,
+            frozen: &frozen,
+            route: self.route(&vm.route)?,
+            identity,
+            extents: self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes),
+            trace: None,
+        })?;
+        let mut opened = nfc::opened(opened, notes);
+        opened.notes.extend(doubt);
+        Ok(opened)
+    }
+
+    fn frozen(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<FrozenDisk, ProviderError> {
+        frozen(&self.session, &vm.vm, &disk.disk, snapshot)
+    }
+
+    /// What tells the frozen files' state, and why it is not known, if it is not. It is the same by whatever way the disk is
+    /// read, so that a copy may go on by another one. The browser is asked first: it tells also of files that a client that
+    /// vanished still has locked. Where nobody tells anything, another snapshot counts as another state.
+    fn identity(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        FrozenDisk { disk: frozen, files }: &FrozenDisk,
+    ) -> (String, Option<String>) {
+        let by_snapshot = format!("vsphere {} file={} snapshot={snapshot}", vm.vm.instance_uuid, frozen.path);
+        // Passes go by what change tracking tells, whatever state the files are in.
+        if vm.warm.is_some() {
+            return (by_snapshot, None);
+        }
+        let untold = match self.session.disk_state(&vm.vm, frozen, files) {
+            Ok(state) => return (state, None),
+            Err(untold) => chain(&untold),
+        };
+        match self.open_https(vm, disk, snapshot) {
+            Ok(opened) => (opened.disk.identity(), None),
+            Err(_) => (
+                by_snapshot,
+                Some(format!("should it be interrupted, it begins again with its first byte: {untold}")),
+            ),
+        }
+    }
+
+    fn open_vddk(
+        &self,
+        way: &VddkWay,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedSource, ProviderError> {
+        let frozen = self.frozen(vm, disk, snapshot)?;
+        let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
+        let log = disk.vddk_log();
+        let is_here = vm.site.is_none() && log.parent().is_some_and(Path::is_dir);
+        let log = is_here.then_some(log);
+        let frozen = FrozenFile { snapshot: Some(snapshot), file: frozen.disk.path, identity };
+        let opened = way.open(&self.session, vm, disk, frozen, log)?;
+        let notes = std::iter::once(way.note(vm)).chain(doubt).collect();
+        Ok(OpenedSource { disk: Arc::new(opened), notes, late: None })
+    }
+
+    fn route(&self, route: &PlanRoute) -> Result<Route, ProviderError> {
+        match route {
+            PlanRoute::Provider => Ok(Route::Provider),
+            PlanRoute::Host(host) => self.host_route(host).map_err(login_error),
+        }
+    }
+
+    fn host_route(&self, host: &HostRoute) -> Result<Route, LoginError> {
+        let login = match &host.login {
+            Some(login) => Some((login.user.clone(), login::secret(login, &self.folder)?)),
+            None => None,
+        };
+        let trust = login::trust(&host.trust, &self.folder)?;
+        let address = drover_plan::Endpoint { host: host.address.clone(), port: host.port }.to_string();
+        Ok(Route::Host { address, trust, login })
+    }
+}
+
+/// Reads a disk by HTTPS ranges that NFC does not give.
+pub(crate) fn by_ranges(
+    error: &ProviderError,
+    open: impl FnOnce(String) -> Result<OpenedSource, ProviderError>,
+) -> Result<OpenedSource, ProviderError> {
+    let why = chain(error);
+    open(format!("read by HTTPS ranges: {why}")).map_err(|error| {
+        let what = format!("{why}; and by HTTPS ranges: {}", error.what);
+        ProviderError { what, ..error }
+    })
+}
+
+/// A disk that is read by HTTPS ranges, and why.
+pub(crate) fn of_ranges(opened: OpenedDisk, why: String) -> OpenedSource {
+    let (disk, notes) = (opened.disk.clone(), std::iter::once(why).chain(opened.notes()).collect());
+    OpenedSource { notes, disk, late: Some(Box::new(move || opened.notes())) }
+}
+
+/// A disk as a snapshot froze it.
+///
+/// # Errors
+/// If vSphere does not tell, or the snapshot has no such disk.
+pub fn frozen(
+    session: &Session,
+    vm: &Vm,
+    disk: &VmDisk,
+    snapshot: &str,
+) -> Result<FrozenDisk, ProviderError> {
+    session.frozen_disk(snapshot, disk.key).map_err(provider_error)?.ok_or_else(|| {
+        let what = format!("{} of {} is not in snapshot {snapshot}", disk.label, vm.name);
+        ProviderError::new(Cause::Source, what)
+    })
+}
+
+/// Hides snapshots that drover made for this plan and an earlier run could not remove, so that they do
+/// not stop the plan from going on. A VM that has others too shows them all.
+pub fn hide_own_snapshots(inventory: &mut Inventory, plan: &str) {
+    for vm in &mut inventory.vms {
+        let own = |snapshot: &Snapshot| is_own_snapshot(&snapshot.description, plan);
+        if !vm.snapshots.is_empty() && vm.snapshots.iter().all(own) {
+            vm.snapshots.clear();
+            vm.disks.iter_mut().for_each(|disk| disk.has_parent = false);
+        }
+    }
+}
+
+/// Hides files that removed snapshots left of VMs whose passes have begun: one of drover's own may have been removed
+/// so, and the next pass consolidates them. Nobody else's disks are touched because a plan names them.
+pub fn hide_left_files(inventory: &mut Inventory, begun: &BTreeSet<String>) {
+    for vm in inventory.vms.iter_mut().filter(|vm| vm.consolidation_needed && begun.contains(&vm.id)) {
+        vm.consolidation_needed = false;
+        if vm.snapshots.is_empty() {
+            vm.disks.iter_mut().for_each(|disk| disk.has_parent = false);
+        }
+    }
+}
+
+/// Hides snapshots of VMs whose passes have begun, somebody's backup above all: the guardian sees them before every
+/// pass, says so, and has everything compared as long as they are there. Before the first pass they stop a plan.
+pub fn hide_foreign_snapshots(inventory: &mut Inventory, begun: &BTreeSet<String>) {
+    for vm in inventory.vms.iter_mut().filter(|vm| !vm.snapshots.is_empty() && begun.contains(&vm.id)) {
+        vm.snapshots.clear();
+        vm.disks.iter_mut().for_each(|disk| disk.has_parent = false);
+    }
+}
+
+/// A vSphere error in the engine's words.
+pub fn provider_error(error: VsphereError) -> ProviderError {
+    let mut wrapped = ProviderError::new(cause(&error), error.to_string());
+    wrapped.advice = error.advice();
+    wrapped.source = error.source;
+    wrapped
+}
+
+fn cause(error: &VsphereError) -> Cause {
+    use VsphereErrorKind as K;
+    match error.kind {
+        K::WrongPassword | K::UserWithoutDomain | K::PermissionDenied => Cause::Access,
+        K::CertificateNotTrusted
+        | K::ThumbprintMismatch
+        | K::Unencrypted
+        | K::Unreachable
+        | K::Timeout
+        | K::NotVsphere => Cause::Connection,
+        K::NotFound | K::Busy | K::State | K::Fault | K::Unsupported | K::Disk | K::ChangesUnknown => {
+            Cause::Source
+        }
+        K::Stopped => Cause::Cancelled,
+    }
+}
+
+fn login_error(error: LoginError) -> ProviderError {
+    ProviderError { advice: error.advice, ..ProviderError::new(Cause::Plan, error.what) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_neither_nfc_nor_https_gives_is_refused_with_both_reasons() {
+        let of_nfc = ProviderError::new(Cause::Connection, "NFC: no route").because("firewall");
+        let refused = by_ranges(&of_nfc, |why| {
+            assert_eq!(why, "read by HTTPS ranges: NFC: no route: firewall");
+            Err(ProviderError::new(Cause::Access, "no leave").advise("ask for it"))
+        });
+        let error = refused.err().unwrap();
+        assert_eq!(error.what, "NFC: no route: firewall; and by HTTPS ranges: no leave");
+        assert_eq!((error.cause, error.advice.as_deref()), (Cause::Access, Some("ask for it")));
+    }
+
+    #[test]
+    fn files_that_snapshots_left_are_no_obstacle_for_vms_on_their_way_and_for_no_others() {
+        let vm = |id: &str, snapshots: usize| Vm {
+            id: id.into(),
+            consolidation_needed: true,
+            snapshots: vec![Snapshot::default(); snapshots],
+            disks: vec![VmDisk { has_parent: true, ..VmDisk::default() }],
+            ..Vm::default()
+        };
+        let vms = vec![vm("begun", 0), vm("frozen", 1), vm("other", 0)];
+        let mut inventory = Inventory { vms, ..Inventory::default() };
+        hide_left_files(&mut inventory, &["begun", "frozen"].map(String::from).into());
+        let seen =
+            |at: usize| (inventory.vms[at].consolidation_needed, inventory.vms[at].disks[0].has_parent);
+        assert_eq!([0, 1, 2].map(seen), [(false, false), (false, true), (true, true)]);
+        inventory.vms[2].snapshots.push(Snapshot::default());
+        hide_foreign_snapshots(&mut inventory, &["begun", "frozen"].map(String::from).into());
+        let frozen = |at: usize| (inventory.vms[at].snapshots.len(), inventory.vms[at].disks[0].has_parent);
+        assert_eq!([1, 2].map(frozen), [(0, false), (1, true)]);
+    }
+}
