@@ -14,8 +14,8 @@ use drover_engine::{
 use drover_landing::{PlanPolicy, PlanTarget, found};
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
-use drover_plan::{Limits, NAMES_SHOWN_MAX, Others, PlannedVm, Problem, as_begun, resolve};
-use drover_source::{PlanSource, hide_foreign_snapshots, hide_left_files, inventories};
+use drover_plan::{Limits, NAMES_SHOWN_MAX, Others, PlannedVm, Problem, as_begun};
+use drover_source::{PlanSource, hide_what_passes_see_to, inventories};
 use drover_types::inventory::{About, Inventory};
 use drover_types::{count, some_of};
 
@@ -149,7 +149,7 @@ impl Prepared {
         let others = if begun.is_empty() { Others::Selected } else { others };
         let (resolution, inventory) = inventories::copied(read, |inventory| {
             as_begun(inventory, &begun, others);
-            hide_what_passes_see_to(&file, store, inventory)?;
+            hide_what_passes_see_to(&file.plan, store, inventory)?;
             Ok::<_, Failure>(plan::lay_over(&file, inventory))
         });
         provider.warnings().iter().for_each(|warning| words.say(&format!("warning: {warning}")));
@@ -329,22 +329,6 @@ fn check_what_arrived(
         "if it was moved, nothing is to be done; to copy it anew, run it as a plan of another name (`name:` in the plan, \
          `--name` of an import)",
     ))
-}
-
-/// Hides what the guardian of warm VMs judges before each pass, and what would stop a plan that is only begun.
-fn hide_what_passes_see_to(file: &PlanFile, store: &Store, inventory: &mut Inventory) -> Result<(), Failure> {
-    let mut begun: BTreeSet<String> =
-        store.passes(&file.plan.name)?.into_iter().map(|pass| pass.vm).collect();
-    if !begun.is_empty() {
-        // A plan may have been edited since: what moves cold now has no guardian.
-        let planned = resolve(&file.plan, inventory).vms;
-        let warm: BTreeSet<&str> =
-            planned.iter().filter(|vm| vm.warm.is_some()).map(|vm| vm.vm.id.as_str()).collect();
-        begun.retain(|id| warm.contains(id.as_str()));
-        hide_left_files(inventory, &begun);
-        hide_foreign_snapshots(inventory, &begun);
-    }
-    Ok(())
 }
 
 fn options(limits: &Limits, of: Option<&MemoryBudget>) -> TransferOptions {

@@ -6,6 +6,7 @@
 //! appliance    OVA and OVF
 //! vddk         the ways to vSphere's disks, and VDDK as one; nfc: NFC, and whether hosts can be reached by it
 //! hot_add      disks that proxy VMs read, what is attached there, and what stands in the way
+//! hidden       what of an inventory does not count for a plan that goes on
 //! rights       what a plan needs its user to be allowed
 //! inventories  one inventory of a source at a time, for all plans of a state folder
 //! login        from what a plan names to a session
@@ -19,6 +20,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod appliance;
+mod hidden;
 mod hot_add;
 pub mod inventories;
 pub mod login;
@@ -32,8 +34,7 @@ pub mod vddk;
 mod vsphere;
 
 pub use appliance::Appliance;
+pub use hidden::{hide_own_snapshots, hide_what_passes_see_to};
 pub use setting::{Setting, SourceError};
 pub use source::{PlanSource, to_give_up, write_rates};
-pub use vsphere::{
-    VsphereSource, frozen, hide_foreign_snapshots, hide_left_files, hide_own_snapshots, provider_error,
-};
+pub use vsphere::{VsphereSource, frozen, provider_error};

@@ -1,16 +1,15 @@
 //! vSphere as the engine's source.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drover_engine::{
     Attachment, Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError, Record,
-    SourceProvider, chain, is_own_snapshot,
+    SourceProvider, chain,
 };
 use drover_plan::{Begun, HostRoute, PlannedDisk, PlannedVm, Problem, Route as PlanRoute};
-use drover_types::inventory::{Inventory, Snapshot, Vm, VmDisk};
+use drover_types::inventory::{Vm, VmDisk};
 use drover_vsphere::{
     FrozenDisk, OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind,
 };
@@ -381,38 +380,6 @@ pub fn frozen(
     })
 }
 
-/// Hides snapshots that drover made for this plan and an earlier run could not remove, so that they do
-/// not stop the plan from going on. A VM that has others too shows them all.
-pub fn hide_own_snapshots(inventory: &mut Inventory, plan: &str) {
-    for vm in &mut inventory.vms {
-        let own = |snapshot: &Snapshot| is_own_snapshot(&snapshot.description, plan);
-        if !vm.snapshots.is_empty() && vm.snapshots.iter().all(own) {
-            vm.snapshots.clear();
-            vm.disks.iter_mut().for_each(|disk| disk.has_parent = false);
-        }
-    }
-}
-
-/// Hides files that removed snapshots left of VMs whose passes have begun: one of drover's own may have been removed
-/// so, and the next pass consolidates them. Nobody else's disks are touched because a plan names them.
-pub fn hide_left_files(inventory: &mut Inventory, begun: &BTreeSet<String>) {
-    for vm in inventory.vms.iter_mut().filter(|vm| vm.consolidation_needed && begun.contains(&vm.id)) {
-        vm.consolidation_needed = false;
-        if vm.snapshots.is_empty() {
-            vm.disks.iter_mut().for_each(|disk| disk.has_parent = false);
-        }
-    }
-}
-
-/// Hides snapshots of VMs whose passes have begun, somebody's backup above all: the guardian sees them before every
-/// pass, says so, and has everything compared as long as they are there. Before the first pass they stop a plan.
-pub fn hide_foreign_snapshots(inventory: &mut Inventory, begun: &BTreeSet<String>) {
-    for vm in inventory.vms.iter_mut().filter(|vm| !vm.snapshots.is_empty() && begun.contains(&vm.id)) {
-        vm.snapshots.clear();
-        vm.disks.iter_mut().for_each(|disk| disk.has_parent = false);
-    }
-}
-
 /// A vSphere error in the engine's words.
 pub fn provider_error(error: VsphereError) -> ProviderError {
     let mut wrapped = ProviderError::new(cause(&error), error.to_string());
@@ -456,26 +423,5 @@ mod tests {
         let error = refused.err().unwrap();
         assert_eq!(error.what, "NFC: no route: firewall; and by HTTPS ranges: no leave");
         assert_eq!((error.cause, error.advice.as_deref()), (Cause::Access, Some("ask for it")));
-    }
-
-    #[test]
-    fn files_that_snapshots_left_are_no_obstacle_for_vms_on_their_way_and_for_no_others() {
-        let vm = |id: &str, snapshots: usize| Vm {
-            id: id.into(),
-            consolidation_needed: true,
-            snapshots: vec![Snapshot::default(); snapshots],
-            disks: vec![VmDisk { has_parent: true, ..VmDisk::default() }],
-            ..Vm::default()
-        };
-        let vms = vec![vm("begun", 0), vm("frozen", 1), vm("other", 0)];
-        let mut inventory = Inventory { vms, ..Inventory::default() };
-        hide_left_files(&mut inventory, &["begun", "frozen"].map(String::from).into());
-        let seen =
-            |at: usize| (inventory.vms[at].consolidation_needed, inventory.vms[at].disks[0].has_parent);
-        assert_eq!([0, 1, 2].map(seen), [(false, false), (false, true), (true, true)]);
-        inventory.vms[2].snapshots.push(Snapshot::default());
-        hide_foreign_snapshots(&mut inventory, &["begun", "frozen"].map(String::from).into());
-        let frozen = |at: usize| (inventory.vms[at].snapshots.len(), inventory.vms[at].disks[0].has_parent);
-        assert_eq!([1, 2].map(frozen), [(0, false), (1, true)]);
     }
 }
