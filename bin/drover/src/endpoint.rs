@@ -1,112 +1,67 @@
-//! The ends of `drover copy` and its sisters: from a path or URI to an open disk.
-//!
-//! ```text
-//! place     what a text names
-//! source    disks to be read
-//! target    disks to be written, and which of them are refused
-//! existing  targets that hold all but a part already
-//! again     targets opened once more, to be verified
-//! agent     disks of other sites
-//! guard     what must not be overwritten, whosever it is
-//! path      paths and journals of targets, and the refusals that all ends share
-//! ```
+//! The ends of `drover copy` and its sisters, as the command line names them.
 
-mod again;
-mod agent;
-mod existing;
-pub mod guard;
-mod path;
-mod place;
-mod source;
-mod target;
+use std::path::Path;
+use std::time::Duration;
 
-use std::any::Any;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use drover_endpoint::{Format as DiskFormat, NamedSource, NamedTarget};
 
-use drover_agent::AgentDisk;
-use drover_disk::Disk;
-use drover_landing::images::OpenImage;
+use crate::cli::{CopyArgs, Format, LoginArgs};
+use crate::connect::credentials;
+use crate::sites::this_host;
+use crate::state::state_folder;
 
-pub use again::for_verify;
-pub use existing::open_existing_target;
-pub use path::target_failure;
-pub use place::{Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
-pub use source::{Named, open_in_place, open_source};
-pub use target::open_target;
-
-use crate::cli::Format;
-
-/// An open end of a copy.
-pub struct End {
-    pub disk: Arc<dyn Disk>,
-    /// What must live as long as the disk: image servers, sessions.
-    pub keep: Vec<Box<dyn Any + Send + Sync>>,
-    pub notes: Notes,
-    /// The disk again, if it is another site's.
-    pub link: Option<Arc<AgentDisk>>,
-}
-
-/// What was noticed when a disk was opened.
-#[derive(Default)]
-pub struct Notes {
-    known: Vec<String>,
-    /// A look at its beginning. A far source takes as long to answer it as for the first block, and the copy need not wait.
-    look: Mutex<Option<JoinHandle<Option<String>>>>,
-}
-
-impl Notes {
-    /// What is known by now.
-    pub fn known(&self) -> &[String] {
-        &self.known
-    }
-
-    /// Waits for what a look under way finds; absent where there is none, or this was asked before.
-    pub fn found(&self) -> Option<impl FnOnce() -> Option<String> + Send + 'static> {
-        let look = self.look.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        Some(|| look.join().ok()?)
-    }
-
-    fn look(&mut self, look: impl FnOnce() -> Option<String> + Send + 'static) {
-        // Where no thread can be had a note is left out, no more.
-        self.look = Mutex::new(std::thread::Builder::new().name("look".into()).spawn(look).ok());
+/// A disk to be read, by its name alone.
+pub fn source_named<'a>(
+    text: &'a str,
+    format: Option<Format>,
+    login: &LoginArgs,
+    state: Option<&Path>,
+) -> NamedSource<'a> {
+    NamedSource {
+        text,
+        format: format.map(disk_format),
+        login: credentials(login.user.as_deref(), &login.secret),
+        past_cache: false,
+        host: this_host(state),
+        own_state: state_folder(None),
+        pack: true,
+        manifest_is_checked: false,
     }
 }
 
-impl From<Vec<String>> for Notes {
-    fn from(known: Vec<String>) -> Notes {
-        Notes { known, look: Mutex::default() }
+/// The source of a copy.
+pub fn source_of(args: &CopyArgs, past_cache: bool) -> NamedSource<'_> {
+    let named = source_named(&args.source, args.source_format, &args.login, args.run.state.as_deref());
+    let (pack, manifest_is_checked) = (!args.no_link_compression, !args.ignore_manifest);
+    NamedSource { past_cache, pack, manifest_is_checked, ..named }
+}
+
+/// The target of a copy.
+pub fn target_of(args: &CopyArgs) -> NamedTarget<'_> {
+    NamedTarget {
+        text: &args.target,
+        source: &args.source,
+        format: args.format.map(disk_format),
+        options: &args.options,
+        compress: args.compress,
+        force: args.force,
+        journal: args.journal.as_deref(),
+        no_journal: args.no_journal,
+        rate: args.rate_limit.map(|rate| rate.0),
+        pack: !args.no_link_compression,
+        offer: !args.no_have_by_hash,
+        retry_for: Duration::from_secs(args.tune.retry_for),
+        host: this_host(args.run.state.as_deref()),
     }
 }
 
-/// A target, and what is known of it.
-pub struct TargetEnd {
-    pub end: End,
-    pub tag: String,
-    pub is_new: bool,
-    pub zeroed: bool,
-    /// Where its journal lies, if nothing else is said.
-    pub journal: Option<PathBuf>,
-}
-
-impl From<OpenImage> for TargetEnd {
-    fn from(image: OpenImage) -> TargetEnd {
-        let OpenImage { disk, tag, is_new, zeroed, journal, notes } = image;
-        let end = End { disk, keep: Vec::new(), notes: notes.into(), link: None };
-        TargetEnd { end, tag, is_new, zeroed, journal: Some(journal) }
+fn disk_format(format: Format) -> DiskFormat {
+    match format {
+        Format::Raw => DiskFormat::Raw,
+        Format::Qcow2 => DiskFormat::Qcow2,
+        Format::Vmdk => DiskFormat::Vmdk,
+        Format::Vhd => DiskFormat::Vhd,
+        Format::Vhdx => DiskFormat::Vhdx,
+        Format::Auto => DiskFormat::Auto,
     }
-}
-
-/// The format of an image: what was told, else what its name ends in, else raw. Never what its content
-/// looks like: a guest can write a qcow2 header at the start of a raw disk.
-fn format_of(path: &Path, told: Option<Format>) -> Format {
-    let of_ending = || match path.extension()?.to_str()? {
-        "qcow2" => Some(Format::Qcow2),
-        "vmdk" => Some(Format::Vmdk),
-        "vhd" => Some(Format::Vhd),
-        "vhdx" => Some(Format::Vhdx),
-        _ => None,
-    };
-    told.or_else(of_ending).unwrap_or(Format::Raw)
 }

@@ -1,16 +1,14 @@
 //! Failures, and how the program ends by their causes. `docs/reference/exit-codes.md` says the same.
 
 use std::fmt;
-use std::io;
 
 pub use drover_agent::sites::MORE_THREADS;
 pub use drover_console::Exit;
-use drover_disk::{DiskError, DiskErrorKind, DiskOp};
+use drover_disk::DiskError;
+use drover_endpoint::{EndError, disk_cause};
 use drover_engine::{Cause, EngineError, ProviderError, StoreError, chain};
-use drover_http::{HttpError, HttpErrorKind};
 use drover_link::{LinkError, LinkErrorKind};
 use drover_mover::MoveError;
-use drover_nbd::{HandshakeError, ServerError};
 use drover_source::login::LoginError;
 use drover_source::{SourceError, provider_error};
 use drover_vsphere::VsphereError;
@@ -82,6 +80,17 @@ impl From<LoginError> for Failure {
     }
 }
 
+impl From<EndError> for Failure {
+    fn from(error: EndError) -> Failure {
+        match error {
+            EndError::Usage { what, advice } => Failure { exit: Exit::Usage, message: what, advice },
+            EndError::Login(error) => error.into(),
+            EndError::Site(error) => error.into(),
+            EndError::Provider(error) => error.into(),
+        }
+    }
+}
+
 impl From<SourceError> for Failure {
     fn from(error: SourceError) -> Failure {
         match error {
@@ -145,45 +154,7 @@ pub fn transfer_failure(error: MoveError, target: &str) -> Failure {
     Failure::new(exit, chain(&error))
 }
 
-/// Whether it is we who deny: the server did not show that it is the one that was named.
-fn is_not_trusted(error: &DiskError) -> bool {
-    use HttpErrorKind as K;
-    let Some(why) = error.source.get_ref() else { return false };
-    let web = why.downcast_ref::<HttpError>().map(|error| &error.kind);
-    let nbd = why.downcast_ref::<HandshakeError>();
-    matches!(web, Some(K::Certificate(_))) || matches!(nbd, Some(HandshakeError::Tls(_)))
-}
-
-/// Whether there is no way to a host, or its name is not known.
-fn is_without_address(error: &DiskError) -> bool {
-    error.op == DiskOp::Open && error.source.kind() == io::ErrorKind::HostUnreachable
-}
-
-fn is_of_servers_disk(error: &DiskError) -> bool {
-    let told = error.source.get_ref().and_then(|why| why.downcast_ref::<ServerError>());
-    told.is_some_and(ServerError::is_of_its_disk)
-}
-
-/// The exit for a disk's error.
+/// The exit for a disk's error; `target` names the target.
 pub fn disk_exit(error: &DiskError, target: &str) -> Exit {
-    match error.kind {
-        // On whichever side: it was not asked for anything yet.
-        DiskErrorKind::Denied if is_not_trusted(error) => Exit::Connection,
-        DiskErrorKind::Transient if is_without_address(error) => Exit::Connection,
-        DiskErrorKind::OutOfSpace if error.disk == target => Exit::TargetFull,
-        _ if error.disk == target => Exit::Target,
-        // Its server answers, and says that its own disk fails.
-        DiskErrorKind::Transient if is_of_servers_disk(error) => Exit::Source,
-        // Not for lack of rights: somebody else has it.
-        DiskErrorKind::Denied if error.source.kind() == io::ErrorKind::ResourceBusy => Exit::Source,
-        DiskErrorKind::Denied => Exit::Access,
-        DiskErrorKind::Transient => Exit::Connection,
-        // A source has no use for room: whatever it says that it ran out of is its own affair.
-        DiskErrorKind::OutOfSpace
-        | DiskErrorKind::Corrupt
-        | DiskErrorKind::Gone
-        | DiskErrorKind::Unsupported
-        | DiskErrorKind::Misuse
-        | DiskErrorKind::Failed => Exit::Source,
-    }
+    of_cause(disk_cause(error, target))
 }

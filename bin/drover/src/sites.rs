@@ -63,11 +63,6 @@ pub fn measured(state: Option<&Path>, name: &str, rdma: Option<RdmaMode>) -> Res
     Ok(this_host(state).measured(name, rdma)?)
 }
 
-/// Connects to a site's agent, so that a site that cannot be reached is told before anything is begun.
-pub fn dial_now(site: &Site) -> Result<(), Failure> {
-    Ok(drover_agent::sites::dial_now(site)?)
-}
-
 impl From<SiteError> for Failure {
     fn from(error: SiteError) -> Failure {
         let exit = match error {

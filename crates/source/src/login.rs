@@ -37,11 +37,48 @@ pub(crate) fn connect_plan(source: &VsphereSource, setting: &Setting<'_>) -> Res
     Ok(connect(options, setting.host.say)?)
 }
 
+/// Who asks a provider that no plan describes, and whom they believe.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    /// User, if one is named.
+    pub user: Option<String>,
+    /// Where the password is.
+    pub password: SecretSource,
+    /// Whose certificate is believed.
+    pub trust: PlanTrust,
+}
+
+impl Credentials {
+    /// Logs in to a host.
+    ///
+    /// # Errors
+    /// If no user is named, what is named cannot be read, the host is not reached or believed, or lets nobody in.
+    pub fn connect(&self, host: &str, say: fn(&str)) -> Result<Session, SourceError> {
+        let user = self.user.clone().ok_or_else(|| LoginError {
+            what: "no user given".into(),
+            advice: Some("--user NAME, or the variable DROVER_USER".into()),
+        })?;
+        let options = ConnectOptions {
+            endpoint: host.to_string(),
+            user,
+            password: secret_of(&self.password, Path::new(""))?,
+            trust: self.trust()?,
+            timeouts: Timeouts::default(),
+        };
+        Ok(connect(options, say)?)
+    }
+
+    /// Whose certificate is believed.
+    ///
+    /// # Errors
+    /// As [`trust`].
+    pub fn trust(&self) -> Result<Trust, LoginError> {
+        trust(&self.trust, Path::new(""))
+    }
+}
+
 /// Logs in. People are told where anyone could stand in for the server.
-///
-/// # Errors
-/// If it is not reached or believed, or lets nobody in.
-pub fn connect(options: ConnectOptions, say: fn(&str)) -> Result<Session, ProviderError> {
+fn connect(options: ConnectOptions, say: fn(&str)) -> Result<Session, ProviderError> {
     if matches!(options.trust, Trust::Insecure) {
         say(&format!(
             "warning: the certificate of {} is not verified; anyone on the line can read and change everything",

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use drover_copy::{Leaf, Mismatch};
 use drover_disk::Disk;
+use drover_endpoint::{TargetEnd, for_verify, nbd_uri_of, open_existing_target};
 use drover_engine::chain;
 use drover_mover::{AreasJob, AreasReport, CopyJob, Share, Verification, copy_areas, verify_blocks};
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
@@ -13,7 +14,7 @@ use serde_json::json;
 use super::copy::{Linked, check_same, failure, verdict};
 use super::disk_run::DiskRun;
 use crate::cli::{CopyArgs, VerifyArg};
-use crate::endpoint::{self, TargetEnd};
+use crate::endpoint::target_of;
 use crate::exit::{Exit, Failure, disk_exit};
 
 /// Copies what a bitmap marks.
@@ -21,14 +22,14 @@ pub fn run(args: &CopyArgs, bitmap: &str, run: &DiskRun) -> Result<Exit, Failure
     if matches!(args.verify, VerifyArg::Sampled | VerifyArg::Source) {
         return Err(Failure::new(Exit::Usage, "--bitmap goes with --verify none or full"));
     }
-    let uri: NbdUri = endpoint::nbd_uri_of(&args.source).ok_or_else(|| {
+    let uri: NbdUri = nbd_uri_of(&args.source).ok_or_else(|| {
         Failure::new(Exit::Usage, "--bitmap is for nbd:// sources: they show dirty bitmaps")
     })?;
     let options = NbdOptions { dirty_bitmap: Some(bitmap.to_string()), ..NbdOptions::default() };
     let source = NbdDisk::open_source(&uri, options).map_err(source_failure)?;
     let spans = marked(&source)?;
     let tag = tag(&source, bitmap, &spans);
-    let target = endpoint::open_existing_target(args, &source, &tag)?;
+    let target = open_existing_target(&target_of(args), &source, &tag)?;
     run.tell_notes(&target.end);
     let areas = AreasJob { spans, tag };
     Job { args, bitmap, run, areas }.copy(source, target)
@@ -95,7 +96,7 @@ impl Job<'_> {
         report.note.iter().for_each(|note| self.run.say(note));
         let check = match self.args.verify {
             VerifyArg::Full => {
-                Some(self.verify(endpoint::for_verify(self.args, &job.target)?.as_ref(), &report)?)
+                Some(self.verify(for_verify(&target_of(self.args), &job.target)?.as_ref(), &report)?)
             }
             VerifyArg::None | VerifyArg::Sampled | VerifyArg::Source => None,
         };

@@ -6,8 +6,9 @@
 use std::fs::File;
 use std::path::Path;
 
+use drover_endpoint::{End, TargetEnd, path_of};
+
 use crate::cli::CopyArgs;
-use crate::endpoint::{End, TargetEnd, path_of};
 use crate::exit::{Exit, Failure};
 
 /// Whether it worked.

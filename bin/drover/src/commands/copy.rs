@@ -3,6 +3,7 @@
 use drover_agent::{AgentDisk, Way};
 use drover_copy::LeafTable;
 use drover_disk::{Disk, DiskErrorKind};
+use drover_endpoint::{End, TargetEnd, for_verify, is_stream, open_source, open_target, path_of};
 use drover_mover::{
     Comparison, CopyJob, MoveError, Share, Verification, Verify, compare, copy, hash_parts, verify,
 };
@@ -14,21 +15,21 @@ use super::disk_run::{DiskRun, fresh_seed, share_of};
 use super::manifest::Proof;
 use super::verify::escape_text;
 use crate::cli::{CopyArgs, VerifyArg};
-use crate::endpoint::{self, End, Named, TargetEnd};
+use crate::endpoint::{source_of, target_of};
 use crate::exit::{Exit, Failure, transfer_failure};
 
 /// Copies one disk.
 pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     let share = share_of(args.sample)?;
-    if endpoint::is_stream(&args.target) {
+    if is_stream(&args.target) {
         return super::stream::run(args);
     }
     let run = DiskRun::new(&args.tune, args.run.json, args.run.quiet)?;
     if let Some(bitmap) = &args.bitmap {
         return super::bitmap::run(args, bitmap, &run);
     }
-    let source = endpoint::open_source(&source_of(args, false))?;
-    let target = endpoint::open_target(args, source.disk.as_ref())?;
+    let source = open_source(&source_of(args, false))?;
+    let target = open_target(&target_of(args), source.disk.as_ref())?;
     let proof = Proof::start(args, &run.stop)?;
     let job = Job { args, run, share };
     job.run.tell_notes(&source);
@@ -49,19 +50,6 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
         },
         Some(target) => job.copy(source, target, proof),
         None => job.read_only(&source, proof),
-    }
-}
-
-pub fn source_of(args: &CopyArgs, past_cache: bool) -> Named<'_> {
-    Named {
-        text: &args.source,
-        format: args.source_format,
-        user: args.login.user.as_deref(),
-        secret: &args.login.secret,
-        past_cache,
-        state: args.run.state.as_deref(),
-        pack: !args.no_link_compression,
-        manifest_is_checked: !args.ignore_manifest,
     }
 }
 
@@ -161,7 +149,7 @@ impl Job<'_> {
             VerifyArg::Sampled => (Verify::Sampled { share, seed }, Share::Sampled { share, seed }),
         };
         self.run.tell_notes(target);
-        let disk = endpoint::for_verify(self.args, &target.disk)?;
+        let disk = for_verify(&target_of(self.args), &target.disk)?;
         let disk = disk.as_ref();
         let result = self.run.shown("verify", |progress| {
             verify(disk, leaves, how, &self.run.options, progress, &self.run.stop)
@@ -175,12 +163,12 @@ impl Job<'_> {
     fn verify_source(&self, source: &End, target: &End, leaves: &LeafTable) -> Result<Check, Failure> {
         self.run.tell_notes(target);
         // A file is opened anew, past the page cache that the copy read it through.
-        let again = match endpoint::path_of(&self.args.source) {
-            Some(_) => Some(endpoint::open_source(&source_of(self.args, true))?),
+        let again = match path_of(&self.args.source) {
+            Some(_) => Some(open_source(&source_of(self.args, true))?),
             None => None,
         };
         let source = again.as_ref().unwrap_or(source).disk.as_ref();
-        let target = endpoint::for_verify(self.args, &target.disk)?;
+        let target = for_verify(&target_of(self.args), &target.disk)?;
         let target = target.as_ref();
         let result = self.run.shown("verify", |progress| {
             let (options, stop) = (&self.run.options, &self.run.stop);
@@ -392,8 +380,8 @@ mod tests {
                 ["drover", "copy", &at("source"), &target, "--quiet", "--verify", how, "--sample", "99"];
             let Command::Copy(args) = Cli::try_parse_from(words).unwrap().command else { unreachable!() };
             let run = DiskRun::new(&args.tune, false, true).unwrap();
-            let source = endpoint::open_source(&source_of(&args, false)).unwrap();
-            let opened = endpoint::open_target(&args, source.disk.as_ref()).unwrap().unwrap();
+            let source = open_source(&source_of(&args, false)).unwrap();
+            let opened = open_target(&target_of(&args), source.disk.as_ref()).unwrap().unwrap();
             let copied = CopyJob {
                 source: source.disk.clone(),
                 target: opened.end.disk.clone(),

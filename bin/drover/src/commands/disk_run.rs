@@ -5,12 +5,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use drover_copy::RetryPolicy;
+use drover_endpoint::End;
 use drover_mover::{MemoryBudget, Progress, StopSignal, TransferOptions};
 use drover_view::{CopyDisplay, DisplayMode};
 
 use super::manifest::Proof;
 use crate::cli::TuneArgs;
-use crate::endpoint::End;
 use crate::exit::{Exit, Failure};
 use crate::signals::stop_on_signals;
 

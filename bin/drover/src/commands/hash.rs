@@ -7,29 +7,21 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use drover_copy::report::{About, ReportWriter};
 use drover_disk::Disk;
+use drover_endpoint::open_source;
 use drover_mover::{HashedDisk, MoveError, Snapshot, hash_parts};
 use drover_types::{Bytes, Digest, Rate};
 use serde_json::json;
 
 use super::disk_run::DiskRun;
 use crate::cli::HashArgs;
-use crate::endpoint::{self, Named};
+use crate::endpoint::source_named;
 use crate::exit::{Exit, Failure, transfer_failure};
 use crate::signature;
 
 /// Hashes a disk.
 pub fn run(args: &HashArgs) -> Result<Exit, Failure> {
     let run = DiskRun::new(&args.tune, args.json, args.quiet)?;
-    let source = endpoint::open_source(&Named {
-        text: &args.disk,
-        format: args.format,
-        user: args.login.user.as_deref(),
-        secret: &args.login.secret,
-        past_cache: false,
-        state: args.state.as_deref(),
-        pack: true,
-        manifest_is_checked: false,
-    })?;
+    let source = open_source(&source_named(&args.disk, args.format, &args.login, args.state.as_deref()))?;
     run.tell_notes(&source);
     let disk = source.disk.as_ref();
     args.sign.as_deref().map(signature::check_key).transpose()?;

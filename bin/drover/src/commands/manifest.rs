@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
 use drover_disk::DiskError;
+use drover_endpoint::appliance_of;
 use drover_engine::chain;
 use drover_image::{ManifestCheck, Ova};
 use drover_mover::StopSignal;
 use drover_source::appliance::judge;
 
 use crate::cli::CopyArgs;
-use crate::endpoint;
 use crate::exit::{Exit, Failure, MORE_THREADS, disk_exit};
 
 /// A comparison that runs beside the copy; dropped, it is given up.
@@ -27,8 +27,7 @@ impl Proof {
     /// Begins to read the descriptor and the disk's file, if the source is a disk of an appliance and its
     /// manifest is not to be ignored.
     pub fn start(args: &CopyArgs, stop: &StopSignal) -> Result<Option<Proof>, Failure> {
-        let Some((path, disk)) = endpoint::appliance_of(&args.source).filter(|_| !args.ignore_manifest)
-        else {
+        let Some((path, disk)) = appliance_of(&args.source).filter(|_| !args.ignore_manifest) else {
             return Ok(None);
         };
         let ova = Ova::open(&path).map_err(|error| Failure::new(disk_exit(&error, ""), chain(&error)))?;

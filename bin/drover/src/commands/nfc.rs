@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use drover_endpoint::{Place, place};
 use drover_nfc::{NfcState, Trace};
 use drover_source::frozen;
 use drover_source::nfc::{Asked, NfcWay};
@@ -16,7 +17,6 @@ use serde_json::{Value, json};
 
 use crate::cli::NfcCheckArgs;
 use crate::connect;
-use crate::endpoint::{Place, place};
 use crate::exit::{Exit, Failure};
 use crate::signals::{Undo, stop_on_signals};
 use crate::state::state_folder;

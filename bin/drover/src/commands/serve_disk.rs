@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use drover_copy::{Replay, replay};
+use drover_endpoint::{End, NamedSource, open_in_place, open_source, path_of};
 use drover_engine::chain;
 use drover_mover::journal_path;
 use drover_nbd_server::{Export, Listen, Server, ServerOptions, fence_path, server_config};
@@ -15,7 +16,7 @@ use serde_json::json;
 
 use super::recorded::recorded;
 use crate::cli::{ServeDiskArgs, TlsArg};
-use crate::endpoint::{self, End, Named};
+use crate::endpoint::source_named;
 use crate::exit::{Exit, Failure};
 use crate::signals::stop_on_signals;
 
@@ -49,22 +50,13 @@ pub fn run(args: &ServeDiskArgs) -> Result<Exit, Failure> {
     }
 }
 
-fn named(args: &ServeDiskArgs) -> Named<'_> {
-    Named {
-        text: &args.disk,
-        format: args.format,
-        user: args.login.user.as_deref(),
-        secret: &args.login.secret,
-        past_cache: false,
-        state: args.state.as_deref(),
-        pack: true,
-        manifest_is_checked: false,
-    }
+fn named(args: &ServeDiskArgs) -> NamedSource<'_> {
+    source_named(&args.disk, args.format, &args.login, args.state.as_deref())
 }
 
 /// The journal of a copy to this disk that has not come to its end.
 fn half_copied(args: &ServeDiskArgs) -> Result<Option<Replay>, Failure> {
-    let Some(path) = endpoint::path_of(&args.disk).map(|path| journal_path(&path)) else { return Ok(None) };
+    let Some(path) = path_of(&args.disk).map(|path| journal_path(&path)) else { return Ok(None) };
     let failed = |why: String| Failure::new(Exit::Target, format!("journal {}: {why}", path.display()));
     let file = match std::fs::File::open(&path) {
         Ok(file) => file,
@@ -89,16 +81,16 @@ fn half_copied(args: &ServeDiskArgs) -> Result<Option<Replay>, Failure> {
 
 fn open(args: &ServeDiskArgs, half: Option<&Replay>) -> Result<(End, Export), Failure> {
     if args.writable {
-        let (end, path) = endpoint::open_in_place(&named(args))?;
+        let (end, path) = open_in_place(&named(args))?;
         let export = Export::new(&args.export, end.disk.clone());
         let export = if args.no_fence { export.writable() } else { fenced(export, args, path.as_deref())? };
         let is_file = path.is_some() && end.keep.is_empty();
         return Ok((end, if is_file { export.holes_in_reads() } else { export }));
     }
-    let end = endpoint::open_source(&named(args))?;
+    let end = open_source(&named(args))?;
     let mut export = Export::new(&args.export, end.disk.clone());
     // Only files of this host are asked for holes before each read: other disks would ask someone else.
-    if endpoint::path_of(&args.disk).is_some() && end.keep.is_empty() {
+    if path_of(&args.disk).is_some() && end.keep.is_empty() {
         export = export.holes_in_reads();
     }
     if let Some(journal) = half {

@@ -5,16 +5,16 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
+use drover_endpoint::guard::{self, Before};
+use drover_endpoint::{open_source, path_of};
 use drover_mover::{MoveError, stream};
 use drover_types::{Bytes, Rate};
 use rustix::fs::OFlags;
 
-use super::copy::source_of;
 use super::disk_run::DiskRun;
 use super::manifest::Proof;
 use crate::cli::{CopyArgs, Format, VerifyArg};
-use crate::endpoint;
-use crate::endpoint::guard::{self, Before};
+use crate::endpoint::source_of;
 use crate::exit::{Exit, Failure, transfer_failure};
 
 /// Streams a disk.
@@ -25,10 +25,10 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     let mut out = io::stdout().as_fd().try_clone_to_owned().map(File::from).map_err(no_output)?;
     let to = out.metadata().map_err(no_output)?;
     // By its name first: opened, it would be told to have a writer, which is us.
-    let named = endpoint::path_of(&args.source).and_then(|path| std::fs::metadata(path).ok());
+    let named = path_of(&args.source).and_then(|path| std::fs::metadata(path).ok());
     guard::check_stream_of(named.into_iter(), &to)?;
     let before = Before::now();
-    let source = endpoint::open_source(&source_of(args, false))?;
+    let source = open_source(&source_of(args, false))?;
     let proof = Proof::start(args, &run.stop)?;
     run.tell_notes(&source);
     let disk = source.disk.as_ref();

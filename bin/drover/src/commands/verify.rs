@@ -5,6 +5,7 @@ use std::io::BufReader;
 use std::path::Path;
 
 use drover_copy::report::{About, ReportError, ReportReader};
+use drover_endpoint::{End, NamedSource, open_source};
 use drover_engine::chain;
 use drover_mover::{Comparison, Share, compare, compare_with_report, is_rounded_up};
 use drover_types::Bytes;
@@ -12,7 +13,7 @@ use serde_json::json;
 
 use super::disk_run::{DiskRun, fresh_seed, share_of};
 use crate::cli::{Format, VerifyArgs};
-use crate::endpoint::{self, End, Named};
+use crate::endpoint::source_named;
 use crate::exit::{Exit, Failure, transfer_failure};
 use crate::signature;
 
@@ -121,16 +122,8 @@ impl Job<'_> {
     }
 
     fn open(&self, text: &str, format: Option<Format>) -> Result<End, Failure> {
-        let end = endpoint::open_source(&Named {
-            text,
-            format,
-            user: self.args.login.user.as_deref(),
-            secret: &self.args.login.secret,
-            past_cache: true,
-            state: self.args.run.state.as_deref(),
-            pack: true,
-            manifest_is_checked: false,
-        })?;
+        let named = source_named(text, format, &self.args.login, self.args.run.state.as_deref());
+        let end = open_source(&NamedSource { past_cache: true, ..named })?;
         self.run.tell_notes(&end);
         Ok(end)
     }

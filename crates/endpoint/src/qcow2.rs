@@ -8,16 +8,16 @@ use drover_disk::{Disk, DiskErrorKind};
 use drover_qcow2::{Compression, Preallocation, Qcow2Disk, Qcow2Options};
 use drover_types::Bytes;
 
-use crate::endpoint::{End, Notes, target_failure};
-use crate::exit::{Exit, Failure};
+use crate::errors::{EndError, target_failure, usage};
 use crate::image;
+use crate::{End, Notes};
 
 /// Reads `cluster_size=64k,preallocation=off,compression_type=zlib`, as `qemu-img -o` takes it.
-pub fn options(texts: &[String], compress: bool) -> Result<Qcow2Options, Failure> {
+pub(crate) fn options(texts: &[String], compress: bool) -> Result<Qcow2Options, EndError> {
     let mut options = Qcow2Options { compress, ..Qcow2Options::default() };
     for text in texts.iter().flat_map(|text| text.split(',')).filter(|text| !text.is_empty()) {
         set(&mut options, text).map_err(|why| {
-            Failure::new(Exit::Usage, format!("-o {text}: {why}")).advise(
+            usage(format!("-o {text}: {why}")).advise(
                 "-o cluster_size=4KiB..2MiB, preallocation=off|metadata|falloc|full, compression_type=zlib|zstd",
             )
         })?;
@@ -53,7 +53,7 @@ fn set(options: &mut Qcow2Options, text: &str) -> Result<(), String> {
 
 /// Opens an image that is there already to change it in place: by drover's own writer, or by QEMU's if
 /// it has what drover does not write.
-pub fn open_in_place(path: &Path) -> Result<End, Failure> {
+pub(crate) fn open_in_place(path: &Path) -> Result<End, EndError> {
     let (disk, keep): (Arc<dyn Disk>, Vec<Box<dyn Any + Send + Sync>>) =
         match Qcow2Disk::open(path, Qcow2Options::default()) {
             Ok(disk) => (Arc::new(disk), Vec::new()),
@@ -68,8 +68,6 @@ pub fn open_in_place(path: &Path) -> Result<End, Failure> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]
@@ -88,7 +86,8 @@ mod tests {
             "lazy_refcounts=on",
             "compression_type=xz",
         ] {
-            assert_eq!(options(&[text.to_string()], false).unwrap_err().exit, Exit::Usage, "{text}");
+            let refused = options(&[text.to_string()], false).unwrap_err();
+            assert!(matches!(refused, EndError::Usage { .. }), "{text}");
         }
     }
 }

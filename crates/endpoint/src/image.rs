@@ -11,13 +11,13 @@ use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
 use drover_qemu::{Access, ImageFormat, ImageServer};
 
 /// An image and the server that it lives by.
-pub struct OpenImage {
+pub(crate) struct OpenImage {
     pub disk: Arc<dyn Disk>,
     pub server: ImageServer,
 }
 
 /// Opens an image to write it.
-pub fn open_for_writing(path: &Path) -> Result<OpenImage, ProviderError> {
+pub(crate) fn open_for_writing(path: &Path) -> Result<OpenImage, ProviderError> {
     let failed =
         |what: String, cause: Cause| ProviderError::new(cause, format!("image {}: {what}", path.display()));
     let server = ImageServer::open(path, ImageFormat::Qcow2, Access::Write).map_err(qemu_error)?;

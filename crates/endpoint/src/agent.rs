@@ -2,44 +2,33 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use drover_agent::opening::{How, Stat};
+use drover_agent::sites::{ThisHost, dial_now};
 use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_disk::{Disk, DiskError, DiskErrorKind};
-use drover_engine::chain;
+use drover_engine::{Cause, chain};
 use drover_landing::{GIVE_UP_AFTER_MIN, tag_of};
 use drover_mover::{Earlier, FoundTarget, Standing, earlier, judge};
 
-use super::guard;
-use super::path::{check_size, not_there, remove_if_there};
-use super::place::AgentPlace;
-use super::{End, TargetEnd};
-use crate::cli::{CopyArgs, TuneArgs};
-use crate::exit::{Exit, Failure, disk_exit};
-use crate::sites;
-use crate::state::state_folder;
+use crate::errors::{EndError, disk_cause, disk_failure, failed, source_failure};
+use crate::guard;
+use crate::named::{NamedSource, NamedTarget};
+use crate::path::{check_size, not_there, remove_if_there};
+use crate::place::AgentPlace;
+use crate::{End, TargetEnd};
 
 /// Where the journal of a copy to this place lies: on the side that copies, by the name of the target.
-fn journal_of_place(state: Option<&Path>, place: &AgentPlace) -> PathBuf {
-    drover_landing::journal_of_place(&state_folder(state), &place.site, &place.disk)
-}
-
-/// How a disk of a site is used, by the settings of the command.
-fn options(tune: &TuneArgs) -> AgentOptions {
-    AgentOptions {
-        give_up_after: Duration::from_secs(tune.retry_for).max(GIVE_UP_AFTER_MIN),
-        waits: |what| crate::out::say(what),
-        ..AgentOptions::default()
-    }
+fn journal_of_place(host: &ThisHost, place: &AgentPlace) -> PathBuf {
+    drover_landing::journal_of_place(&host.state, &place.site, &place.disk)
 }
 
 /// Opens a disk to be read.
-pub fn open_source(place: &AgentPlace, state: Option<&Path>, pack: bool) -> Result<End, Failure> {
-    let site = connected(place, state, None)?;
+pub(crate) fn open_source(place: &AgentPlace, named: &NamedSource<'_>) -> Result<End, EndError> {
+    let site = connected(place, &named.host, None)?;
+    let pack = named.pack;
     let options = AgentOptions { give_up_after: GIVE_UP_AFTER_MIN, pack, ..AgentOptions::default() };
-    let disk = AgentDisk::open_source(&site, &place.disk, options)
-        .map_err(|error| Failure::new(disk_exit(&error, ""), chain(&error)))?;
+    let disk = AgentDisk::open_source(&site, &place.disk, options).map_err(source_failure)?;
     let notes = disk.opened().notes.clone();
     Ok(end(disk, notes))
 }
@@ -49,35 +38,39 @@ fn end(disk: AgentDisk, notes: Vec<String>) -> End {
     End { disk: disk.clone(), keep: Vec::new(), notes: notes.into(), link: Some(disk) }
 }
 
-fn connected(place: &AgentPlace, state: Option<&Path>, rate: Option<u64>) -> Result<Arc<Site>, Failure> {
-    let site = sites::site(state, &place.site, rate)?;
-    sites::dial_now(&site)?;
+fn connected(place: &AgentPlace, host: &ThisHost, rate: Option<u64>) -> Result<Arc<Site>, EndError> {
+    let site = host.site(&place.site, rate, &[])?;
+    dial_now(&site)?;
     Ok(site)
 }
 
 /// Opens the target of a copy.
-pub fn open_target(args: &CopyArgs, source: &dyn Disk, place: &AgentPlace) -> Result<TargetEnd, Failure> {
-    let site = connected(place, args.run.state.as_deref(), args.rate_limit.map(|rate| rate.0))?;
-    Wanted { args, source, place, site }.open()
+pub(crate) fn open_target(
+    asked: &NamedTarget<'_>,
+    source: &dyn Disk,
+    place: &AgentPlace,
+) -> Result<TargetEnd, EndError> {
+    let site = connected(place, &asked.host, asked.rate)?;
+    Wanted { asked, source, place, site }.open()
 }
 
 /// Opens a disk of a site that holds all but a part of the source already.
-pub fn open_existing_target(
-    args: &CopyArgs,
+pub(crate) fn open_existing_target(
+    asked: &NamedTarget<'_>,
     source: &dyn Disk,
     place: &AgentPlace,
-) -> Result<TargetEnd, Failure> {
-    let site = connected(place, args.run.state.as_deref(), args.rate_limit.map(|rate| rate.0))?;
-    Wanted { args, source, place, site }.open_existing()
+) -> Result<TargetEnd, EndError> {
+    let site = connected(place, &asked.host, asked.rate)?;
+    Wanted { asked, source, place, site }.open_existing()
 }
 
 /// How it ends that a target was not opened: by an agent that is away, or one that refused.
-fn not_opened(error: &DiskError, is_up: bool) -> Failure {
-    let exit = match error.kind {
-        DiskErrorKind::Transient if !is_up => Exit::Connection,
-        _ => disk_exit(error, &error.disk),
+fn not_opened(error: &DiskError, is_up: bool) -> EndError {
+    let cause = match error.kind {
+        DiskErrorKind::Transient if !is_up => Cause::Connection,
+        _ => disk_cause(error, &error.disk),
     };
-    Failure::new(exit, chain(error))
+    failed(cause, chain(error))
 }
 
 /// What a look at a target of a site came to.
@@ -91,14 +84,14 @@ enum Looked {
 }
 
 struct Wanted<'a> {
-    args: &'a CopyArgs,
+    asked: &'a NamedTarget<'a>,
     source: &'a dyn Disk,
     place: &'a AgentPlace,
     site: Arc<Site>,
 }
 
 impl Wanted<'_> {
-    fn open(&self) -> Result<TargetEnd, Failure> {
+    fn open(&self) -> Result<TargetEnd, EndError> {
         let journal = self.journal()?;
         if let Some(disk) = self.open_unseen(journal.as_deref())? {
             let tag = self.tag(&disk.opened().tag);
@@ -122,15 +115,15 @@ impl Wanted<'_> {
         Ok(self.end(disk, &tag, journal))
     }
 
-    fn open_existing(&self) -> Result<TargetEnd, Failure> {
+    fn open_existing(&self) -> Result<TargetEnd, EndError> {
         let stat = self.site.stat(&self.place.disk).map_err(|refusal| self.refused(&refusal))?;
-        let Some(there) = stat.size else { return Err(not_there(&self.args.target)) };
+        let Some(there) = stat.size else { return Err(not_there(self.asked.text)) };
         // A device may be larger than what is copied to it, as here.
         if self.place.disk.contains('/') {
-            check_size(&self.args.target, there, self.source.size())?;
+            check_size(self.asked.text, there, self.source.size())?;
         }
-        let beside = journal_of_place(self.args.run.state.as_deref(), self.place);
-        let journal = self.args.journal.as_ref().unwrap_or(&beside);
+        let beside = journal_of_place(&self.asked.host, self.place);
+        let journal = self.asked.journal.unwrap_or(&beside);
         let before = match earlier(journal, &self.tag(&stat.tag), None) {
             Earlier::Half(found) => found.epoch,
             Earlier::Nothing | Earlier::Other(_) => 0,
@@ -143,14 +136,14 @@ impl Wanted<'_> {
     /// Opens it without a look at what is there, which is a round trip less, if no journal tells of an earlier copy. The
     /// agent itself refuses a new disk where something is; `None` then, and the look tells what it is. One that another
     /// run is writing needs no look.
-    fn open_unseen(&self, journal: Option<&Path>) -> Result<Option<AgentDisk>, Failure> {
+    fn open_unseen(&self, journal: Option<&Path>) -> Result<Option<AgentDisk>, EndError> {
         if journal.is_some_and(Path::exists) {
             return Ok(None);
         }
-        let how = if self.args.force { How::Force } else { How::New };
+        let how = if self.asked.force { How::Force } else { How::New };
         match self.try_open_as(how, 0) {
             Ok(disk) => Ok(Some(disk)),
-            Err(error) if self.args.force && error.kind != DiskErrorKind::Denied => {
+            Err(error) if self.asked.force && error.kind != DiskErrorKind::Denied => {
                 Err(self.not_opened(&error))
             }
             Err(error) if matches!(error.kind, DiskErrorKind::Failed | DiskErrorKind::Transient) => {
@@ -162,7 +155,7 @@ impl Wanted<'_> {
 
     /// Goes on with a copy of ours that stopped, if there is one and the target still holds what it recorded. The agent has
     /// it locked while it is looked at.
-    fn look(&self, stat: &Stat, journal: Option<&Path>) -> Result<Looked, Failure> {
+    fn look(&self, stat: &Stat, journal: Option<&Path>) -> Result<Looked, EndError> {
         let tag = self.tag(&stat.tag);
         let (Some(journal), Some(there)) = (journal, stat.size) else { return Ok(Looked::Others(None, 0)) };
         let half = match earlier(journal, &tag, None) {
@@ -190,8 +183,7 @@ impl Wanted<'_> {
             disk: Some(&disk),
             is_blank: &is_blank,
         };
-        let standing = judge(&found, self.source)
-            .map_err(|error| Failure::new(disk_exit(&error, disk.name()), chain(&error)))?;
+        let standing = judge(&found, self.source).map_err(|error| disk_failure(&error, disk.name()))?;
         Ok(match standing {
             Standing::Half(_) if size == self.source.size() => Looked::GoesOn(tag, disk),
             // Of a source that has another size now. Whoever comes between has a higher epoch.
@@ -202,8 +194,8 @@ impl Wanted<'_> {
     }
 
     /// How a target is opened that is not gone on with.
-    fn how(&self, stat: &Stat, why: Option<String>) -> Result<How, Failure> {
-        if self.args.force {
+    fn how(&self, stat: &Stat, why: Option<String>) -> Result<How, EndError> {
+        if self.asked.force {
             return Ok(How::Force);
         }
         if stat.holds_nothing {
@@ -211,15 +203,15 @@ impl Wanted<'_> {
         }
         let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
         let bytes = stat.size.unwrap_or_default();
-        let text = format!("{} already holds something, {bytes} bytes{why}", self.args.target);
-        Err(Failure::new(Exit::Target, text).advise("choose another name, or overwrite it with --force"))
+        let text = format!("{} already holds something, {bytes} bytes{why}", self.asked.text);
+        Err(failed(Cause::Target, text).advise("choose another name, or overwrite it with --force"))
     }
 
-    fn open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, Failure> {
+    fn open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, EndError> {
         self.try_open_as(how, epoch_before).map_err(|error| self.not_opened(&error))
     }
 
-    fn not_opened(&self, error: &DiskError) -> Failure {
+    fn not_opened(&self, error: &DiskError) -> EndError {
         not_opened(error, self.site.is_up())
     }
 
@@ -230,20 +222,22 @@ impl Wanted<'_> {
     fn open_with(&self, how: How, size: u64, epoch: u64) -> Result<AgentDisk, DiskError> {
         let target = Target { size, how, epoch };
         let options = AgentOptions {
-            pack: !self.args.no_link_compression,
-            offer: !self.args.no_have_by_hash,
-            ..options(&self.args.tune)
+            give_up_after: self.asked.retry_for.max(GIVE_UP_AFTER_MIN),
+            pack: self.asked.pack,
+            offer: self.asked.offer,
+            waits: self.asked.host.say,
+            ..AgentOptions::default()
         };
         AgentDisk::open_target(&self.site, &self.place.disk, &target, options)
     }
 
-    fn refused(&self, refusal: &Refusal) -> Failure {
-        let exit = match refusal.kind {
-            DiskErrorKind::Transient => Exit::Connection,
-            DiskErrorKind::OutOfSpace => Exit::TargetFull,
-            _ => Exit::Target,
+    fn refused(&self, refusal: &Refusal) -> EndError {
+        let cause = match refusal.kind {
+            DiskErrorKind::Transient => Cause::Connection,
+            DiskErrorKind::OutOfSpace => Cause::TargetFull,
+            _ => Cause::Target,
         };
-        Failure::new(exit, format!("{}: {refusal}", self.args.target))
+        failed(cause, format!("{}: {refusal}", self.asked.text))
     }
 
     fn tag(&self, there: &str) -> String {
@@ -251,15 +245,15 @@ impl Wanted<'_> {
     }
 
     /// The journal lies on the side that copies, by the name of the target.
-    fn journal(&self) -> Result<Option<PathBuf>, Failure> {
-        if self.args.no_journal {
+    fn journal(&self) -> Result<Option<PathBuf>, EndError> {
+        if self.asked.no_journal {
             return Ok(None);
         }
-        let path = self.args.journal.clone();
-        let path = path.unwrap_or_else(|| journal_of_place(self.args.run.state.as_deref(), self.place));
+        let path = self.asked.journal.map(Path::to_path_buf);
+        let path = path.unwrap_or_else(|| journal_of_place(&self.asked.host, self.place));
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(|error| {
-                Failure::new(Exit::Target, format!("folder {}: {error}", folder.display()))
+                failed(Cause::Target, format!("folder {}: {error}", folder.display()))
                     .advise("name a journal with --journal FILE, or use --no-journal")
             })?;
         }
@@ -288,15 +282,18 @@ mod tests {
 
     #[test]
     fn an_agent_that_is_away_ends_an_opening_otherwise_than_one_that_refuses() {
-        let exit = |kind, is_up| {
+        let cause = |kind, is_up| {
             let why = std::io::Error::other("why");
             let error = DiskError::with_kind(kind, DiskOp::Open, ByteSpan::new(0, 0), "agent://b/vms/a", why);
-            not_opened(&error, is_up).exit
+            match not_opened(&error, is_up) {
+                EndError::Provider(error) => error.cause,
+                other => panic!("{other}"),
+            }
         };
-        assert_eq!(exit(DiskErrorKind::Transient, false), Exit::Connection);
-        assert_eq!(exit(DiskErrorKind::Transient, true), Exit::Target, "busy with another run");
-        assert_eq!(exit(DiskErrorKind::Failed, false), Exit::Target);
-        assert_eq!(exit(DiskErrorKind::OutOfSpace, true), Exit::TargetFull);
+        assert_eq!(cause(DiskErrorKind::Transient, false), Cause::Connection);
+        assert_eq!(cause(DiskErrorKind::Transient, true), Cause::Target, "busy with another run");
+        assert_eq!(cause(DiskErrorKind::Failed, false), Cause::Target);
+        assert_eq!(cause(DiskErrorKind::OutOfSpace, true), Cause::TargetFull);
     }
 
     #[test]

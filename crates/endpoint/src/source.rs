@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use drover_disk::{Disk, DiskError, FileDisk, OpenTarget, read_span};
-use drover_engine::chain;
+use drover_engine::Cause;
 use drover_http::RangeDisk;
 use drover_image::{Format as ImageFormat, OpenOptions, Ova};
 use drover_nbd::{NbdDisk, NbdOptions};
@@ -12,37 +12,22 @@ use drover_sftp::{SftpDisk, SftpOptions};
 use drover_source::single;
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
-use super::agent;
-use super::path::{only_read, target_failure};
-use super::place::{Place, place};
-use super::{End, Notes, format_of};
-use crate::cli::{Format, SecretArgs};
-use crate::connect;
-use crate::exit::{Exit, Failure, disk_exit};
+use crate::agent;
+use crate::errors::{EndError, failed, only_read, source_failure, target_failure, usage};
+use crate::format::{Format, format_of};
+use crate::named::NamedSource;
+use crate::place::{Place, place};
 use crate::qcow2;
-use crate::state::state_folder;
-
-/// What names a disk to be read, and how to get at it.
-pub struct Named<'a> {
-    pub text: &'a str,
-    pub format: Option<Format>,
-    pub user: Option<&'a str>,
-    pub secret: &'a SecretArgs,
-    /// Whether files are read from the disk itself, past the page cache.
-    pub past_cache: bool,
-    /// Folder of drover's state, if one was given.
-    pub state: Option<&'a Path>,
-    /// Whether what goes over a link may be packed.
-    pub pack: bool,
-    /// Whether the caller holds an appliance's files against their manifest.
-    pub manifest_is_checked: bool,
-}
+use crate::{End, Notes};
 
 /// No disk is larger: what claims to be would take memory for its map alone.
 const DISK_BYTES_MAX: u64 = 1 << 50;
 
 /// Opens a disk to be read.
-pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
+///
+/// # Errors
+/// If it is named wrongly, or cannot be had.
+pub fn open_source(named: &NamedSource<'_>) -> Result<End, EndError> {
     let mut end = open_any(named)?;
     match end.disk.size() {
         size if size <= DISK_BYTES_MAX => {
@@ -54,12 +39,12 @@ pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
         }
         size => {
             let text = format!("{} claims to have {size} bytes; drover reads up to 1 PiB", end.disk.name());
-            Err(Failure::new(Exit::Source, text))
+            Err(failed(Cause::Source, text))
         }
     }
 }
 
-fn open_any(named: &Named<'_>) -> Result<End, Failure> {
+fn open_any(named: &NamedSource<'_>) -> Result<End, EndError> {
     let simple = |disk: Arc<dyn Disk>| End { disk, keep: Vec::new(), notes: Notes::default(), link: None };
     match place(named.text)? {
         Place::Nbd(uri) => {
@@ -68,7 +53,7 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
         }
         Place::Web(url) => {
             check_read_raw(named, url.split(['?', '#']).next().unwrap_or_default(), "files of web servers")?;
-            let disk = RangeDisk::open(&url, connect::trust_of(named.secret)?).map_err(source_failure)?;
+            let disk = RangeDisk::open(&url, named.login.trust()?).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
         Place::Ssh(uri) => {
@@ -78,10 +63,10 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
         }
         Place::Agent(place) => {
             check_read_raw(named, &place.disk, "an agent's disks")?;
-            agent::open_source(&place, named.state, named.pack)
+            agent::open_source(&place, named)
         }
         Place::Ova(path, disk) => open_ova(&path, disk, named.manifest_is_checked),
-        Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
+        Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named),
         Place::Path(path) => {
             let format = match format_of(&path, named.format) {
                 Format::Raw => ImageFormat::Raw,
@@ -98,16 +83,14 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
                 format => open_image(&path, format),
             }
         }
-        Place::Null => Err(Failure::new(Exit::Usage, "null: can only be a target")),
-        Place::Stream => {
-            Err(Failure::new(Exit::Usage, "- can only be a target: a stream cannot be read twice")
-                .advise("a file of that name is ./-"))
-        }
+        Place::Null => Err(usage("null: can only be a target")),
+        Place::Stream => Err(usage("- can only be a target: a stream cannot be read twice")
+            .advise("a file of that name is ./-")),
     }
 }
 
 /// Whether a disk is read byte by byte, though nobody said that it is raw, and may be looked at for an image.
-fn is_read_raw_by_chance(named: &Named<'_>) -> bool {
+fn is_read_raw_by_chance(named: &NamedSource<'_>) -> bool {
     let Ok(place) = place(named.text) else { return false };
     let is_raw = match place {
         // Of other sites and hosts names are looked at: to read would cost a connection by ssh, or bytes of a line.
@@ -134,7 +117,7 @@ fn note_of_image(name: &str, disk: &dyn Disk) -> Option<String> {
 }
 
 /// The format of the image that a disk begins like. One that cannot be read is none: what reads it next tells why.
-pub(super) fn image_on(disk: &dyn Disk) -> Option<ImageFormat> {
+pub(crate) fn image_on(disk: &dyn Disk) -> Option<ImageFormat> {
     let span = ByteSpan::new(0, disk.size().min(BLOCK_BYTES));
     if span.length == 0 {
         return None;
@@ -145,27 +128,27 @@ pub(super) fn image_on(disk: &dyn Disk) -> Option<ImageFormat> {
 }
 
 /// Refuses what is read as a raw disk and was said to be, or by its name is, an image.
-fn check_read_raw(named: &Named<'_>, name: &str, what: &str) -> Result<(), Failure> {
+fn check_read_raw(named: &NamedSource<'_>, name: &str, what: &str) -> Result<(), EndError> {
     let why = match (named.format, format_of(Path::new(name), named.format)) {
         (_, Format::Raw) => return Ok(()),
         (Some(_), _) => "another format cannot be asked for".to_string(),
         (None, _) => format!("{} has the name of an image", named.text),
     };
     let text = format!("{what} are read as raw disks, and {why}");
-    Err(Failure::new(Exit::Usage, text).advise(
+    Err(usage(text).advise(
         "say that its format is raw to read its bytes as they are, or read it where it lies (`drover serve-disk`)",
     ))
 }
 
 /// A disk of an appliance, read at its place in the archive.
-fn open_ova(path: &Path, number: usize, manifest_is_checked: bool) -> Result<End, Failure> {
+fn open_ova(path: &Path, number: usize, manifest_is_checked: bool) -> Result<End, EndError> {
     let ova = Ova::open(path).map_err(source_failure)?;
     let disks = ova.disks();
     if number >= disks.len() {
         let labels: Vec<String> =
             disks.iter().enumerate().map(|(number, disk)| format!("{number} ({})", disk.label)).collect();
         let text = format!("{} has no disk {number}; it has {}", path.display(), labels.join(", "));
-        return Err(Failure::new(Exit::Source, text));
+        return Err(failed(Cause::Source, text));
     }
     let image = ova.open_disk(number).map_err(source_failure)?;
     let mut notes = ova.notes().to_vec();
@@ -182,14 +165,17 @@ fn open_raw(path: &Path, past_cache: bool) -> Result<FileDisk, DiskError> {
     Ok(disk)
 }
 
-fn open_image(path: &Path, format: ImageFormat) -> Result<End, Failure> {
+fn open_image(path: &Path, format: ImageFormat) -> Result<End, EndError> {
     let image = drover_image::open(path, format, &OpenOptions::default()).map_err(source_failure)?;
     let notes = image.notes().to_vec();
     Ok(End { disk: Arc::new(image), keep: Vec::new(), notes: notes.into(), link: None })
 }
 
 /// Opens a disk that is there already to change it in place, and says what file it is, if it is one.
-pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failure> {
+///
+/// # Errors
+/// If it is not one that is written, or cannot be had.
+pub fn open_in_place(named: &NamedSource<'_>) -> Result<(End, Option<PathBuf>), EndError> {
     let end = |disk, keep| End { disk, keep, notes: Notes::default(), link: None };
     match place(named.text)? {
         Place::Nbd(uri) => {
@@ -212,24 +198,14 @@ pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failur
         | Place::Ova(..)
         | Place::Vsphere { .. }
         | Place::Null
-        | Place::Stream => Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", named.text))),
+        | Place::Stream => Err(usage(format!("'{}' cannot be written to", named.text))),
     }
 }
 
-fn open_vsphere(
-    host: &str,
-    vm: &str,
-    disk: usize,
-    user: Option<&str>,
-    secret: &SecretArgs,
-) -> Result<End, Failure> {
-    let session = connect::connect_host(host, user, secret)?;
+fn open_vsphere(host: &str, vm: &str, disk: usize, named: &NamedSource<'_>) -> Result<End, EndError> {
+    let session = named.login.connect(host, named.host.say)?;
     let (vm, found) = single::find_disk(&session, vm, disk)?;
-    let opened = single::open_disk(&session, &vm, &found, &state_folder(None))?;
+    let opened = single::open_disk(&session, &vm, &found, &named.own_state)?;
     let (disk, notes) = (opened.disk, opened.notes.into());
     Ok(End { disk, notes, keep: vec![Box::new(session)], link: None })
-}
-
-fn source_failure(error: drover_disk::DiskError) -> Failure {
-    Failure::new(disk_exit(&error, ""), chain(&error))
 }

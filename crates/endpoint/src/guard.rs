@@ -11,37 +11,37 @@ use std::path::{Path, PathBuf};
 
 use drover_disk::LockedFile;
 use drover_disk::device::{DeviceNumber, Signature, device_usage, whole_disk_of};
+use drover_engine::Cause;
 
-use super::path::target_failure;
-use crate::exit::{Exit, Failure};
+use crate::errors::{EndError, failed, target_failure, usage};
 
 /// Refuses a target that this process has open: then it is the source, a file that the source's image
 /// is made of, or standard output, under whichever name.
-pub fn check_not_open(target: &Path, file: &LockedFile) -> Result<(), Failure> {
+pub(crate) fn check_not_open(target: &Path, file: &LockedFile) -> Result<(), EndError> {
     let meta = file.metadata().map_err(target_failure)?;
     if !is_open(&meta, Some(file.file().as_raw_fd())) {
         return Ok(());
     }
     let text = format!("{} is both source and target, or a part of the source", target.display());
-    Err(Failure::new(Exit::Usage, text).advise("name another target"))
+    Err(usage(text).advise("name another target"))
 }
 
 /// Refuses a journal that is the source, the target, or any file that is no journal: it would be cut
 /// and written over.
-pub fn check_journal(path: &Path) -> Result<(), Failure> {
-    let usage = |text: String| Failure::new(Exit::Usage, text).advise("name another file with --journal");
+pub(crate) fn check_journal(path: &Path) -> Result<(), EndError> {
+    let refused = |text: String| usage(text).advise("name another file with --journal");
     let meta = match std::fs::metadata(path) {
         Ok(meta) => meta,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(usage(format!("journal {}: {error}", path.display()))),
+        Err(error) => return Err(refused(format!("journal {}: {error}", path.display()))),
     };
     if !meta.is_file() || is_open(&meta, None) {
-        return Err(usage(format!("{} cannot be the journal of this copy", path.display())));
+        return Err(refused(format!("{} cannot be the journal of this copy", path.display())));
     }
     let mut start = [0; JOURNAL_MARK.len()];
     let is_journal = File::open(path).and_then(|file| file.read_exact_at(&mut start, 0)).is_ok();
     if meta.len() > 0 && (!is_journal || start != *JOURNAL_MARK) {
-        return Err(usage(format!("{} is there and is no journal of drover's", path.display())));
+        return Err(refused(format!("{} is there and is no journal of drover's", path.display())));
     }
     Ok(())
 }
@@ -60,24 +60,31 @@ fn is_open(meta: &Metadata, but: Option<RawFd>) -> bool {
 pub struct Before(BTreeMap<OsString, Metadata>);
 
 impl Before {
+    /// Those that are open now.
     pub fn now() -> Before {
         Before(open_files())
     }
 
     /// Refuses to stream a source that was opened since into a file that it is made of.
-    pub fn check_stream(&self, out: &Metadata) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// If it would be.
+    pub fn check_stream(&self, out: &Metadata) -> Result<(), EndError> {
         let since = open_files().into_iter().filter(|(number, _)| !self.0.contains_key(number));
         check_stream_of(since.map(|(_, open)| open), out)
     }
 }
 
 /// Refuses to stream one of these files or devices into itself, under whichever name.
-pub fn check_stream_of(sources: impl Iterator<Item = Metadata>, out: &Metadata) -> Result<(), Failure> {
+///
+/// # Errors
+/// If it would be.
+pub fn check_stream_of(sources: impl Iterator<Item = Metadata>, out: &Metadata) -> Result<(), EndError> {
     if !is_among(out, sources) {
         return Ok(());
     }
     let text = "standard output is the source, or a part of it";
-    Err(Failure::new(Exit::Usage, text).advise("send it somewhere else"))
+    Err(usage(text).advise("send it somewhere else"))
 }
 
 fn is_among(meta: &Metadata, mut files: impl Iterator<Item = Metadata>) -> bool {
@@ -127,7 +134,7 @@ fn backs(file: &Metadata, device: DeviceNumber) -> bool {
 
 /// Refuses a device that somebody uses. `--force` does not help: whoever uses it would find it changed
 /// under its feet, and the kernel refuses most of it anyway.
-pub fn check_unused(path: &Path, device: DeviceNumber) -> Result<(), Failure> {
+pub(crate) fn check_unused(path: &Path, device: DeviceNumber) -> Result<(), EndError> {
     let usage = device_usage(Path::new("/"), device);
     if usage.is_empty() {
         return Ok(());
@@ -135,24 +142,24 @@ pub fn check_unused(path: &Path, device: DeviceNumber) -> Result<(), Failure> {
     let found: Vec<String> = usage.iter().map(|usage| usage.to_string()).collect();
     let advice = "see `lsblk`; unmount it, or take it out of use, first (--force does not change this)";
     let text = format!("{} is in use: {}", path.display(), found.join("; "));
-    Err(Failure::new(Exit::Target, text).advise(advice))
+    Err(failed(Cause::Target, text).advise(advice))
 }
 
 /// The refusal of a device that holds something.
-pub fn holds(path: &Path, found: &[Signature]) -> Failure {
+pub(crate) fn holds(path: &Path, found: &[Signature]) -> EndError {
     let list: Vec<String> = found.iter().map(Signature::to_string).collect();
     let at = path.display();
-    Failure::new(Exit::Target, format!("{at} holds something: {}", list.join(", "))).advise(format!(
+    failed(Cause::Target, format!("{at} holds something: {}", list.join(", "))).advise(format!(
         "look with `blkid -p {at}` and `wipefs {at}`; if it may go, `wipefs -a {at}` or --force"
     ))
 }
 
 /// The refusal of a device that holds bytes without a mark: a database may lie on it, or what is left of
 /// a volume that was given back.
-pub fn holds_unknown(path: &Path, byte: u64) -> Failure {
+pub(crate) fn holds_unknown(path: &Path, byte: u64) -> EndError {
     let at = path.display();
     let text = format!("{at} is not blank: byte {byte} is not zero, and no mark says what it holds");
-    Failure::new(Exit::Target, text).advise(format!(
+    failed(Cause::Target, text).advise(format!(
         "look with `hexdump -C -s {byte} -n 512 {at}`; if it may go, `blkdiscard -z {at}` or --force"
     ))
 }

@@ -6,22 +6,32 @@ use drover_agent::PlaceName;
 use drover_nbd::NbdUri;
 use drover_sftp::{SshUri, SshUriError};
 
-use crate::exit::{Exit, Failure};
+use crate::errors::{EndError, usage};
 
 /// What a text on the command line names.
 pub enum Place {
+    /// An export of an NBD server.
     Nbd(NbdUri),
+    /// A file of a web server.
     Web(String),
+    /// A disk of another site.
     Agent(AgentPlace),
+    /// A file of another host, over its SSH.
     Ssh(SshUri),
     /// A disk of an appliance, counted from 0.
     Ova(PathBuf, usize),
+    /// A disk of a VM, counted from 0.
     Vsphere {
+        /// vCenter or ESXi host.
         host: String,
+        /// Its name or id.
         vm: String,
+        /// Which of its disks.
         disk: usize,
     },
+    /// A file or device of this host.
     Path(PathBuf),
+    /// Nothing: what is written is dropped.
     Null,
     /// Standard output.
     Stream,
@@ -30,7 +40,9 @@ pub enum Place {
 /// A disk of another site, as it was named.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AgentPlace {
+    /// The site.
     pub site: String,
+    /// `POOL/FILE`, or a device.
     pub disk: String,
 }
 
@@ -43,8 +55,11 @@ impl AgentPlace {
     }
 }
 
-pub fn place(text: &str) -> Result<Place, Failure> {
-    let usage = |message: String| Failure::new(Exit::Usage, message);
+/// What a text names.
+///
+/// # Errors
+/// If it names nothing.
+pub fn place(text: &str) -> Result<Place, EndError> {
     if text == "-" {
         return Ok(Place::Stream);
     }
