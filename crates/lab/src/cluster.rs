@@ -3,7 +3,7 @@
 //! KubeVirt's own controllers cannot be had here: its true schemas are installed (where `shared/kubevirt` has them), and
 //! [`Cluster::play`] makes instances of machines that are to run, as virt-controller would.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use drover_http::{Client, Endpoint, Request, Timeouts, Trust};
 use serde_json::{Value, json};
 
 use crate::program::{lab_folder, workspace};
@@ -21,6 +22,8 @@ use crate::program::{lab_folder, workspace};
 /// How long it may take to come.
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(100);
+/// How long its API server may take for an answer.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 const TOKEN: &str = "lab-admin";
 /// What drover's image is called in it.
 pub const IMAGE: &str = "localhost/drover:test";
@@ -33,7 +36,7 @@ const OUTSIDE: &str = "10.99.0.1:9443";
 pub struct Cluster {
     child: Child,
     folder: PathBuf,
-    port: u16,
+    api: Api,
     is_over: Arc<AtomicBool>,
     player: Option<JoinHandle<()>>,
     /// Brings what pods ask for to a port of this host.
@@ -121,7 +124,8 @@ impl Cluster {
             .spawn()?;
         let folder = folder.to_path_buf();
         let is_over = Arc::new(AtomicBool::new(false));
-        let mut cluster = Cluster { child, folder, port, is_over, player: None, way_out: None };
+        let api = Api::at(port)?;
+        let mut cluster = Cluster { child, folder, api, is_over, player: None, way_out: None };
         let until = Instant::now() + PATIENCE;
         while !cluster.folder.join("ready").exists() {
             if cluster.child.try_wait()?.is_some() || Instant::now() >= until {
@@ -208,7 +212,7 @@ impl Cluster {
             let name = name.or(line("  name:")).context("a name")?;
             let path =
                 format!("{group}{below}/{plural}/{name}?fieldManager=lab&fieldValidation=Strict&force=true");
-            self.api().succeeds("PATCH", &path, "application/apply-patch+yaml", document.as_bytes())?;
+            self.api.succeeds("PATCH", &path, "application/apply-patch+yaml", document.as_bytes())?;
         }
         Ok(())
     }
@@ -218,13 +222,9 @@ impl Cluster {
         &self.folder
     }
 
-    fn api(&self) -> Api {
-        Api { port: self.port }
-    }
-
     /// What reads and changes its objects from another thread, as somebody who may all.
     pub fn hand(&self) -> Hand {
-        Hand(self.api())
+        Hand(self.api.clone())
     }
 
     /// Reads an object or a list; nothing if it is not there.
@@ -232,11 +232,11 @@ impl Cluster {
     /// # Errors
     /// If the server refuses.
     pub fn get(&self, path: &str) -> Result<Option<Value>> {
-        self.api().get(path)
+        self.api.get(path)
     }
 
     fn items_of(&self, path: &str) -> Result<Vec<Value>> {
-        self.api().items(path)
+        self.api.items(path)
     }
 
     /// What is at a path, as text, such as a pod's log.
@@ -244,7 +244,8 @@ impl Cluster {
     /// # Errors
     /// If nobody answers.
     pub fn text(&self, path: &str) -> Result<String> {
-        self.api().text("GET", path, "application/json", b"")
+        let (_, text) = self.api.bytes("GET", path, "application/json", b"")?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
     /// Makes an object.
@@ -252,7 +253,7 @@ impl Cluster {
     /// # Errors
     /// If the server refuses.
     pub fn make(&self, path: &str, object: &Value) -> Result<Value> {
-        self.api().succeeds("POST", path, "application/json", object.to_string().as_bytes())
+        self.api.succeeds("POST", path, "application/json", object.to_string().as_bytes())
     }
 
     /// Removes an object.
@@ -260,7 +261,7 @@ impl Cluster {
     /// # Errors
     /// If the server refuses.
     pub fn remove(&self, path: &str) -> Result<Value> {
-        self.api().succeeds("DELETE", path, "application/json", b"")
+        self.api.succeeds("DELETE", path, "application/json", b"")
     }
 
     /// Changes fields of an object.
@@ -268,7 +269,7 @@ impl Cluster {
     /// # Errors
     /// If the server refuses.
     pub fn merge(&self, path: &str, fields: &Value) -> Result<Value> {
-        self.api().succeeds("PATCH", path, "application/merge-patch+json", fields.to_string().as_bytes())
+        self.api.succeeds("PATCH", path, "application/merge-patch+json", fields.to_string().as_bytes())
     }
 
     /// Takes the API server away for so long, as if it were killed and begun anew.
@@ -398,7 +399,7 @@ impl Cluster {
 
     fn install(&self, name: &str, version: &str, yaml: &[u8]) -> Result<()> {
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}?fieldManager=lab");
-        self.api().succeeds("PATCH", &path, "application/apply-patch+yaml", yaml)?;
+        self.api.succeeds("PATCH", &path, "application/apply-patch+yaml", yaml)?;
         let (plural, group) = name.split_once('.').context("a plural and a group")?;
         let until = Instant::now() + PATIENCE;
         while self.get(&format!("/apis/{group}/{version}/{plural}")).ok().flatten().is_none() {
@@ -473,7 +474,7 @@ impl Cluster {
     /// Plays virt-controller, and the one who takes volumes back, until the end: machines that are to run get an instance that says that
     /// it runs, others lose theirs; volumes that were released can be claimed again, blank.
     pub fn play(&mut self) {
-        let (api, is_over) = (self.api(), self.is_over.clone());
+        let (api, is_over) = (self.api.clone(), self.is_over.clone());
         self.player = Some(thread::spawn(move || {
             while !is_over.load(SeqCst) {
                 // What cannot be done now can be the next time.
@@ -521,7 +522,7 @@ fn image_of(drover: &Path) -> Result<PathBuf> {
 }
 
 /// Reads and changes objects of a cluster.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Hand(Api);
 
 impl Hand {
@@ -544,39 +545,33 @@ impl Hand {
 }
 
 /// The API server, as somebody asks it who may all.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Api {
-    port: u16,
+    client: Arc<Client>,
 }
 
 impl Api {
-    fn ask(self, method: &str, path: &str, kind: &str, body: &[u8]) -> Result<(u16, Value)> {
-        let text = self.text(method, path, kind, body)?;
-        let (answer, code) = text.rsplit_once('\n').context("an answer")?;
-        Ok((code.trim().parse()?, serde_json::from_str(answer).unwrap_or_default()))
+    /// That of this port; connects when it is asked.
+    fn at(port: u16) -> Result<Api> {
+        let endpoint = Endpoint { https: true, host: "127.0.0.1".into(), port };
+        let timeouts = Timeouts { answer: ANSWER_TIME_MAX, stall: ANSWER_TIME_MAX, ..Timeouts::default() };
+        Ok(Api { client: Arc::new(Client::new(endpoint, &Trust::Insecure, timeouts)?) })
     }
 
-    /// What is answered, and the code in a line below it.
-    fn text(self, method: &str, path: &str, kind: &str, body: &[u8]) -> Result<String> {
-        let mut command = Command::new("curl");
-        command.args(["-sk", "--max-time", "60", "-X", method, "-w", "\n%{http_code}"]);
-        command.args([
-            "-H",
-            &format!("Authorization: Bearer {TOKEN}"),
-            "-H",
-            &format!("Content-Type: {kind}"),
-        ]);
-        if !body.is_empty() {
-            command.args(["--data-binary", "@-"]);
-        }
-        command.arg(format!("https://127.0.0.1:{}{path}", self.port));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-        child.stdin.take().context("a pipe")?.write_all(body)?;
-        let output = child.wait_with_output()?;
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    fn ask(&self, method: &'static str, path: &str, kind: &str, body: &[u8]) -> Result<(u16, Value)> {
+        let (code, answer) = self.bytes(method, path, kind, body)?;
+        Ok((code, serde_json::from_slice(&answer).unwrap_or_default()))
     }
 
-    fn get(self, path: &str) -> Result<Option<Value>> {
+    fn bytes(&self, method: &'static str, path: &str, kind: &str, body: &[u8]) -> Result<(u16, Vec<u8>)> {
+        let idempotent = method != "POST";
+        let request = Request { method, body: body.to_vec(), idempotent, ..Request::get(path) };
+        let request = request.with_header("Authorization", format!("Bearer {TOKEN}"));
+        let response = self.client.send(&request.with_header("Content-Type", kind))?;
+        Ok((response.head.status, response.body))
+    }
+
+    fn get(&self, path: &str) -> Result<Option<Value>> {
         match self.ask("GET", path, "application/json", b"")? {
             (200, answer) => Ok(Some(answer)),
             (404, _) => Ok(None),
@@ -584,18 +579,18 @@ impl Api {
         }
     }
 
-    fn succeeds(self, method: &str, path: &str, kind: &str, body: &[u8]) -> Result<Value> {
+    fn succeeds(&self, method: &'static str, path: &str, kind: &str, body: &[u8]) -> Result<Value> {
         let (code, answer) = self.ask(method, path, kind, body)?;
         ensure!((200..300).contains(&code), "{method} {path}: {code} {answer}");
         Ok(answer)
     }
 
-    fn items(self, path: &str) -> Result<Vec<Value>> {
+    fn items(&self, path: &str) -> Result<Vec<Value>> {
         let list = self.get(path)?.unwrap_or_default();
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
-    fn play_machines(self) -> Result<()> {
+    fn play_machines(&self) -> Result<()> {
         for machine in self.items("/apis/kubevirt.io/v1/virtualmachines")? {
             let text = |key: &str| machine["metadata"][key].as_str().unwrap_or_default().to_string();
             let all =
@@ -627,7 +622,7 @@ impl Api {
         Ok(())
     }
 
-    fn play_volumes(self) -> Result<()> {
+    fn play_volumes(&self) -> Result<()> {
         for volume in self.items("/api/v1/persistentvolumes")? {
             if volume["status"]["phase"] == "Released" {
                 wipe(&volume["spec"])?;
