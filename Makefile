@@ -26,7 +26,7 @@ help:
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
 	@echo "make reference   writes docs/reference/cli-*.md and plan-*.md from the code"
-	@echo "make check-conversion   a Debian that knows only VMware, converted by the real virt-v2v and booted (as root, some 15 minutes)"
+	@echo "make check-conversion   all conversions by the real virt-v2v, also in a pod of Kubernetes (as root, some 10 minutes)"
 	@echo "make cluster a real Kubernetes of two nodes in namespaces of its own, until Ctrl-C (as root)"
 	@echo "make clean"
 
@@ -81,6 +81,8 @@ lab: $(LAB)/vsphere-sim
 	@scripts/get-pyvmomi $(LAB)/pyvmomi || echo "make: the simulator will not be tested with pyVmomi"
 	@scripts/get-sshd $(LAB)/sshd || echo "make: libvirt over ssh will be tested with a stand-in for ssh"
 	@scripts/get-libvirt $(LAB)/libvirt || echo "make: libvirt domains that move will not be tested"
+	@scripts/get-v2v $(LAB)/v2v || echo "make: conversions will be tested with a stand-in for virt-v2v only"
+	@lab/guests/make-vmware-guest $(LAB)/vmware || echo "make: no Linux guest will be converted by the real virt-v2v"
 	@scripts/get-cluster $(LAB)/cluster || echo "make: KubeVirt will not be tested"
 
 $(LAB)/vsphere-sim: $(shell find lab/vsphere-sim -name '*.go' -o -name 'go.*')
@@ -140,8 +142,6 @@ bench-operator: prepare lab
 	@DROVER_MIGRATIONS=$(or $(MIGRATIONS),5000) DROVER_NEEDS_CLUSTER=1 $(CARGO) test -q --release --workspace --test live_operator_scale -- --nocapture
 
 check-conversion: prepare lab
-	@scripts/get-v2v $(LAB)/v2v
-	@lab/guests/make-vmware-guest $(LAB)/vmware
 	@DROVER_NEEDS_V2V=1 $(CARGO) test -q --workspace --test conversion --test live_target_libvirt_convert --test live_operator_convert -- --include-ignored --nocapture
 
 cluster: prepare

@@ -69,7 +69,6 @@ const VIOSTOR: &str = r"\ControlSet001\Services\viostor";
 const VIOSCSI: &str = r"\ControlSet001\Services\vioscsi";
 
 #[test]
-#[ignore = "takes minutes; `make check-conversion` runs it"]
 fn windows_without_its_drivers_is_not_converted_and_with_them_it_is() {
     let Some(it) = Windows::new(176) else { return };
     let plan = it.stage.plan("windows", &[("convert: never", "convert: auto")]);

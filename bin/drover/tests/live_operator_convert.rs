@@ -112,7 +112,7 @@ fn with_converter(operated: &Operated, more: &[(&str, &str)]) {
 
 /// Some 10 minutes, most of them without KVM in the converter's appliance.
 #[test]
-#[ignore = "slow: a real conversion in emulation; needs `make check-conversion` before"]
+#[ignore = "takes four minutes; `make check-conversion` runs it"]
 fn a_guest_of_vmware_is_converted_by_the_real_converter_in_a_pod() {
     let (Some(v2v), Some((guest, _))) = (V2v::find().unwrap(), guest_of_vmware()) else { return };
     let disks: [PathBuf; 2] = ["root.img", "data.img"].map(|name| guest.join(name));

@@ -271,7 +271,6 @@ fn what_windows_needs_is_named_before_anything_moves() {
 }
 
 #[test]
-#[ignore = "takes minutes; `make check-conversion` runs it"]
 fn a_debian_that_knows_only_vmware_is_converted_on_another_host_by_the_true_converter_and_boots() {
     let Some(v2v) = V2v::find().unwrap() else { return };
     let Some((guest, expect)) = guest_of_vmware() else { return };

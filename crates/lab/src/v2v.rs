@@ -27,7 +27,7 @@ pub struct V2v {
 }
 
 impl V2v {
-    /// The one that `make check-conversion` made; `None`, after a printed line, without it.
+    /// The one that `make lab` made; `None`, after a printed line, without it.
     ///
     /// # Errors
     /// Without it where `DROVER_NEEDS_V2V` is set.
