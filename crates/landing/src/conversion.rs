@@ -27,6 +27,7 @@ use drover_types::guest::{CardSettings, FoundSystem, Inside};
 use drover_types::inventory::{DiskBus as InventoryBus, Firmware};
 use drover_types::{Bytes, count, some_of};
 
+use crate::door;
 use crate::errors::qemu_error;
 use crate::inspection::{inspect_disks, inspect_images};
 use crate::machine::{boot_bus, boot_bus_of, spec_of};
@@ -456,10 +457,9 @@ impl Place for Served<'_> {
         let exports =
             (0..self.vm.disks.len()).map(|index| self.export(index)).collect::<Result<Vec<_>, _>>()?;
         std::fs::create_dir_all(&self.folder).map_err(|error| failed("making a folder", error))?;
-        // Short, as a socket's path has to be, and nobody else's.
-        let private = tempfile::Builder::new().prefix("drover-convert-").tempdir();
-        let private = private.map_err(|error| failed("making a folder", error))?;
-        let listen = Listen::Unix(private.path().join("nbd"));
+        door::remove_stale_doors(&std::env::temp_dir());
+        let door = door::open(door::CONVERSION).map_err(|error| failed("making a folder", error))?;
+        let listen = Listen::Unix(door.path().join(door::SOCKET));
         let server = Server::start(exports, &listen, ServerOptions::for_disks(self.vm.disks.len()));
         let server = server.map_err(|error| failed("serving its disks", error))?;
         let remote = |(index, identity): (usize, &String)| Remote {

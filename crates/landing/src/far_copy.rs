@@ -6,10 +6,7 @@
 //!
 //! Nothing on this way writes: the agent opens the images to be read and refuses writes, and the server here takes none.
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -21,15 +18,13 @@ use drover_nbd_server::{Export, Listen, Server, ServerOptions};
 use drover_plan::PlannedVm;
 use tempfile::TempDir;
 
+use crate::door;
 use crate::there::There;
 
 /// A guest may wait so long for its disks: drivers of Linux and Windows reset a disk that answers nothing for 30 s, and then a
 /// check tells nothing of the copy.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(250);
-/// Begins the names of the folders of sockets.
-const DOOR: &str = "drover-rehearse-";
-const SOCKET: &str = "nbd";
 
 /// Images of a VM at another host, served on this one to be read.
 pub struct FarCopy {
@@ -52,9 +47,8 @@ impl FarCopy {
         let disks = there.open_copy(vm, away_max)?;
         let export = |(index, disk): (usize, &Arc<AgentDisk>)| Export::new(&index.to_string(), disk.clone());
         let exports = disks.iter().enumerate().map(export).collect();
-        // Short, as a socket's path has to be, and nobody else's.
-        let door = tempfile::Builder::new().prefix(DOOR).tempdir().map_err(failed)?;
-        let listen = Listen::Unix(door.path().join(SOCKET));
+        let door = door::open(door::REHEARSAL).map_err(failed)?;
+        let listen = Listen::Unix(door.path().join(door::SOCKET));
         let options = ServerOptions::for_disks(disks.len());
         let server = Server::start(exports, &listen, options).map_err(failed)?;
         give_up_when_away(there, &disks, away_max).map_err(failed)?;
@@ -121,42 +115,4 @@ fn give_up_when_away(there: &Arc<There>, disks: &[Arc<AgentDisk>], away_max: Dur
         }
     };
     Builder::new().name("watch-rehearsal".into()).spawn(watcher).map(drop)
-}
-
-/// Removes what rehearsals that were killed early left in a folder for temporary files: doors at whose sockets nobody listens any more. One without a socket belongs to who is about to make it.
-pub fn remove_stale_doors(folder: &Path) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    let is_door = |name: &OsStr| name.to_str().is_some_and(|name| name.starts_with(DOOR));
-    for door in entries.flatten().filter(|entry| is_door(&entry.file_name())) {
-        let refused = UnixStream::connect(door.path().join(SOCKET)).err();
-        if refused.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-            // Who may not remove it did not make it.
-            let _ = std::fs::remove_dir_all(door.path());
-        }
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use std::os::unix::net::UnixListener;
-
-    use super::*;
-
-    #[test]
-    fn only_a_door_whose_drover_is_gone_is_removed() {
-        let temporary = tempfile::tempdir().unwrap();
-        let door = |name: &str| {
-            let folder = temporary.path().join(name);
-            std::fs::create_dir(&folder).unwrap();
-            folder
-        };
-        let (dead, new, other) = (door("drover-rehearse-a"), door("drover-rehearse-b"), door("other-c"));
-        let live = door("drover-rehearse-d");
-        drop(UnixListener::bind(dead.join(SOCKET)).unwrap());
-        drop(UnixListener::bind(other.join(SOCKET)).unwrap());
-        let _listens = UnixListener::bind(live.join(SOCKET)).unwrap();
-        remove_stale_doors(temporary.path());
-        assert!(!dead.exists() && [new, other, live].iter().all(|door| door.exists()));
-    }
 }

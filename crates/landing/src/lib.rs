@@ -5,7 +5,7 @@
 //! target      the target of a plan: which of those below has a VM
 //! here        QEMU on this machine; images: what it is given, ours: whose an image is
 //! there       QEMU at a site, by its agent; sites: those of a plan; far: what stands in the way there
-//! far_copy    a copy at a site, for a rehearsal on this machine
+//! far_copy    a copy at a site, for a rehearsal on this machine; door: the socket at which disks are served on it
 //! libvirt     domains; their volumes here or at a site
 //! kubevirt    virtual machines and claims of a cluster
 //! conversion  whether a guest needs conversion, where, and how it went
@@ -24,6 +24,7 @@
 #[cfg(test)]
 mod conformance;
 mod conversion;
+mod door;
 mod errors;
 pub mod far;
 mod far_copy;
@@ -44,8 +45,9 @@ mod target;
 mod there;
 
 pub use conversion::is_due as is_conversion_due;
+pub use door::remove_stale_doors;
 pub use errors::qemu_error;
-pub use far_copy::{FarCopy, remove_stale_doors};
+pub use far_copy::FarCopy;
 pub use hypervisor::Qemu;
 pub use inspection::{inspect_disks, inspect_images};
 pub use lacks::too_large;
