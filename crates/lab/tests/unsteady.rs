@@ -24,7 +24,7 @@ fn run_with(folder: &Path, arguments: &[&str], cargo: &str, is_strict: bool) -> 
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
-/// A cargo for both lanes: what is said by that of guests that move, for one of its suites, by the other, and for one test.
+/// A cargo for all lanes: what is said by that of guests that move, for one of its suites, by the other, and for one test.
 fn in_lanes(folder: &Path, live: &str, other: &str, again: &str) -> String {
     for (name, text) in [("live", live), ("other", other)] {
         std::fs::write(folder.join(name), text).unwrap();
@@ -86,7 +86,7 @@ fn what_fails_again_or_is_not_found_or_nobody_named_fails_the_run() {
 }
 
 #[test]
-fn without_arguments_all_suites_run_once_in_two_lanes() {
+fn without_arguments_all_suites_run_once_in_their_lanes() {
     let folder = tempfile::tempdir().unwrap();
     let (code, out) = run_with(folder.path(), &[], &in_lanes(folder.path(), "", "", "exit 101"), true);
     assert_eq!(code, Some(0), "{out}");
@@ -106,7 +106,7 @@ fn without_arguments_all_suites_run_once_in_two_lanes() {
 }
 
 #[test]
-fn what_fails_in_either_lane_is_run_again() {
+fn what_fails_in_any_lane_is_run_again() {
     let folder = tempfile::tempdir().unwrap();
     let (live, other) = (told(&["a"], "-p drover --test live_link"), told(&["b"], "-p drover --test warm"));
     let cargo = in_lanes(folder.path(), &live, &other, PASSES);
