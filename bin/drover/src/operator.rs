@@ -38,6 +38,7 @@ use serde_json::Value;
 use crate::cli::{OperatorArgs, OperatorCommand};
 use crate::exit::{Exit, Failure};
 use crate::signals::stop_on_signals;
+use cancels::GivenUp;
 use figures::Told;
 use forecasts::Forecasts;
 use lease::Lease;
@@ -257,6 +258,7 @@ struct Operator {
     cutovers: Cutovers,
     budgets: Budgets,
     forecasts: Forecasts,
+    given_up: GivenUp,
     /// Migrations to decide on.
     due: BTreeSet<String>,
     wakes: BTreeMap<String, Moment>,
@@ -300,6 +302,7 @@ impl Operator {
             cutovers: Cutovers::new(budgets.clone()),
             budgets,
             forecasts: Forecasts::default(),
+            given_up: GivenUp::default(),
             due: BTreeSet::new(),
             wakes: BTreeMap::new(),
             is_resolving: false,
@@ -424,6 +427,7 @@ impl Operator {
                 let known = self.plans.remove(&meta.name);
                 let before = known.as_ref().map(|plan| plan.laid(None));
                 let plan = Plan::of(object, known);
+                self.given_up.see(&plan.meta.uid, &meta.name, plan.cancel);
                 if before.as_ref() != Some(&plan.laid(None)) {
                     self.due_where(|it| it.spec.plan_ref.name == meta.name);
                 }

@@ -347,7 +347,7 @@ fn waves_windows_and_freezes_are_kept(kube: &Cluster, log: &Path, patience: Dura
     }
 }
 
-/// A Plan of which nothing can begin is given up. It has more Migrations than are given up in one turn.
+/// A Plan of which nothing can begin is given up, and removed at once. It has more Migrations than are given up in one turn.
 fn a_plan_is_given_up_in_turns(kube: &Cluster, operator: &Operator, log: &Path, patience: Duration) {
     const COUNT: usize = 60;
     let provider = pinned(&kube.get(&format!("{OWN}/providers/vcenter")).unwrap().unwrap());
@@ -362,7 +362,9 @@ fn a_plan_is_given_up_in_turns(kube: &Cluster, operator: &Operator, log: &Path, 
     }
     let count = COUNT as u64;
     wait("they wait for a converter", log, patience, || operator.in_phase("Pending") == before[0] + count);
-    kube.change(&format!("{OWN}/plans/given-up"), Change::Merge, &json!({"spec": {"cancel": true}})).unwrap();
+    let path = format!("{OWN}/plans/given-up");
+    kube.change(&path, Change::Merge, &json!({"spec": {"cancel": true}})).unwrap();
+    kube.delete(&path, &plan.uid).unwrap();
     wait("all are given up", log, patience, || operator.in_phase("Cancelled") == before[1] + count);
 }
 

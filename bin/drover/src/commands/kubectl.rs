@@ -216,7 +216,10 @@ fn cancel(args: &KubectlVmsArgs) -> Result<Exit, Failure> {
         place.plans(Some(plan))?;
         let path = format!("{}/{plan}", place.own("plans"));
         place.cluster.change(&path, Change::Merge, &cancel).map_err(failure)?;
-        crate::out::line(format_args!("Plan {plan}: what was begun is undone, and nothing begins any more"));
+        crate::out::line(format_args!(
+            "Plan {plan}: what was begun is undone, and nothing begins any more; remove it only once its VMs are cancelled or have arrived: \
+             kubectl drover status --plan {plan}"
+        ));
         return Ok(Exit::Success);
     }
     let all = place.rows()?;

@@ -1,5 +1,7 @@
 //! Plans that are given up: each of their Migrations is, some in a turn, so that others are decided on in between.
 
+use std::collections::BTreeMap;
+
 use drover_kubevirt::{Change, KubeError, KubeErrorKind};
 use drover_operator::model::Phase;
 use drover_operator::objects::Note;
@@ -12,9 +14,34 @@ use super::{Kind, Migration, Operator, path_of};
 /// Migrations of one Plan that are given up in one turn. Each takes some four requests, for its spec, its status and two events.
 const CANCELS_MAX: usize = 50;
 
+/// Plans that are given up, by their UIDs; also one that is removed before all of its Migrations are given up.
+#[derive(Debug, Default)]
+pub struct GivenUp(BTreeMap<String, Cancels>);
+
+impl GivenUp {
+    /// A Plan is given up, or is not any more.
+    pub fn see(&mut self, uid: &str, name: &str, is_given_up: bool) {
+        match is_given_up {
+            true => {
+                let fresh = || Cancels { plan: name.to_string(), ..Cancels::default() };
+                self.0.entry(uid.to_string()).or_insert_with(fresh);
+            }
+            false => _ = self.0.remove(uid),
+        }
+    }
+
+    /// Whether the turn of a Migration is yet to come in the round of its Plan.
+    fn is_ahead(&self, it: &Migration, at: Moment) -> bool {
+        let cancels = self.0.get(&it.spec.plan_ref.uid).filter(|_| is_left(it));
+        cancels.is_some_and(|cancels| cancels.is_ahead(&it.meta.name, at))
+    }
+}
+
 /// How far a Plan that is given up is with its Migrations: in rounds over those that are left, in the order of their names.
-#[derive(Clone, Debug, Default)]
-pub struct Cancels {
+#[derive(Debug, Default)]
+struct Cancels {
+    /// The Plan's name.
+    plan: String,
     /// The last one that had its turn in the round under way.
     last: Option<String>,
     /// How many the server refused in that, and what it said of the first.
@@ -59,8 +86,8 @@ impl Cancels {
 }
 
 /// Whether a Migration is yet to be given up with its Plan.
-fn is_left(it: &Migration, plan: &str) -> bool {
-    it.spec.plan_ref.uid == plan && !it.spec.cancel && it.status.phase != Phase::Done
+fn is_left(it: &Migration) -> bool {
+    !it.spec.cancel && it.status.phase != Phase::Done
 }
 
 /// Does something to each; what the server refuses of one is told, and keeps it from none of the others.
@@ -83,20 +110,39 @@ fn past_refusals(
 }
 
 impl Operator {
-    /// Gives up those Migrations of a Plan that is given up whose turn it is.
-    pub(super) fn cancel_some(&mut self, name: &str, at: Moment) -> Result<(), KubeError> {
-        let is_due = |plan: &&super::Plan| plan.cancel && plan.cancels.is_due(at);
-        let Some(plan) = self.plans.get(name).filter(is_due) else { return Ok(()) };
-        let left = self.migrations.iter().filter(|(_, it)| is_left(it, &plan.meta.uid));
-        let names = plan.cancels.turn(left.map(|(migration, _)| migration), at);
+    /// Gives up those Migrations of Plans that are given up whose turn it is.
+    pub(super) fn cancel_in_turns(&mut self, at: Moment) {
+        let uids: Vec<String> = self.given_up.0.keys().cloned().collect();
+        uids.iter().for_each(|uid| self.cancel_some(uid, at));
+    }
+
+    fn cancel_some(&mut self, uid: &str, at: Moment) {
+        let Some(cancels) = self.given_up.0.get(uid).filter(|cancels| cancels.is_due(at)) else { return };
+        let plan = cancels.plan.clone();
+        let is_there = self.plans.get(&plan).is_some_and(|it| it.meta.uid == uid);
+        let left = self.migrations.iter().filter(|(_, it)| it.spec.plan_ref.uid == uid && is_left(it));
+        let names = cancels.turn(left.map(|(migration, _)| migration), at);
+        // Of a Plan that is gone nothing is left, once a whole round finds nothing.
+        if names.is_empty() && cancels.last.is_none() && !is_there {
+            self.given_up.0.remove(uid);
+            return;
+        }
         // What becomes of them is decided now, also of those that the server refuses.
         self.due.extend(names.iter().cloned());
-        let refused = past_refusals(&names, |migration| self.cancel_one(migration))?;
-        let told = self.plans.get_mut(name).and_then(|plan| plan.cancels.had(&names, &refused, at));
-        if let Some(message) = told {
-            self.tell("Plan", name, &[Note { is_warning: true, reason: "CancelRefused".into(), message }]);
+        let refused = match past_refusals(&names, |migration| self.cancel_one(migration)) {
+            Ok(refused) => refused,
+            Err(error) => {
+                crate::out::say(format_args!("Plan {plan}: {error}; it is tried again"));
+                return;
+            }
+        };
+        let told = self.given_up.0.get_mut(uid).and_then(|cancels| cancels.had(&names, &refused, at));
+        let Some(message) = told else { return };
+        let note = Note { is_warning: true, reason: "CancelRefused".into(), message };
+        match is_there {
+            true => self.tell("Plan", &plan, &[note]),
+            false => crate::out::say_of("Plan", &plan, &note.reason, &note.message),
         }
-        Ok(())
     }
 
     fn cancel_one(&mut self, name: &str) -> Result<(), KubeError> {
@@ -112,9 +158,7 @@ impl Operator {
     /// Whether its Plan is given up and its own turn is yet to come. It is decided on then: else thousands would be written twice, first
     /// that their Plan is not laid over its source.
     pub(super) fn waits_for_cancel(&self, name: &str, at: Moment) -> bool {
-        let Some(it) = self.migrations.get(name) else { return false };
-        let plan = self.plans.get(&it.spec.plan_ref.name);
-        plan.is_some_and(|plan| plan.cancel && is_left(it, &plan.meta.uid) && plan.cancels.is_ahead(name, at))
+        self.migrations.get(name).is_some_and(|it| self.given_up.is_ahead(it, at))
     }
 }
 
@@ -122,8 +166,83 @@ impl Operator {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::Arc;
+    use std::sync::mpsc::sync_channel;
+
+    use drover_kubevirt::{Access, Cluster};
+    use drover_operator::model::{MigrationSpec, Pinned, Status};
+    use drover_operator::objects::Shape;
+    use drover_schedule::Budgets;
 
     use super::*;
+    use crate::operator::figures::Told;
+    use crate::operator::lease::Lease;
+
+    /// An operator of a server that does not answer.
+    fn operator() -> (tempfile::TempDir, Operator) {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("config");
+        let text = "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\n\
+                    users: [{name: a, user: {}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]\ncurrent-context: a\n";
+        std::fs::write(&config, text).unwrap();
+        let cluster = Cluster::connect(&Access { kubeconfig: Some(config), context: None }).unwrap();
+        let shape = Shape {
+            image: "drover".into(),
+            target_images: Vec::new(),
+            image_pull: "IfNotPresent".into(),
+            account: "drover-worker".into(),
+            state_class: None,
+            state_size: "1Gi".into(),
+            cpu: "1".into(),
+            memory: "1Gi".into(),
+            json: false,
+            converter: None,
+        };
+        let budgets = Budgets { vms_per_host: 500, disks: 500, cutovers: 500, ..Budgets::default() };
+        let lease = Lease::new(cluster.clone(), "vms");
+        let (sender, _) = sync_channel(1);
+        let told = Arc::new(Told::new(false));
+        (folder, Operator::new(cluster, "vms".into(), shape, budgets, lease, told, sender))
+    }
+
+    fn plan(uid: &str, cancel: bool) -> serde_json::Value {
+        json!({"metadata": {"name": "p", "uid": uid, "generation": 1}, "spec": {"provider": "vc", "plan": {}, "cancel": cancel}})
+    }
+
+    /// One of the Plan with UID `p1`.
+    fn put(operator: &mut Operator, name: &str, status: &Status) {
+        let plan_ref = Pinned { name: "p".into(), uid: "p1".into(), generation: 1 };
+        let spec = MigrationSpec { plan_ref, ..MigrationSpec::default() };
+        let status = json!(status);
+        let object =
+            json!({"metadata": {"name": name, "uid": format!("of {name}")}, "spec": spec, "status": status});
+        operator.put(Kind::Migration, &object);
+        assert!(operator.migrations.contains_key(name));
+    }
+
+    #[test]
+    fn a_plan_that_is_removed_while_it_is_given_up_is_given_up_to_its_end() {
+        let (_folder, mut operator) = operator();
+        put(&mut operator, "vm-1", &Status::default());
+        operator.put(Kind::Plan, &plan("p1", true));
+        operator.lose(Kind::Plan, "p");
+        let at = Moment(0);
+        assert!(operator.waits_for_cancel("vm-1", at), "nobody gives it up");
+        // One that is made anew is another Plan.
+        operator.put(Kind::Plan, &plan("p2", false));
+        operator.cancel_in_turns(at);
+        assert!(operator.due.contains("vm-1") && operator.given_up.0.contains_key("p1"));
+        // Nothing is left of it.
+        operator.lose(Kind::Migration, "vm-1");
+        [1000, 2000].map(|at| operator.cancel_in_turns(Moment(at)));
+        assert!(operator.given_up.0.is_empty());
+        // One that is there is given up for as long as it says so.
+        operator.put(Kind::Plan, &plan("p2", true));
+        operator.cancel_in_turns(Moment(3000));
+        assert!(operator.given_up.0.contains_key("p2"));
+        operator.put(Kind::Plan, &plan("p2", false));
+        assert!(operator.given_up.0.is_empty());
+    }
 
     fn names(count: usize) -> BTreeSet<String> {
         (0..count).map(|number| format!("vm-{number:04}")).collect()

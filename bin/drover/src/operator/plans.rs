@@ -16,7 +16,6 @@ use drover_types::Wave;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::cancels::Cancels;
 use super::resolve::{Question, Refused, Resolved, resolve};
 use super::waves::{late, ms, waves_of};
 use super::{Kind, Message, Meta, Operator, now, path_of};
@@ -95,8 +94,6 @@ pub struct Plan {
     pub late: BTreeMap<String, Count>,
     /// After a failure: when it is tried again, after a pause of so long.
     next: Option<(Moment, i64)>,
-    /// How far it is with giving up its Migrations.
-    pub cancels: Cancels,
     /// A Migration of it is gone, or one because of which a VM was refused.
     pub is_stale: bool,
 }
@@ -119,7 +116,6 @@ impl Plan {
             keys: spec["plan"].clone(),
             said: object["metadata"]["annotations"][PROCEED].as_str().map(str::to_string),
             next: same.and_then(|it| it.next),
-            cancels: same.map(|it| it.cancels.clone()).unwrap_or_default(),
             // What an operator before this one was refused may be taken now.
             is_stale: known.map_or(!status.refused.is_empty(), |it| it.is_stale),
             status,
@@ -224,12 +220,12 @@ impl Operator {
         if sums.is_some() {
             self.tend_waves(at);
         }
+        self.cancel_in_turns(at);
         for name in names {
             let sum =
                 |plan: &Plan| sums.as_ref().map(|sums| sums.get(&plan.meta.uid).copied().unwrap_or_default());
             let sum = self.plans.get(&name).and_then(sum);
-            let tended = self.cancel_some(&name, at).and_then(|()| self.count(&name, sum));
-            if let Err(error) = tended
+            if let Err(error) = self.count(&name, sum)
                 && error.kind != KubeErrorKind::Conflict
             {
                 crate::out::say(format_args!("Plan {name}: {error}; it is tried again"));
