@@ -46,12 +46,12 @@ struct Cancels {
     last: Option<String>,
     /// How many the server refused in that, and what it said of the first.
     refused: Option<(usize, String)>,
-    /// When the next round begins after one in which it refused some, and the pause before it.
+    /// When it goes on: after a round in which it refused some, or an answer after which the others were not tried. And the pause before.
     next: Option<(Moment, i64)>,
 }
 
 impl Cancels {
-    /// Whether a round is under way, or may begin.
+    /// Whether a round is under way, or may begin. In a pause all are decided on like others.
     fn is_due(&self, at: Moment) -> bool {
         self.next.is_none_or(|(next, _)| next <= at)
     }
@@ -61,16 +61,24 @@ impl Cancels {
         self.is_due(at) && self.last.as_deref().is_none_or(|last| name > last)
     }
 
-    /// Those whose turn it is, of all that are left, in the order of their names.
-    fn turn<'a>(&self, left: impl Iterator<Item = &'a String>, at: Moment) -> Vec<String> {
-        left.filter(|name| self.is_ahead(name, at)).take(CANCELS_MAX).cloned().collect()
+    /// Those whose turn it is, of all that are left, in the order of their names, and those whose turn is yet to come.
+    fn turn<'a>(&self, left: impl Iterator<Item = &'a String>, at: Moment) -> (Vec<String>, Vec<String>) {
+        let mut names: Vec<String> = left.filter(|name| self.is_ahead(name, at)).cloned().collect();
+        let later = names.split_off(names.len().min(CANCELS_MAX));
+        (names, later)
     }
 
     /// These had their turn. At the end of a round it gives in words what the server refused in it.
-    fn had(&mut self, names: &[String], refused: &[String], at: Moment) -> Option<String> {
-        if let Some(first) = refused.first() {
+    fn had(&mut self, names: &[String], ended: &Ended, at: Moment) -> Option<String> {
+        if let Some(first) = ended.refused.first() {
             let (count, _) = self.refused.get_or_insert_with(|| (0, first.clone()));
-            *count += refused.len();
+            *count += ended.refused.len();
+        }
+        if let Some((name, _)) = &ended.stopped {
+            // It goes on behind that one: it may be the only one which the server answers so.
+            self.last = Some(name.clone());
+            self.next = Some(after(self.next, at));
+            return None;
         }
         if names.len() == CANCELS_MAX {
             self.last = names.last().cloned();
@@ -90,23 +98,38 @@ fn is_left(it: &Migration) -> bool {
     !it.spec.cancel && it.status.phase != Phase::Done
 }
 
+/// How a turn ended.
+#[derive(Debug, Default)]
+struct Ended {
+    /// What the server refused, each in words.
+    refused: Vec<String>,
+    /// The one after which no other was tried, and why.
+    stopped: Option<(String, KubeError)>,
+}
+
 /// Does something to each; what the server refuses of one is told, and keeps it from none of the others.
-fn past_refusals(
-    names: &[String],
-    mut act: impl FnMut(&str) -> Result<(), KubeError>,
-) -> Result<Vec<String>, KubeError> {
-    let mut refused = Vec::new();
+fn past_refusals(names: &[String], mut act: impl FnMut(&str) -> Result<(), KubeError>) -> Ended {
+    let mut ended = Ended::default();
     for name in names {
-        match act(name) {
+        let error = match act(name) {
+            Ok(()) => continue,
             // Another by now, or gone: the watch tells.
-            Ok(()) => {}
-            Err(error) if matches!(error.kind, KubeErrorKind::Conflict | KubeErrorKind::Missing) => {}
-            // A right that lacks may lack for long: what is refused because of it is decided on like all others until the next round.
-            Err(error) if error.kind != KubeErrorKind::Denied && stops_all(error.kind) => return Err(error),
-            Err(error) => refused.push(format!("{name}: {}", error.what)),
+            Err(error) if matches!(error.kind, KubeErrorKind::Conflict | KubeErrorKind::Missing) => continue,
+            Err(error) => error,
+        };
+        ended.refused.push(format!("{name}: {}", error.what));
+        // A right that lacks may lack for long: what is refused because of it is decided on like all others until the next round.
+        if error.kind != KubeErrorKind::Denied && stops_all(error.kind) {
+            ended.stopped = Some((name.clone(), error));
+            break;
         }
     }
-    Ok(refused)
+    ended
+}
+
+/// Whether a worker, a guest or a removal waits for what is decided.
+fn is_urgent(it: &Migration) -> bool {
+    it.has_begun() || it.status.job.is_some() || it.meta.is_going
 }
 
 impl Operator {
@@ -121,7 +144,7 @@ impl Operator {
         let plan = cancels.plan.clone();
         let is_there = self.plans.get(&plan).is_some_and(|it| it.meta.uid == uid);
         let left = self.migrations.iter().filter(|(_, it)| it.spec.plan_ref.uid == uid && is_left(it));
-        let names = cancels.turn(left.map(|(migration, _)| migration), at);
+        let (names, later) = cancels.turn(left.map(|(migration, _)| migration), at);
         // Of a Plan that is gone nothing is left, once a whole round finds nothing.
         if names.is_empty() && cancels.last.is_none() && !is_there {
             self.given_up.0.remove(uid);
@@ -129,14 +152,14 @@ impl Operator {
         }
         // What becomes of them is decided now, also of those that the server refuses.
         self.due.extend(names.iter().cloned());
-        let refused = match past_refusals(&names, |migration| self.cancel_one(migration)) {
-            Ok(refused) => refused,
-            Err(error) => {
-                crate::out::say(format_args!("Plan {plan}: {error}; it is tried again"));
-                return;
-            }
-        };
-        let told = self.given_up.0.get_mut(uid).and_then(|cancels| cancels.had(&names, &refused, at));
+        let ended = past_refusals(&names, |migration| self.cancel_one(migration));
+        if let Some((_, error)) = &ended.stopped {
+            crate::out::say(format_args!("Plan {plan}: {error}; it is tried again"));
+            // The others are decided on in the pause, where something waits for that.
+            let waits = later.into_iter().filter(|name| self.migrations.get(name).is_some_and(is_urgent));
+            self.due.extend(waits);
+        }
+        let told = self.given_up.0.get_mut(uid).and_then(|cancels| cancels.had(&names, &ended, at));
         let Some(message) = told else { return };
         let note = Note { is_warning: true, reason: "CancelRefused".into(), message };
         match is_there {
@@ -170,7 +193,7 @@ mod tests {
     use std::sync::mpsc::sync_channel;
 
     use drover_kubevirt::{Access, Cluster};
-    use drover_operator::model::{MigrationSpec, Pinned, Status};
+    use drover_operator::model::{JobRef, MigrationSpec, Pinned, Status, Work};
     use drover_operator::objects::Shape;
     use drover_schedule::Budgets;
 
@@ -255,14 +278,14 @@ mod tests {
         while !left.is_empty() {
             let ahead = left.iter().filter(|name| cancels.is_ahead(name, at)).count();
             assert_eq!(ahead, left.len(), "none of them is decided on before");
-            let turn = cancels.turn(left.iter(), at);
+            let (turn, _) = cancels.turn(left.iter(), at);
             left.retain(|name| !turn.contains(name));
-            assert_eq!(cancels.had(&turn, &[], at), None);
+            assert_eq!(cancels.had(&turn, &Ended::default(), at), None);
             turns.push(turn.len());
         }
         assert_eq!(turns, [CANCELS_MAX, CANCELS_MAX, 7]);
         // One that comes late has its turn, too.
-        assert_eq!(cancels.turn(names(1).iter(), at), ["vm-0000"]);
+        assert_eq!(cancels.turn(names(1).iter(), at).0, ["vm-0000"]);
     }
 
     #[test]
@@ -274,11 +297,12 @@ mod tests {
         let mut round = |cancels: &mut Cancels, at: Moment| {
             let mut turns = 0;
             loop {
-                let turn = cancels.turn(left.iter(), at);
+                let (turn, _) = cancels.turn(left.iter(), at);
                 let refused: Vec<String> = turn.iter().filter(|name| is_refused(name)).cloned().collect();
                 left.retain(|name| !turn.contains(name) || is_refused(name));
                 turns += 1;
-                if let Some(told) = cancels.had(&turn, &refused, at) {
+                let ended = Ended { refused, stopped: None };
+                if let Some(told) = cancels.had(&turn, &ended, at) {
                     return (turns, left.len(), told);
                 }
             }
@@ -296,7 +320,7 @@ mod tests {
     fn one_that_is_refused_keeps_none_of_the_others() {
         let names = ["a", "b", "c", "d"].map(String::from);
         let mut done = Vec::new();
-        let refused = past_refusals(&names, |name| {
+        let ended = past_refusals(&names, |name| {
             done.push(name.to_string());
             match name {
                 "a" => Err(KubeError { kind: KubeErrorKind::Refused, what: "words".into() }),
@@ -306,13 +330,57 @@ mod tests {
             }
         });
         assert_eq!(done, names);
-        assert_eq!(refused.unwrap(), ["a: words", "c: no right"]);
+        assert_eq!(ended.refused, ["a: words", "c: no right"]);
+        assert!(ended.stopped.is_none());
         // What nobody answers is asked for once.
         let mut asked = 0;
         let ended = past_refusals(&names, |_| {
             asked += 1;
             Err(KubeError { kind: KubeErrorKind::Unreachable, what: "no answer".into() })
         });
-        assert_eq!((ended.unwrap_err().kind, asked), (KubeErrorKind::Unreachable, 1));
+        assert_eq!((ended.stopped.unwrap().1.kind, asked), (KubeErrorKind::Unreachable, 1));
+    }
+
+    #[test]
+    fn one_at_which_the_server_fails_holds_up_none_of_the_others() {
+        let (mut cancels, left) = (Cancels::default(), ["a", "b", "c", "d"].map(String::from));
+        let fails = |name: &str| {
+            let kind = match name {
+                "a" => KubeErrorKind::Refused,
+                "b" => KubeErrorKind::Server,
+                _ => return Ok(()),
+            };
+            Err(KubeError { kind, what: "words".into() })
+        };
+        let turn = |cancels: &mut Cancels, at: i64| {
+            let (turn, _) = cancels.turn(left.iter(), Moment(at));
+            let ended = past_refusals(&turn, fails);
+            let told = cancels.had(&turn, &ended, Moment(at));
+            (turn, told, left.iter().any(|name| cancels.is_ahead(name, Moment(at))))
+        };
+        assert_eq!(turn(&mut cancels, 0), (left.to_vec(), None, false));
+        // In the pause after it all are decided on.
+        assert_eq!([14, 15].map(|at| cancels.is_ahead("c", Moment(at))), [false, true]);
+        // What was refused before it is told at the end of the round.
+        let told = "2 Migrations could not be cancelled, and are tried again: a: words".to_string();
+        assert_eq!(turn(&mut cancels, 15), (vec!["c".to_string(), "d".to_string()], Some(told), false));
+    }
+
+    #[test]
+    fn what_waits_for_its_turn_is_decided_on_while_the_server_fails() {
+        let (_folder, mut operator) = operator();
+        operator.put(Kind::Plan, &plan("p1", true));
+        let job = JobRef { name: "job".into(), uid: None, work: Work::Move, at: Moment(0), overdue: false };
+        for number in 0..CANCELS_MAX + 4 {
+            let job = (number % 2 == 0).then(|| job.clone());
+            put(&mut operator, &format!("vm-{number:04}"), &Status { job, ..Status::default() });
+        }
+        operator.due.clear();
+        assert!(operator.waits_for_cancel("vm-0052", Moment(0)));
+        operator.cancel_in_turns(Moment(0));
+        assert!(!operator.waits_for_cancel("vm-0052", Moment(0)));
+        // Those whose turn it was, and a worker's end that would wait for its own.
+        let due = ["vm-0000", "vm-0001", "vm-0049", "vm-0050", "vm-0051", "vm-0052", "vm-0053"];
+        assert_eq!(due.map(|name| operator.due.contains(name)), [true, true, true, true, false, true, false]);
     }
 }
