@@ -150,6 +150,7 @@ impl Operator {
             self.given_up.0.remove(uid);
             return;
         }
+        self.give_back(&later);
         // What becomes of them is decided now, also of those that the server refuses.
         self.due.extend(names.iter().cloned());
         let ended = past_refusals(&names, |migration| self.cancel_one(migration));
@@ -165,6 +166,20 @@ impl Operator {
         match is_there {
             true => self.tell("Plan", &plan, &[note]),
             false => crate::out::say_of("Plan", &plan, &note.reason, &note.message),
+        }
+    }
+
+    /// Those that wait for their turn begin nothing meanwhile: slots, and places among the guests that are down, are for others.
+    fn give_back(&mut self, later: &[String]) {
+        let now_ms = self.now_ms();
+        for name in later {
+            let Some(Migration { status, .. }) = self.migrations.get(name) else { continue };
+            if status.job.is_none() && !status.keeps_slot() {
+                self.admissions.leave(name, now_ms);
+            }
+            if status.cutover_epoch.is_none() && !status.is_moving_over() {
+                self.cutovers.leave(name, now_ms);
+            }
         }
     }
 
@@ -269,6 +284,32 @@ mod tests {
 
     fn names(count: usize) -> BTreeSet<String> {
         (0..count).map(|number| format!("vm-{number:04}")).collect()
+    }
+
+    #[test]
+    fn what_waits_for_its_turn_has_no_slot_that_it_does_not_use() {
+        let (_folder, mut operator) = operator();
+        operator.put(Kind::Plan, &plan("p1", true));
+        let job = JobRef { name: "job".into(), uid: None, work: Work::Move, at: Moment(0), overdue: false };
+        let idle = Status::default();
+        let works = Status { job: Some(job), epoch: 1, phase: Phase::Running, ..idle.clone() };
+        let moves_over = Status { cutover_epoch: Some(1), ..works.clone() };
+        let down = Status { guest_off: true, phase: Phase::Retrying, ..idle.clone() };
+        (0..CANCELS_MAX).for_each(|number| put(&mut operator, &format!("a-{number:02}"), &works));
+        for (name, status) in [("v", &idle), ("w", &works), ("x", &moves_over), ("y", &down)] {
+            put(&mut operator, name, status);
+        }
+        let spec = MigrationSpec::default();
+        for name in operator.migrations.keys() {
+            operator.admissions.want(name, &spec, Work::Move, true, 0);
+            operator.cutovers.want(name, "p1", None, false, 0);
+        }
+        let sum = |(waiting, admitted): (usize, usize)| waiting + admitted;
+        let held = |operator: &Operator| [operator.admissions.counts(), operator.cutovers.counts()].map(sum);
+        let all = CANCELS_MAX + 4;
+        assert_eq!(held(&operator), [all, all]);
+        operator.cancel_in_turns(Moment(0));
+        assert_eq!(held(&operator), [all - 1, all - 2], "of slots `v`, of places `v` and `w`");
     }
 
     #[test]
