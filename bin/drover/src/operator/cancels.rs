@@ -14,6 +14,14 @@ use super::{Kind, Migration, Operator, path_of};
 /// Migrations of one Plan that are given up in one turn. Each takes some four requests, for its spec, its status and two events.
 const CANCELS_MAX: usize = 50;
 
+/// The order of turns: first those with a worker or with leave to move over, of which a guest goes down before long; then by name. `true` is
+/// of the others.
+type Rank = (bool, String);
+
+fn rank(it: &Migration) -> Rank {
+    (it.status.job.is_none() && it.status.cutover_epoch.is_none(), it.meta.name.clone())
+}
+
 /// Plans that are given up, by their UIDs; also one that is removed before all of its Migrations are given up.
 #[derive(Debug, Default)]
 pub struct GivenUp(BTreeMap<String, Cancels>);
@@ -33,17 +41,17 @@ impl GivenUp {
     /// Whether the turn of a Migration is yet to come in the round of its Plan.
     fn is_ahead(&self, it: &Migration, at: Moment) -> bool {
         let cancels = self.0.get(&it.spec.plan_ref.uid).filter(|_| is_left(it));
-        cancels.is_some_and(|cancels| cancels.is_ahead(&it.meta.name, at))
+        cancels.is_some_and(|cancels| cancels.is_ahead(&rank(it), at))
     }
 }
 
-/// How far a Plan that is given up is with its Migrations: in rounds over those that are left, in the order of their names.
+/// How far a Plan that is given up is with its Migrations: in rounds over those that are left, in their order.
 #[derive(Debug, Default)]
 struct Cancels {
     /// The Plan's name.
     plan: String,
     /// The last one that had its turn in the round under way.
-    last: Option<String>,
+    last: Option<Rank>,
     /// How many the server refused in that, and what it said of the first.
     refused: Option<(usize, String)>,
     /// When it goes on: after a round in which it refused some, or an answer after which the others were not tried. And the pause before.
@@ -57,31 +65,32 @@ impl Cancels {
     }
 
     /// Whether the turn of one that is left is yet to come in this round.
-    fn is_ahead(&self, name: &str, at: Moment) -> bool {
-        self.is_due(at) && self.last.as_deref().is_none_or(|last| name > last)
+    fn is_ahead(&self, rank: &Rank, at: Moment) -> bool {
+        self.is_due(at) && self.last.as_ref().is_none_or(|last| rank > last)
     }
 
-    /// Those whose turn it is, of all that are left, in the order of their names, and those whose turn is yet to come.
-    fn turn<'a>(&self, left: impl Iterator<Item = &'a String>, at: Moment) -> (Vec<String>, Vec<String>) {
-        let mut names: Vec<String> = left.filter(|name| self.is_ahead(name, at)).cloned().collect();
-        let later = names.split_off(names.len().min(CANCELS_MAX));
-        (names, later)
+    /// Those whose turn it is, of all that are left, in their order, and those whose turn is yet to come.
+    fn turn(&self, left: impl Iterator<Item = Rank>, at: Moment) -> (Vec<Rank>, Vec<Rank>) {
+        let mut turn: Vec<Rank> = left.filter(|rank| self.is_ahead(rank, at)).collect();
+        turn.sort();
+        let later = turn.split_off(turn.len().min(CANCELS_MAX));
+        (turn, later)
     }
 
     /// These had their turn. At the end of a round it gives in words what the server refused in it.
-    fn had(&mut self, names: &[String], ended: &Ended, at: Moment) -> Option<String> {
+    fn had(&mut self, turn: &[Rank], ended: &Ended, at: Moment) -> Option<String> {
         if let Some(first) = ended.refused.first() {
             let (count, _) = self.refused.get_or_insert_with(|| (0, first.clone()));
             *count += ended.refused.len();
         }
-        if let Some((name, _)) = &ended.stopped {
+        if let Some((rank, _)) = &ended.stopped {
             // It goes on behind that one: it may be the only one which the server answers so.
-            self.last = Some(name.clone());
+            self.last = Some(rank.clone());
             self.next = Some(after(self.next, at));
             return None;
         }
-        if names.len() == CANCELS_MAX {
-            self.last = names.last().cloned();
+        if turn.len() == CANCELS_MAX {
+            self.last = turn.last().cloned();
             return None;
         }
         let refused = self.refused.take();
@@ -104,13 +113,14 @@ struct Ended {
     /// What the server refused, each in words.
     refused: Vec<String>,
     /// The one after which no other was tried, and why.
-    stopped: Option<(String, KubeError)>,
+    stopped: Option<(Rank, KubeError)>,
 }
 
 /// Does something to each; what the server refuses of one is told, and keeps it from none of the others.
-fn past_refusals(names: &[String], mut act: impl FnMut(&str) -> Result<(), KubeError>) -> Ended {
+fn past_refusals(turn: &[Rank], mut act: impl FnMut(&str) -> Result<(), KubeError>) -> Ended {
     let mut ended = Ended::default();
-    for name in names {
+    for rank in turn {
+        let (_, name) = rank;
         let error = match act(name) {
             Ok(()) => continue,
             // Another by now, or gone: the watch tells.
@@ -120,7 +130,7 @@ fn past_refusals(names: &[String], mut act: impl FnMut(&str) -> Result<(), KubeE
         ended.refused.push(format!("{name}: {}", error.what));
         // A right that lacks may lack for long: what is refused because of it is decided on like all others until the next round.
         if error.kind != KubeErrorKind::Denied && stops_all(error.kind) {
-            ended.stopped = Some((name.clone(), error));
+            ended.stopped = Some((rank.clone(), error));
             break;
         }
     }
@@ -143,24 +153,24 @@ impl Operator {
         let Some(cancels) = self.given_up.0.get(uid).filter(|cancels| cancels.is_due(at)) else { return };
         let plan = cancels.plan.clone();
         let is_there = self.plans.get(&plan).is_some_and(|it| it.meta.uid == uid);
-        let left = self.migrations.iter().filter(|(_, it)| it.spec.plan_ref.uid == uid && is_left(it));
-        let (names, later) = cancels.turn(left.map(|(migration, _)| migration), at);
+        let left = self.migrations.values().filter(|it| it.spec.plan_ref.uid == uid && is_left(it));
+        let (turn, later) = cancels.turn(left.map(rank), at);
         // Of a Plan that is gone nothing is left, once a whole round finds nothing.
-        if names.is_empty() && cancels.last.is_none() && !is_there {
+        if turn.is_empty() && cancels.last.is_none() && !is_there {
             self.given_up.0.remove(uid);
             return;
         }
         self.give_back(&later);
         // What becomes of them is decided now, also of those that the server refuses.
-        self.due.extend(names.iter().cloned());
-        let ended = past_refusals(&names, |migration| self.cancel_one(migration));
+        self.due.extend(turn.iter().map(|(_, name)| name.clone()));
+        let ended = past_refusals(&turn, |migration| self.cancel_one(migration));
         if let Some((_, error)) = &ended.stopped {
             crate::out::say(format_args!("Plan {plan}: {error}; it is tried again"));
             // The others are decided on in the pause, where something waits for that.
-            let waits = later.into_iter().filter(|name| self.migrations.get(name).is_some_and(is_urgent));
-            self.due.extend(waits);
+            let waits = |name: &String| self.migrations.get(name).is_some_and(is_urgent);
+            self.due.extend(later.into_iter().map(|(_, name)| name).filter(waits));
         }
-        let told = self.given_up.0.get_mut(uid).and_then(|cancels| cancels.had(&names, &ended, at));
+        let told = self.given_up.0.get_mut(uid).and_then(|cancels| cancels.had(&turn, &ended, at));
         let Some(message) = told else { return };
         let note = Note { is_warning: true, reason: "CancelRefused".into(), message };
         match is_there {
@@ -170,9 +180,9 @@ impl Operator {
     }
 
     /// Those that wait for their turn begin nothing meanwhile: slots, and places among the guests that are down, are for others.
-    fn give_back(&mut self, later: &[String]) {
+    fn give_back(&mut self, later: &[Rank]) {
         let now_ms = self.now_ms();
-        for name in later {
+        for (_, name) in later {
             let Some(Migration { status, .. }) = self.migrations.get(name) else { continue };
             if status.job.is_none() && !status.keeps_slot() {
                 self.admissions.leave(name, now_ms);
@@ -268,11 +278,13 @@ mod tests {
         assert!(operator.waits_for_cancel("vm-1", at), "nobody gives it up");
         // One that is made anew is another Plan.
         operator.put(Kind::Plan, &plan("p2", false));
+        operator.due.clear();
         operator.cancel_in_turns(at);
         assert!(operator.due.contains("vm-1") && operator.given_up.0.contains_key("p1"));
         // Nothing is left of it.
         operator.lose(Kind::Migration, "vm-1");
-        [1000, 2000].map(|at| operator.cancel_in_turns(Moment(at)));
+        operator.cancel_in_turns(Moment(1000));
+        operator.cancel_in_turns(Moment(2000));
         assert!(operator.given_up.0.is_empty());
         // One that is there is given up for as long as it says so.
         operator.put(Kind::Plan, &plan("p2", true));
@@ -282,8 +294,12 @@ mod tests {
         assert!(operator.given_up.0.is_empty());
     }
 
-    fn names(count: usize) -> BTreeSet<String> {
-        (0..count).map(|number| format!("vm-{number:04}")).collect()
+    fn idle(name: &str) -> Rank {
+        (true, name.to_string())
+    }
+
+    fn ranks(count: usize) -> BTreeSet<Rank> {
+        (0..count).map(|number| idle(&format!("vm-{number:04}"))).collect()
     }
 
     #[test]
@@ -314,19 +330,19 @@ mod tests {
 
     #[test]
     fn a_turn_gives_up_so_many_and_all_have_theirs_in_the_end() {
-        let (mut cancels, mut left, at) = (Cancels::default(), names(2 * CANCELS_MAX + 7), Moment(0));
+        let (mut cancels, mut left, at) = (Cancels::default(), ranks(2 * CANCELS_MAX + 7), Moment(0));
         let mut turns = Vec::new();
         while !left.is_empty() {
-            let ahead = left.iter().filter(|name| cancels.is_ahead(name, at)).count();
+            let ahead = left.iter().filter(|rank| cancels.is_ahead(rank, at)).count();
             assert_eq!(ahead, left.len(), "none of them is decided on before");
-            let (turn, _) = cancels.turn(left.iter(), at);
-            left.retain(|name| !turn.contains(name));
+            let (turn, _) = cancels.turn(left.iter().cloned(), at);
+            left.retain(|rank| !turn.contains(rank));
             assert_eq!(cancels.had(&turn, &Ended::default(), at), None);
             turns.push(turn.len());
         }
         assert_eq!(turns, [CANCELS_MAX, CANCELS_MAX, 7]);
         // One that comes late has its turn, too.
-        assert_eq!(cancels.turn(names(1).iter(), at).0, ["vm-0000"]);
+        assert_eq!(cancels.turn(ranks(1).into_iter(), at).0, [idle("vm-0000")]);
     }
 
     #[test]
@@ -334,13 +350,14 @@ mod tests {
         fn is_refused(name: &str) -> bool {
             name.ends_with('3')
         }
-        let (mut cancels, mut left) = (Cancels::default(), names(2 * CANCELS_MAX + 20));
+        let (mut cancels, mut left) = (Cancels::default(), ranks(2 * CANCELS_MAX + 20));
         let mut round = |cancels: &mut Cancels, at: Moment| {
             let mut turns = 0;
             loop {
-                let (turn, _) = cancels.turn(left.iter(), at);
-                let refused: Vec<String> = turn.iter().filter(|name| is_refused(name)).cloned().collect();
-                left.retain(|name| !turn.contains(name) || is_refused(name));
+                let (turn, _) = cancels.turn(left.iter().cloned(), at);
+                let refused =
+                    turn.iter().map(|(_, name)| name).filter(|name| is_refused(name)).cloned().collect();
+                left.retain(|rank| !turn.contains(rank) || is_refused(&rank.1));
                 turns += 1;
                 let ended = Ended { refused, stopped: None };
                 if let Some(told) = cancels.had(&turn, &ended, at) {
@@ -351,18 +368,18 @@ mod tests {
         let words = "12 Migrations could not be cancelled, and are tried again: vm-0003".to_string();
         assert_eq!(round(&mut cancels, Moment(0)), (3, 12, words.clone()));
         // Until then they are decided on like all others.
-        assert!(!cancels.is_due(Moment(14)) && !cancels.is_ahead("vm-0003", Moment(14)));
-        assert!(cancels.is_ahead("vm-0003", Moment(15)));
+        assert!(!cancels.is_due(Moment(14)) && !cancels.is_ahead(&idle("vm-0003"), Moment(14)));
+        assert!(cancels.is_ahead(&idle("vm-0003"), Moment(15)));
         assert_eq!(round(&mut cancels, Moment(15)), (1, 12, words));
         assert_eq!([44, 45].map(|at| cancels.is_due(Moment(at))), [false, true], "pauses grow");
     }
 
     #[test]
     fn one_that_is_refused_keeps_none_of_the_others() {
-        let names = ["a", "b", "c", "d"].map(String::from);
+        let turn = ["a", "b", "c", "d"].map(idle);
         let mut done = Vec::new();
-        let ended = past_refusals(&names, |name| {
-            done.push(name.to_string());
+        let ended = past_refusals(&turn, |name| {
+            done.push(idle(name));
             match name {
                 "a" => Err(KubeError { kind: KubeErrorKind::Refused, what: "words".into() }),
                 "b" => Err(KubeError { kind: KubeErrorKind::Conflict, what: "made anew".into() }),
@@ -370,12 +387,12 @@ mod tests {
                 _ => Ok(()),
             }
         });
-        assert_eq!(done, names);
+        assert_eq!(done, turn);
         assert_eq!(ended.refused, ["a: words", "c: no right"]);
         assert!(ended.stopped.is_none());
         // What nobody answers is asked for once.
         let mut asked = 0;
-        let ended = past_refusals(&names, |_| {
+        let ended = past_refusals(&turn, |_| {
             asked += 1;
             Err(KubeError { kind: KubeErrorKind::Unreachable, what: "no answer".into() })
         });
@@ -384,7 +401,7 @@ mod tests {
 
     #[test]
     fn one_at_which_the_server_fails_holds_up_none_of_the_others() {
-        let (mut cancels, left) = (Cancels::default(), ["a", "b", "c", "d"].map(String::from));
+        let (mut cancels, left) = (Cancels::default(), ["a", "b", "c", "d"].map(idle));
         let fails = |name: &str| {
             let kind = match name {
                 "a" => KubeErrorKind::Refused,
@@ -394,17 +411,17 @@ mod tests {
             Err(KubeError { kind, what: "words".into() })
         };
         let turn = |cancels: &mut Cancels, at: i64| {
-            let (turn, _) = cancels.turn(left.iter(), Moment(at));
+            let (turn, _) = cancels.turn(left.iter().cloned(), Moment(at));
             let ended = past_refusals(&turn, fails);
             let told = cancels.had(&turn, &ended, Moment(at));
-            (turn, told, left.iter().any(|name| cancels.is_ahead(name, Moment(at))))
+            (turn, told, left.iter().any(|rank| cancels.is_ahead(rank, Moment(at))))
         };
         assert_eq!(turn(&mut cancels, 0), (left.to_vec(), None, false));
         // In the pause after it all are decided on.
-        assert_eq!([14, 15].map(|at| cancels.is_ahead("c", Moment(at))), [false, true]);
+        assert_eq!([14, 15].map(|at| cancels.is_ahead(&idle("c"), Moment(at))), [false, true]);
         // What was refused before it is told at the end of the round.
         let told = "2 Migrations could not be cancelled, and are tried again: a: words".to_string();
-        assert_eq!(turn(&mut cancels, 15), (vec!["c".to_string(), "d".to_string()], Some(told), false));
+        assert_eq!(turn(&mut cancels, 15), (vec![idle("c"), idle("d")], Some(told), false));
     }
 
     #[test]
@@ -413,15 +430,27 @@ mod tests {
         operator.put(Kind::Plan, &plan("p1", true));
         let job = JobRef { name: "job".into(), uid: None, work: Work::Move, at: Moment(0), overdue: false };
         for number in 0..CANCELS_MAX + 4 {
-            let job = (number % 2 == 0).then(|| job.clone());
+            let job = Some(job.clone()).filter(|_| number != 1);
             put(&mut operator, &format!("vm-{number:04}"), &Status { job, ..Status::default() });
         }
         operator.due.clear();
-        assert!(operator.waits_for_cancel("vm-0052", Moment(0)));
+        let names = ["vm-0000", "vm-0001", "vm-0050", "vm-0051"];
+        let waits = |operator: &Operator| names.map(|name| operator.waits_for_cancel(name, Moment(0)));
+        assert_eq!(waits(&operator), [true; 4]);
         operator.cancel_in_turns(Moment(0));
-        assert!(!operator.waits_for_cancel("vm-0052", Moment(0)));
-        // Those whose turn it was, and a worker's end that would wait for its own.
-        let due = ["vm-0000", "vm-0001", "vm-0049", "vm-0050", "vm-0051", "vm-0052", "vm-0053"];
-        assert_eq!(due.map(|name| operator.due.contains(name)), [true, true, true, true, false, true, false]);
+        assert_eq!(waits(&operator), [false; 4]);
+        // Those whose turn it was, and ends of workers that would wait for theirs. One that does nothing goes last, whatever its name.
+        assert_eq!(names.map(|name| operator.due.contains(name)), [true, false, true, true]);
+    }
+
+    #[test]
+    fn what_has_a_worker_or_leave_to_move_over_has_its_turn_first() {
+        let (_folder, mut operator) = operator();
+        let job = JobRef { name: "job".into(), uid: None, work: Work::Move, at: Moment(0), overdue: false };
+        put(&mut operator, "a", &Status::default());
+        put(&mut operator, "b", &Status { job: Some(job), ..Status::default() });
+        put(&mut operator, "c", &Status { cutover_epoch: Some(1), ..Status::default() });
+        let (turn, _) = Cancels::default().turn(operator.migrations.values().map(rank), Moment(0));
+        assert_eq!(turn, [(false, "b".to_string()), (false, "c".to_string()), idle("a")]);
     }
 }
