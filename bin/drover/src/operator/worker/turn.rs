@@ -6,7 +6,7 @@
 //! nobody but this lets go again; and what the operator would write by what it said before is refused, since its Migration is another by then.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use drover_engine::{Schedule, Store, budgets_of};
 use drover_kubevirt::KubeError;
@@ -54,7 +54,9 @@ pub struct Turn {
     asks: AtomicBool,
     /// What of that the operator knows.
     told: AtomicBool,
-    had: AtomicBool,
+    /// Whether it goes by leave. Under its lock the gate is opened, or closed for a pass: an open one without leave would let it move over
+    /// untested.
+    had: Mutex<bool>,
 }
 
 impl Turn {
@@ -70,7 +72,7 @@ impl Turn {
             gate: OnceLock::new(),
             asks: AtomicBool::new(false),
             told: AtomicBool::new(false),
-            had: AtomicBool::new(false),
+            had: Mutex::new(false),
         }
     }
 
@@ -99,16 +101,21 @@ impl Turn {
 
     /// It waits for its next pass, and would not move over before. Should it be told to, it needs leave anew.
     pub fn asks_no_more(&self) {
+        let mut had = self.had();
         if let Some(gate) = self.gate.get().filter(|_| self.is_admitted.load(Ordering::SeqCst)) {
             gate.hold_unless_asked();
         }
         self.asks.store(false, Ordering::SeqCst);
-        self.had.store(false, Ordering::SeqCst);
+        *had = false;
     }
 
     /// Whether it learned that it may, also if that was taken back since: then what goes by it is refused.
     pub fn had_leave(&self) -> bool {
-        self.had.load(Ordering::SeqCst)
+        *self.had()
+    }
+
+    fn had(&self) -> MutexGuard<'_, bool> {
+        self.had.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes in what the Migration says, and writes what it asks for; what the server keeps of that is in the answer. Unsaid, it is said
@@ -119,15 +126,17 @@ impl Turn {
         let told = found["status"]["worker"]["asksCutover"] == true;
         self.told.store(told, Ordering::SeqCst);
         let may = told && fence.may_cut_over(found);
+        let mut had = self.had();
         match gate.hold_unless_asked() {
             // It makes a pass: another has its place meanwhile.
             true if may => self.asks.store(false, Ordering::SeqCst),
             true => {}
             false => {
-                self.had.fetch_or(may, Ordering::SeqCst);
+                *had |= may;
                 gate.hold(!may);
             }
         }
+        drop(had);
         if !self.has_news() {
             return;
         }
@@ -150,8 +159,13 @@ impl Turn {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::cell::{Cell, RefCell};
+    use std::sync::Weak;
+    use std::sync::mpsc::channel;
+    use std::thread::JoinHandle;
+    use std::time::Duration;
 
     use drover_kubevirt::KubeErrorKind;
 
@@ -279,6 +293,52 @@ mod tests {
         // It waited for its next pass a moment ago, and moves over now.
         world.turn.asks_no_more();
         assert_eq!((world.looks(true), world.asks()), ((1, false), true));
+    }
+
+    /// A VM that makes a pass, waits for the next one and stands there again, all in the very moment in which its gate is opened.
+    #[derive(Default)]
+    struct Passer {
+        vm: Arc<Vm>,
+        turn: OnceLock<Weak<Turn>>,
+        waits: Mutex<Option<JoinHandle<()>>>,
+    }
+
+    impl Gate for Passer {
+        fn hold(&self, held: bool) {
+            if let (false, Some(turn)) = (held, self.turn.get().and_then(Weak::upgrade)) {
+                self.vm.stands.store(false, Ordering::SeqCst);
+                let ((sender, is_over), vm) = (channel(), self.vm.clone());
+                let waits = std::thread::spawn(move || {
+                    turn.asks_no_more();
+                    vm.stands.store(true, Ordering::SeqCst);
+                    let _ = sender.send(());
+                });
+                // It is not over before, where the gate is opened under the lock.
+                let _ = is_over.recv_timeout(Duration::from_millis(300));
+                *self.waits.lock().unwrap() = Some(waits);
+            }
+            self.vm.hold(held);
+        }
+
+        fn hold_unless_asked(&self) -> bool {
+            self.vm.hold_unless_asked()
+        }
+
+        fn asks(&self) -> bool {
+            self.vm.asks()
+        }
+    }
+
+    #[test]
+    fn a_gate_that_is_opened_while_the_vm_makes_a_pass_is_not_open_without_leave() {
+        let (turn, gate) = (Arc::new(Turn::admitted(true)), Arc::new(Passer::default()));
+        turn.begin(gate.clone());
+        gate.turn.get_or_init(|| Arc::downgrade(&turn));
+        gate.vm.stands.store(true, Ordering::SeqCst);
+        let may = json!({"status": {"worker": {"asksCutover": true}, "cutoverEpoch": 3}});
+        turn.look(&fence(), &may, |_| Ok(json!({"status": {"worker": {"asksCutover": false}}})));
+        gate.waits.lock().unwrap().take().unwrap().join().unwrap();
+        assert!(gate.vm.held.load(Ordering::SeqCst) && !turn.had_leave());
     }
 
     #[test]
