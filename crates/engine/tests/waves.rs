@@ -494,18 +494,23 @@ fn a_vm_whose_cutover_somebody_else_admits_waits_for_leave() {
             cutovers.fetch_add(1, Ordering::SeqCst);
         }
     });
-    let (asked, moved_before) = std::thread::scope(|scope| {
+    let (asked, stood_ms, moved_before) = std::thread::scope(|scope| {
         let admits = scope.spawn(|| {
             let asked = becomes(&world, || schedule.asks_cutover());
+            let since_ms = world.clock.now_ms();
+            let passes = becomes(&world, || !schedule.asks_cutover());
+            let stood_ms = world.clock.now_ms() - since_ms;
             let moved_before = cutovers.load(Ordering::SeqCst);
             schedule.hold_cutovers(false);
-            (asked, moved_before)
+            (asked && passes, stood_ms, moved_before)
         });
         world.run(&watch);
         admits.join().unwrap()
     });
     world.assert_arrived("once it may");
-    assert!(asked, "it did not ask");
+    assert!(asked, "it did not ask, or makes no pass meanwhile");
+    // It is asked for and given within some seconds, which are more than the interval.
+    assert!(stood_ms >= 5000, "{stood_ms} ms");
     assert_eq!((moved_before, cutovers.load(Ordering::SeqCst)), (0, 1));
 }
 

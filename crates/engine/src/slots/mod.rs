@@ -7,6 +7,7 @@ mod again;
 mod claims;
 mod job;
 mod learned;
+mod leave;
 mod rooms;
 mod why;
 mod with_room;
@@ -200,22 +201,6 @@ impl Schedule {
     /// The budgets that all its runs share.
     pub fn budgets(&self) -> Budgets {
         self.lock().scheduler.budgets().clone()
-    }
-
-    /// Lets no VM move over whose guest is not down, until that is taken back: for runs whose cutovers somebody else admits.
-    pub fn hold_cutovers(&self, held: bool) {
-        self.lock().scheduler.hold_cutovers(held);
-        self.changed.notify_all();
-    }
-
-    /// The same, unless a VM asks to move over now, or moves over. Whether they are held by that.
-    pub fn hold_unless_asked(&self) -> bool {
-        self.lock().scheduler.hold_unless_asked()
-    }
-
-    /// Whether a VM asks to move over now, or moves over.
-    pub fn asks_cutover(&self) -> bool {
-        self.lock().scheduler.asks_cutover()
     }
 
     /// Adds the VMs of a run and its waves, all waiting, within the run's own limits. Each host gets the disks that its NFC server

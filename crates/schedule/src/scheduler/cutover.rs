@@ -253,6 +253,11 @@ impl Scheduler {
         is_unasked
     }
 
+    /// Whether somebody else is to let jobs move over, and has not.
+    pub fn are_cutovers_held(&self) -> bool {
+        self.groups.are_held
+    }
+
     /// Whether a job asks to move over now, or moves over.
     pub fn asks_cutover(&self) -> bool {
         !self.groups.asked.waiting.is_empty() || !self.groups.moving.is_empty()

@@ -567,8 +567,9 @@ fn held_cutovers_wait_until_somebody_lets_them_go_and_a_guest_that_is_down_does_
     let warm = |goes_on| Job { is_warm: true, goes_on, ..job("a", 1, 9, 0) };
     scheduler.add(Tenant(1), vec![warm(false), warm(true)], 0);
     assert_eq!(admitted(&mut scheduler).len(), 2);
+    assert!(!scheduler.are_cutovers_held());
     scheduler.hold_cutovers(true);
-    assert!(!scheduler.asks_cutover());
+    assert!(scheduler.are_cutovers_held() && !scheduler.asks_cutover());
     let held = Wait::Cutovers { held: 0, of: 0 };
     assert_eq!(held.to_string(), "leave to move over");
     assert_eq!(scheduler.ask_cutover(JobId(0), 0), Err(held.clone()));

@@ -19,6 +19,9 @@ const FAILURES_MAX: u32 = 3;
 const AFTER_FAILURE: Duration = Duration::from_secs(30);
 /// Time between passes of a VM that waits for its wave, where the plan leaves that open.
 const WAVE_INTERVAL: Duration = Duration::from_secs(600);
+/// How long a VM stands there at the least that somebody else is to let move over. It is told that the VM asks, and the VM that it may, each
+/// within some seconds: with a shorter stand all leave could come in a pass.
+const STANDS_FOR_LEAVE: Duration = Duration::from_secs(6);
 /// A command or a stop is noticed within this time.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -131,10 +134,14 @@ impl Journey<'_> {
     }
 
     /// Until when it stands among those that are to move over before it makes another pass: until that is due, and for as long as
-    /// the last one took at the least, so that it stands there for half of its time.
+    /// the last one took at the least, so that it stands there for half of its time; longer where it takes long to let it.
     fn stands_until_ms(&self, passes: &[PassRow]) -> Outcome<i64> {
         let took_ms = passes.last().map_or(0, |pass| pass.ended_ms.unwrap_or(pass.began_ms) - pass.began_ms);
-        Ok(self.next_due_ms(passes)?.max(self.context.clock.now_ms() + took_ms))
+        let least_ms = match self.slots.waits_for_leave() {
+            true => took_ms.max(STANDS_FOR_LEAVE.as_millis() as i64),
+            false => took_ms,
+        };
+        Ok(self.next_due_ms(passes)?.max(self.context.clock.now_ms() + least_ms))
     }
 
     /// A guest that runs although an earlier run's cutover was cut short is not shut down for that any more:
