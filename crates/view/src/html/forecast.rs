@@ -103,7 +103,9 @@ fn write_gantt(page: &mut String, it: &Forecast) -> fmt::Result {
     }
     let row = if shown.len() > 60 { 8.0 } else { 20.0 };
     let height = row * shown.len() as f64;
-    let foreseen = shown.iter().filter_map(|vm| last_foreseen(vm)).map(|last| last.p90).fold(0.0, f64::max);
+    // One that is never ready may begin after all else has ended.
+    let last = |vm: &&VmForecast| last_foreseen(vm).map(|last| last.p90).or(begin(vm));
+    let foreseen = shown.iter().filter_map(last).fold(0.0, f64::max);
     let is_open = shown.iter().any(|vm| vm.on_order);
     let until = if is_open { foreseen + (foreseen * OPEN_SHARE).max(OPEN_MIN_S) } else { foreseen };
     let axis = TimeAxis::new(&[(ms(it, 0.0), ms(it, until))], NAMES, PLOT);
@@ -370,6 +372,17 @@ mod tests {
         let page = forecast_html(&forecast);
         let [open] = &bars(&page)[..] else { panic!("{page}") };
         assert!(open.starts_with("<polygon") && open.contains("never may move over"), "{open}");
+        // And may begin after all that is foreseen of the others.
+        let late = 30.0 * 86_400.0;
+        let begins = Spread { p10: late, p50: late, p90: late };
+        forecast.vms.iter_mut().filter(|vm| vm.on_order).for_each(|vm| vm.begin_s = Some(begins));
+        let page = forecast_html(&forecast);
+        let [open] = &bars(&page)[..] else { panic!("{page}") };
+        let corners = open.split_once("points=\"").and_then(|(_, rest)| rest.split('"').next()).unwrap();
+        let across: Vec<f64> =
+            corners.split(' ').filter_map(|corner| corner.split(',').next()?.parse().ok()).collect();
+        let width = across.iter().fold(0.0, |most: f64, x| most.max(*x)) - across[0];
+        assert!(width > 10.0, "{open}");
         // Where none waits, none is open.
         forecast.vms.retain(|vm| !vm.on_order);
         let page = forecast_html(&forecast);
