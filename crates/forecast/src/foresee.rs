@@ -102,7 +102,7 @@ pub struct Forecast {
     pub waves: Vec<WaveForecast>,
     /// Bytes over each line: the link of all first, then limits that plans share and sites, then hosts, the one with most first.
     pub lines: Vec<LineBytes>,
-    /// Likely bytes by host.
+    /// Likely bytes by host. Each is the P50 of its own draws, so they need not add up to `bytes`.
     pub hosts: BTreeMap<String, u64>,
     /// Likely bytes in all.
     pub bytes: u64,
