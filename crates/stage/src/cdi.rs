@@ -99,7 +99,7 @@ impl Cdi {
         let (hand, shared, over) = (cluster.hand(), state.clone(), is_over.clone());
         let player = std::thread::spawn(move || {
             while !over.load(SeqCst) {
-                play(hand, &shared);
+                play(&hand, &shared);
                 std::thread::sleep(POLL);
             }
         });
@@ -190,7 +190,7 @@ fn aggregate(cluster: &mut Cluster, port: u16) {
 }
 
 /// What its controllers write to claims that are to be uploaded to.
-fn play(hand: Hand, state: &Mutex<State>) {
+fn play(hand: &Hand, state: &Mutex<State>) {
     // What cannot be read now can be the next time.
     let Ok(Some(list)) = hand.get(CLAIMS) else { return };
     for claim in list["items"].as_array().into_iter().flatten() {
