@@ -11,7 +11,7 @@ use drover_types::inventory::About;
 use drover_types::{Bytes, count};
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Aio, Nfc, Vddk};
+use crate::model::{Aio, Limits, Nfc, Vddk};
 use crate::resolution::{PlannedVm, Resolution};
 
 /// NFC memory of a host with its default settings: hostd's `nfcsvc` / `maxMemory`, 50,331,648 bytes.
@@ -139,7 +139,8 @@ pub struct HostNfc {
     pub host_id: String,
     /// Disks of the plan there.
     pub disks: u32,
-    /// Disks that are open at once at most.
+    /// Disks that are open at once at most: those of as many VMs as are copied at once, the largest, as far as the host and the
+    /// plan let.
     pub open_max: u32,
     /// What each has of it.
     pub share: NfcShare,
@@ -171,10 +172,10 @@ impl HostNfc {
 }
 
 /// Gives each VM its share, and tells the sum of each host, in the order of their ids. For plans whose disks are
-/// read through VDDK. `disks_max` is the plan's own limit of disks at once.
-pub fn share_out(resolution: &mut Resolution, about: &About, vddk: &Vddk, disks_max: u32) -> Vec<HostNfc> {
+/// read through VDDK.
+pub fn share_out(resolution: &mut Resolution, about: &About, vddk: &Vddk, limits: &Limits) -> Vec<HostNfc> {
     let budget = NfcBudget::of(about, vddk);
-    share_out_by(resolution, budget, disks_max, |disks, any_warm| {
+    share_out_by(resolution, budget, limits, |disks, any_warm| {
         let aio = budget.aio(vddk.aio, disks, any_warm);
         let (disk_bytes, disks_at_once) = (budget.disk_bytes(aio), budget.disks(aio));
         NfcShare { aio: Some(aio), disk_bytes, disks_at_once, request_bytes: budget.request_bytes }
@@ -183,37 +184,58 @@ pub fn share_out(resolution: &mut Resolution, about: &About, vddk: &Vddk, disks_
 
 /// The same for plans whose disks are read by drover's own client. It gives each disk what fits when it is opened, so
 /// only their number is limited here: more would wait for each other, and give up.
-pub fn share_out_own(resolution: &mut Resolution, about: &About, nfc: &Nfc, disks_max: u32) -> Vec<HostNfc> {
+pub fn share_out_own(resolution: &mut Resolution, about: &About, nfc: &Nfc, limits: &Limits) -> Vec<HostNfc> {
     let budget = NfcBudget::own(about, nfc);
     let by_memory = u32::try_from(budget.bytes_max / LEAST_BYTES).unwrap_or(u32::MAX);
     let disks_at_once = by_memory.clamp(1, VPXA_DISKS_MAX);
     let share =
         NfcShare { aio: None, disk_bytes: LEAST_BYTES, disks_at_once, request_bytes: budget.request_bytes };
-    share_out_by(resolution, budget, disks_max, |_, _| share)
+    share_out_by(resolution, budget, limits, |_, _| share)
 }
 
 /// `share_of` gets the number of a host's disks, and whether any of them moves warm.
 fn share_out_by(
     resolution: &mut Resolution,
     budget: NfcBudget,
-    disks_max: u32,
+    limits: &Limits,
     share_of: impl Fn(u32, bool) -> NfcShare,
 ) -> Vec<HostNfc> {
-    let mut hosts = BTreeMap::<String, (u32, bool)>::new();
+    let mut hosts = BTreeMap::<String, Disks>::new();
     for vm in &resolution.vms {
         let host = hosts.entry(vm.vm.host_id.clone()).or_default();
-        host.0 = host.0.saturating_add(u32::try_from(vm.disks.len()).unwrap_or(u32::MAX));
-        host.1 |= vm.warm.is_some();
+        host.of_vms.push(u32::try_from(vm.disks.len()).unwrap_or(u32::MAX));
+        host.any_warm |= vm.warm.is_some();
     }
-    for vm in &mut resolution.vms {
-        vm.nfc = hosts.get(&vm.vm.host_id).map(|(disks, any_warm)| share_of(*disks, *any_warm));
-    }
-    let sum = |(host_id, (disks, any_warm)): (String, (u32, bool))| {
-        let share = share_of(disks, any_warm);
-        let open_max = disks.min(share.disks_at_once).min(disks_max);
+    let sum = |(host_id, mut of): (String, Disks)| {
+        // The largest first.
+        of.of_vms.sort_unstable_by(|one, two| two.cmp(one));
+        let disks = of.of_first(u32::MAX);
+        let share = share_of(disks, of.any_warm);
+        let open_max = of.of_first(limits.vms_per_host).min(share.disks_at_once).min(limits.disks);
         HostNfc { host_id, disks, open_max, share, budget }
     };
-    hosts.into_iter().map(sum).collect()
+    let sums: Vec<HostNfc> = hosts.into_iter().map(sum).collect();
+    let shares: BTreeMap<&str, NfcShare> =
+        sums.iter().map(|host| (host.host_id.as_str(), host.share)).collect();
+    for vm in &mut resolution.vms {
+        vm.nfc = shares.get(vm.vm.host_id.as_str()).copied();
+    }
+    sums
+}
+
+/// Disks of one host.
+#[derive(Default)]
+struct Disks {
+    /// Of each VM.
+    of_vms: Vec<u32>,
+    any_warm: bool,
+}
+
+impl Disks {
+    /// Of so many VMs, the first ones.
+    fn of_first(&self, vms: u32) -> u32 {
+        self.of_vms.iter().take(vms as usize).fold(0, |sum, disks| sum.saturating_add(*disks))
+    }
 }
 
 impl PlannedVm {
@@ -234,6 +256,14 @@ mod tests {
              data: {{vddk: {{{text}}}}}}}\ntarget: {{type: qemu, folder: /vms}}\nvms: [{{name: a}}]\n"
         );
         Plan::parse(&plan).unwrap().source.vsphere().unwrap().data.vddk.clone()
+    }
+
+    fn limits(lines: &str) -> Limits {
+        let plan = format!(
+            "version: 1\nname: a\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P}}\n\
+             target: {{type: qemu, folder: /vms}}\nlimits: {{{lines}}}\nvms: [{{name: a}}]\n"
+        );
+        Plan::parse(&plan).unwrap().limits
     }
 
     fn about(version: &str, is_vcenter: bool) -> About {
@@ -300,7 +330,7 @@ mod tests {
     fn each_host_has_its_own_sum_and_buffers_by_its_own_disks() {
         let vms = vec![vm("host-1", 6), vm("host-2", 3), vm("host-1", 9)];
         let mut resolution = Resolution { vms, problems: Vec::new() };
-        let hosts = share_out(&mut resolution, &about("8.0.2", true), &vddk(""), 40);
+        let hosts = share_out(&mut resolution, &about("8.0.2", true), &vddk(""), &limits("disks: 40"));
         let sums: Vec<_> =
             hosts.iter().map(|host| (host.disks, host.open_max, host.bytes_used_max())).collect();
         assert_eq!(sums, [(15, 12, 48 << 20), (3, 3, 3 * (256 << 10))]);
@@ -313,6 +343,21 @@ mod tests {
     }
 
     #[test]
+    fn no_more_disks_are_open_at_once_than_the_largest_vms_have_that_are_copied_at_once() {
+        let open_max = |lines: &str| {
+            let vms = [1, 5, 2, 3].map(|disks| vm("host-1", disks)).to_vec();
+            let mut resolution = Resolution { vms, problems: Vec::new() };
+            let hosts = share_out(&mut resolution, &about("8.0.2", true), &vddk(""), &limits(lines));
+            assert_eq!(resolution.vms[0].nfc, Some(hosts[0].share));
+            (hosts[0].disks, hosts[0].open_max)
+        };
+        assert_eq!(open_max(""), (11, 11), "20 VMs of a host");
+        assert_eq!(open_max("vms_per_host: 2"), (11, 8));
+        assert_eq!(open_max("vms_per_host: 2, disks: 7"), (11, 7));
+        assert_eq!(open_max("vms_per_host: 1"), (11, 5));
+    }
+
+    #[test]
     fn our_own_client_opens_as_many_disks_of_a_host_as_its_ledger_lets_in() {
         let text = "version: 1\nname: a\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P, \
                     data: {nfc: {memory: MEM}}}\ntarget: {type: qemu, folder: /vms}\nvms: [{name: a}]\n";
@@ -321,7 +366,12 @@ mod tests {
         };
         let sum = |memory, is_vcenter| {
             let mut resolution = Resolution { vms: vec![vm("host-1", 60)], problems: Vec::new() };
-            let hosts = share_out_own(&mut resolution, &about("8.0.2", is_vcenter), &nfc(memory), 400);
+            let hosts = share_out_own(
+                &mut resolution,
+                &about("8.0.2", is_vcenter),
+                &nfc(memory),
+                &limits("disks: 400"),
+            );
             assert_eq!(resolution.vms[0].nfc, Some(hosts[0].share));
             (hosts[0].open_max, hosts[0].words())
         };
@@ -336,7 +386,7 @@ mod tests {
         let warm = PlannedVm { warm: Some(crate::Warm::default()), ..vm("host-1", 6) };
         for vms in [vec![warm.clone(), vm("host-1", 9)], vec![vm("host-1", 9), warm]] {
             let mut resolution = Resolution { vms, problems: Vec::new() };
-            let hosts = share_out(&mut resolution, &about("8.0.2", true), &vddk(""), 40);
+            let hosts = share_out(&mut resolution, &about("8.0.2", true), &vddk(""), &limits("disks: 40"));
             assert_eq!((hosts[0].disks, hosts[0].share.aio), (15, Some(Aio::OWN)));
         }
     }

@@ -171,11 +171,11 @@ impl PlanSource {
         let (PlanSource::Vsphere(provider), Some(source)) = (self, plan.source.vsphere()) else {
             return Vec::new();
         };
-        let disks_max = plan.limits.disks;
+        let limits = &plan.limits;
         match provider.way {
             Way::Https(_) => Vec::new(),
-            Way::Nfc(_) => share_out_own(resolution, &inventory.about, &source.data.nfc, disks_max),
-            Way::Vddk(_) => share_out(resolution, &inventory.about, &source.data.vddk, disks_max),
+            Way::Nfc(_) => share_out_own(resolution, &inventory.about, &source.data.nfc, limits),
+            Way::Vddk(_) => share_out(resolution, &inventory.about, &source.data.vddk, limits),
         }
     }
 
