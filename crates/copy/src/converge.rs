@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use drover_types::Estimate;
+use drover_types::{Estimate, PassSpan, makes_trend};
 
 /// A completed pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +23,12 @@ pub struct PassFacts {
     /// Bytes that were to be looked at because they may have changed since the pass before; absent if
     /// that is not known, as for the first pass and for one that read everything.
     pub areas_bytes: Option<u64>,
+}
+
+impl PassFacts {
+    fn span(&self) -> PassSpan {
+        PassSpan { began_ms: self.began_ms, ended_ms: self.frozen_ms.saturating_add(millis(self.copying)) }
+    }
 }
 
 /// A guest that was never seen shutting down: what is decided goes by this, and forecasts of a downtime say that they leave it
@@ -109,7 +115,7 @@ impl Trend {
 
     /// Whether it changes about as fast as it is copied, so that passes leave as much as they bring.
     pub fn is_hopeless(&self) -> bool {
-        self.deltas >= DELTAS_MIN && self.churn.likely >= self.rate * HOPELESS_SHARE
+        makes_trend(self.deltas) && self.churn.likely >= self.rate * HOPELESS_SHARE
     }
 
     /// What reading the last pass back takes if it begins now, where nothing of that was measured: as long as copying it.
@@ -166,8 +172,6 @@ fn sum_of(parts: &[Estimate]) -> (f64, f64) {
 const SPREAD_OF_RATE: f64 = 0.25;
 /// Changes at this share of the copy's rate leave no gain worth a snapshot.
 const HOPELESS_SHARE: f64 = 0.8;
-/// Two make a trend.
-const DELTAS_MIN: usize = 2;
 
 /// What measuring says of the way a machine is moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,7 +215,8 @@ pub struct Forecast {
 /// What was agreed on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contract {
-    /// Time from the beginning of a pass to that of the next; absent: as short as the changes need.
+    /// Time from the beginning of a pass to that of the next; absent: as short as the changes need. Passes that make the trend for
+    /// a machine that moves over by itself may follow each other sooner.
     pub interval: Option<Duration>,
     /// When the machine moves over.
     pub when: When,
@@ -286,11 +291,13 @@ impl Contract {
         }
         let fits = || trend.forecast(costs, now_ms).high <= self.downtime_max;
         // Where everything is read every time, that is what is known.
-        let is_known = trend.deltas >= DELTAS_MIN || trend.all_bytes.is_some() && passes.len() > DELTAS_MIN;
+        let is_known =
+            makes_trend(trend.deltas) || trend.all_bytes.is_some() && makes_trend(passes.len() - 1);
         if self.when == When::Fits && is_known && fits() {
             return Decision::Cutover(Reason::Fits);
         }
-        let next = trend.last.began_ms + millis(self.interval(&trend, costs));
+        let only_trend_lacks = self.when == When::Fits && !is_known;
+        let next = trend.last.span().next_ms(millis(self.interval(&trend, costs)), only_trend_lacks);
         let next = moment.map_or(next, |moment| trend.next_before(next, moment, costs));
         if now_ms >= next { Decision::Pass } else { Decision::Wait { until_ms: next } }
     }
@@ -319,7 +326,7 @@ impl Contract {
         if self.when == When::Fits && least > self.downtime_max {
             return Some(Advice::NeverFits { least });
         }
-        let interval = self.interval.filter(|_| trend.deltas >= DELTAS_MIN)?;
+        let interval = self.interval.filter(|_| makes_trend(trend.deltas))?;
         let pass = seconds(trend.pass_s(interval.as_secs_f64()));
         let chosen = Contract { interval: None, ..*self }.interval(trend, costs);
         // The chosen one must not be shorter than its own pass.

@@ -21,7 +21,8 @@ pub enum Progress {
 /// The question of a run, changed to what is left of it at a moment; `progress` has its VMs in the order of the question, and those
 /// that it lacks did not begin.
 ///
-/// Of a warm VM that was copied once, further passes are left out.
+/// A warm VM that was copied once makes the passes before its cutover anew, with nothing to copy but what changes: how many it made
+/// is not known here.
 pub fn left_of(question: &Question, progress: &[Progress], now_ms: u64) -> Question {
     let mut left = Question { start_ms: now_ms, vms: Vec::new(), ..question.clone() };
     let waits = Progress::Waits;

@@ -102,6 +102,26 @@ fn an_automatic_cutover_comes_after_three_passes_and_keeps_its_word() {
 }
 
 #[test]
+fn the_passes_of_a_trend_follow_each_other_sooner_than_the_interval_where_nothing_else_is_waited_for() {
+    let hourly = |when| Contract { interval: Some(Duration::from_secs(3600)), ..contract(when) };
+    let mut machine = Machine::new(1.0, 100.0, 1.0);
+    let end = machine.run(&hourly(When::Fits), None, 50).unwrap();
+    assert_eq!((end.reason, machine.passes.len()), (Reason::Fits, 3 + 1));
+    // The first pass takes 13.24 s, and as long is waited after it; the second one is shorter, so 10 s are.
+    let starts: Vec<i64> = machine.passes.iter().map(|pass| pass.began_ms - 1_000_000).collect();
+    assert!((26_000..27_000).contains(&starts[1]) && starts[2] - starts[1] < 15_000, "{starts:?}");
+    for when in [When::Asked, When::At(100 * 3_600_000)] {
+        let mut machine = Machine::new(1.0, 100.0, 1.0);
+        machine.run(&hourly(when), None, 3);
+        assert_eq!(machine.passes[2].began_ms - machine.passes[1].began_ms, 3_600_000, "{when:?}");
+    }
+    // With a trend that does not fit, the interval holds again.
+    let mut slow = Machine::new(1.0, 100.0, 1.0);
+    slow.run(&Contract { downtime_max: Duration::from_secs(35), ..hourly(When::Fits) }, None, 4);
+    assert_eq!(slow.passes[3].began_ms - slow.passes[2].began_ms, 3_600_000);
+}
+
+#[test]
 fn what_does_not_fit_never_cuts_over_by_itself_but_does_when_asked() {
     let when = Contract { downtime_max: Duration::from_secs(35), ..contract(When::Fits) };
     assert!(Machine::new(2.0, 100.0, 20.0).run(&when, None, 30).is_none());

@@ -71,11 +71,12 @@ pub struct Vm {
 pub struct WarmMove {
     /// Bytes a second that change, of all its disks.
     pub churn: u64,
-    /// From the end of a pass to the next one.
+    /// From the beginning of a pass to that of the next. Passes that make a trend may follow each other sooner
+    /// ([`drover_types::PassSpan`]).
     pub interval_ms: u64,
-    /// When it moves over; absent: after the first pass whose successor is expected to fit `downtime_ms`.
+    /// When it moves over; absent: as soon as its passes make a trend and the next one is expected to fit `downtime_ms`.
     pub cutover_ms: Option<u64>,
-    /// How long it may be down.
+    /// How long it may be down; 0: it moves over after its first pass, whatever that takes.
     pub downtime_ms: u64,
 }
 

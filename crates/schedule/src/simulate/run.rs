@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
+use drover_types::{PassSpan, makes_trend};
+
 use super::outcome::{Limited, Moved, Outcome};
 use super::transfers::{Flow, Transfers};
 use super::{Fleet, PASSES_MAX, Vm, WarmMove};
@@ -44,6 +46,8 @@ struct Going {
     /// Bytes of each disk in this pass.
     bytes: Vec<u64>,
     pass_began_ms: f64,
+    /// Bytes in a millisecond of its fastest pass: one that brings little says nothing of how fast much is copied.
+    rate: f64,
     moves_over: bool,
     waits_for_wave: bool,
     limited: BTreeMap<Resource, f64>,
@@ -293,22 +297,35 @@ impl<'a> Run<'a> {
     fn pass_ended(&mut self, at: usize, warm: &WarmMove) {
         let now_ms = self.now_ms();
         self.scheduler.park(self.ids[at], now_ms);
+        let going = &mut self.going[at];
+        let took = (self.now - going.pass_began_ms).max(1.0);
+        going.rate = going.rate.max(going.bytes.iter().sum::<u64>() as f64 / took);
+        let pass = PassSpan { began_ms: going.pass_began_ms as i64, ended_ms: self.now as i64 };
+        let only_trend_lacks = warm.cutover_ms.is_none() && !self.has_trend(at);
+        let interval_ms = i64::try_from(warm.interval_ms).unwrap_or(i64::MAX);
+        let next = pass.next_ms(interval_ms, only_trend_lacks) - pass.ended_ms;
         let wait = warm.cutover_ms.map(|moment| moment.saturating_sub(now_ms));
         match wait {
             Some(wait) if wait <= warm.interval_ms => self.push(wait, at, Event::Asks),
-            None if self.is_ready(at, warm) => self.push(0, at, Event::Asks),
-            _ => self.push(warm.interval_ms.max(1), at, Event::Due),
+            None if self.is_ready(at, warm, took) => self.push(0, at, Event::Asks),
+            _ => self.push(next.max(1) as u64, at, Event::Due),
         }
     }
 
-    /// Whether its last pass is expected to fit the time that it may be down.
-    fn is_ready(&self, at: usize, warm: &WarmMove) -> bool {
+    fn has_trend(&self, at: usize) -> bool {
+        makes_trend((self.going[at].told.passes as usize).saturating_sub(1))
+    }
+
+    /// Whether it moves over now that its last pass took so long: its passes make a trend, and the next one is expected to fit the
+    /// time that it may be down.
+    fn is_ready(&self, at: usize, warm: &WarmMove, took: f64) -> bool {
         let (going, vm) = (&self.going[at], &self.fleet.vms[at]);
-        let took = (self.now - going.pass_began_ms).max(1.0);
-        let rate = going.bytes.iter().sum::<u64>() as f64 / took;
+        if warm.downtime_ms == 0 {
+            return true;
+        }
         let changed = changed(vm, warm, took).iter().sum::<u64>() as f64;
-        let down = changed / rate.max(1e-6) + (vm.shutdown_ms + vm.snapshot_ms + vm.start_ms) as f64;
-        warm.downtime_ms == 0 || down <= warm.downtime_ms as f64 || going.told.passes >= PASSES_MAX
+        let down = changed / going.rate.max(1e-6) + (vm.shutdown_ms + vm.snapshot_ms + vm.start_ms) as f64;
+        self.has_trend(at) && (down <= warm.downtime_ms as f64 || going.told.passes >= PASSES_MAX)
     }
 
     fn asks(&mut self, at: usize) {

@@ -82,10 +82,45 @@ fn a_warm_vm_goes_through_passes_and_is_down_for_the_last_only() {
     let one = Vm { shutdown_ms: 10_000, start_ms: 5000, warm: Some(warm), ..vm("a", 10_000, 1) };
     let outcome = simulate(&fleet(vec![one], rates(100, 300)));
     let told = &outcome.vms[0];
-    // The first pass takes 100 s; the others read what changed since the one before began.
-    assert_eq!(told.passes, 5, "{told:?}");
+    // The first pass takes 100 s, which is the interval; the others read what changed since the one before began.
+    assert_eq!(told.passes, 6, "{told:?}");
     assert_eq!(told.down_ms, Some(500_000));
     assert!(told.downtime_ms().is_some_and(|ms| (15_900..16_100).contains(&ms)), "{told:?}");
+}
+
+#[test]
+fn a_vm_that_moves_over_by_itself_does_so_after_two_deltas_which_do_not_wait_for_the_interval() {
+    let moved = |interval_ms, downtime_ms| {
+        let warm = WarmMove { churn: MIB, interval_ms, cutover_ms: None, downtime_ms };
+        let one = Vm { warm: Some(warm), ..vm("a", 1_000, 1) };
+        simulate(&fleet(vec![one], rates(100, 300))).vms.remove(0)
+    };
+    // The first pass takes 10 s, and a pause of 10 s follows it and the second one, which brings 20 s of changes.
+    let auto = moved(3_600_000, 300_000);
+    assert_eq!(auto.passes, 4, "{auto:?}");
+    assert!(auto.down_ms.is_some_and(|at| (30_000..31_000).contains(&at)), "{auto:?}");
+    // A shorter interval holds: the second pass begins as the first one ends, the third one 5 s after that.
+    let short = moved(5_000, 300_000);
+    assert!(short.down_ms.is_some_and(|at| (15_000..15_500).contains(&at)), "{short:?}");
+    // By order it is ready after the first one.
+    assert_eq!((moved(3_600_000, 0).down_ms, moved(3_600_000, 0).passes), (Some(10_000), 2));
+}
+
+#[test]
+fn a_window_that_closes_before_there_is_a_trend_is_missed() {
+    let of = |until_ms| {
+        let window = WaveWindow { until_ms: Some(until_ms), ..WaveWindow::default() };
+        let wave = Wave { name: "one".into(), window, ..Wave::default() };
+        let warm = WarmMove { churn: MIB, interval_ms: 3_600_000, cutover_ms: None, downtime_ms: 300_000 };
+        let one = vm("a", 1_000, 1);
+        let one = Vm { warm: Some(warm), job: Job { wave: Some("one".into()), ..one.job }, ..one };
+        let fleet = Fleet { waves: [(Tenant(0), vec![wave])].into(), ..fleet(vec![one], rates(100, 300)) };
+        simulate(&fleet).vms.remove(0)
+    };
+    // It is ready after 30 s.
+    let (missed, met) = (of(25_000), of(40_000));
+    assert_eq!((missed.given_up, missed.down_ms), (Some(crate::Ended::TooLate), None));
+    assert!(met.end_ms.is_some(), "{met:?}");
 }
 
 #[test]
