@@ -13,6 +13,7 @@ use crate::limits::{Gain, Limiting, gains, limiting};
 use crate::on_order::OnOrder;
 use crate::quantile::Spread;
 use crate::rates::{Quantity, Rates, Unit};
+use crate::windows::MissedWindow;
 
 /// What is asked.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -181,6 +182,8 @@ pub struct WaveForecast {
     pub open_s: Option<f64>,
     /// When its window opens if it is closed when all begins, on the clock of its zone; absent if it is open then, or never is.
     pub opens: Option<String>,
+    /// The window that none of its VMs, all of them warm, is likely to be ready in; absent if there is none.
+    pub missed: Option<MissedWindow>,
 }
 
 /// What one draw gave for one VM, in seconds; `f32` because there are VMs times draws of them.
@@ -515,11 +518,13 @@ fn waves(question: &Question, told: &[Vec<Told>]) -> Vec<WaveForecast> {
         let wave = question.waves.get(plan).and_then(|waves| waves.iter().find(|it| it.name == *name));
         let window = wave.map(|it| it.window.clone()).unwrap_or_default();
         let spans: Vec<(f64, f64)> = told.iter().map(|draw| span_of(question, vms, draw)).collect();
+        let begin_s = Spread::of(spans.iter().map(|(begin, _)| *begin));
+        let all_warm = vms.iter().all(|at| question.vms[*at].warm.is_some());
         WaveForecast {
             name: name.to_string(),
             plan: *plan,
             vms: vms.len(),
-            begin_s: Spread::of(spans.iter().map(|(begin, _)| *begin)),
+            begin_s,
             end_s: Spread::of(spans.iter().map(|(_, end)| *end)),
             on_order: vms.iter().filter(|at| question.vms[**at].is_on_order()).count(),
             fits: chance_to_fit(&window, question.start_ms, &spans),
@@ -528,6 +533,9 @@ fn waves(question: &Question, told: &[Vec<Told>]) -> Vec<WaveForecast> {
             )
             .map(|it| it.p50),
             opens: window.opens(question.start_ms),
+            missed: wave
+                .filter(|_| all_warm)
+                .and_then(|wave| MissedWindow::of(wave, question.start_ms, begin_s)),
             window,
         }
     };

@@ -41,4 +41,4 @@ pub use quantile::{Spread, quantile};
 pub use rates::{Origin, Quantity, Rates, Unit, churn_of};
 pub use together::together;
 pub use waves::{Proposal, ProposedWave, WAVES_MAX, WaveRule, propose};
-pub use windows::{TightWave, WINDOW_DAYS_MAX, spans_of, tight_waves};
+pub use windows::{MissedWindow, TightWave, WINDOW_DAYS_MAX, spans_of, tight_waves};

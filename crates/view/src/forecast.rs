@@ -61,6 +61,10 @@ fn write_forecast(text: &mut String, it: &Forecast) -> fmt::Result {
         for (name, opens) in openings(it) {
             writeln!(text, "wave {name}: its window opens {opens}")?;
         }
+        for (wave, missed) in it.waves.iter().filter_map(|wave| Some((wave, wave.missed.as_ref()?))) {
+            writeln!(text, "wave {}: not ready when its window closes", wave_name(it, wave))?;
+            writeln!(text, "  ({}): its VMs {}", missed.closes, missed.then())?;
+        }
         for wave in it.waves.iter().filter(|wave| wave.on_order > 0) {
             writeln!(text, "wave {}: {}", wave_name(it, wave), wave_order_words(wave))?;
         }

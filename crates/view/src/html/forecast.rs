@@ -296,6 +296,11 @@ fn write_waves(page: &mut String, it: &Forecast) -> fmt::Result {
         let words = wave_order_words(wave);
         writeln!(page, "<p>Wave {}: {}</p>", Escaped(&wave_name(it, wave)), Escaped(&words))?;
     }
+    for (wave, missed) in it.waves.iter().filter_map(|wave| Some((wave, wave.missed.as_ref()?))) {
+        let (name, then) = (wave_name(it, wave), missed.then());
+        let words = format!("not ready when its window closes ({}): its VMs {then}", missed.closes);
+        writeln!(page, "<p>Wave {}: {}</p>", Escaped(&name), Escaped(&words))?;
+    }
     openings(it).try_for_each(|(name, opens)| {
         writeln!(page, "<p>Wave {}: its window opens {}</p>", Escaped(&name), Escaped(opens))
     })

@@ -1,10 +1,11 @@
-//! Waves whose windows are too short for them, by the forecast.
+//! Waves whose windows are too short for them, or close before their warm VMs are ready, by the forecast.
 
 use std::collections::HashSet;
 use std::path::Path;
 
-use drover_forecast::{foresee_roughly, tight_waves};
+use drover_forecast::{WaveForecast, foresee_roughly, tight_waves};
 use drover_plan::{Begun, PlannedVm, Problem};
+use drover_types::counted;
 use drover_types::inventory::{Inventory, WriteRates};
 
 use super::closing_key;
@@ -16,8 +17,8 @@ use crate::what_if::question;
 /// With a lesser chance to fit, what is likely (P50) does not.
 const LIKELY: f64 = 0.5;
 
-/// A warning for each wave that is not likely to be over before its window closes. What was begun is left out, and no counters are
-/// asked: churn is what earlier runs measured, or else what is assumed.
+/// A warning for each wave that is not likely to be over before its window closes, or to be ready by then. What was begun is left
+/// out, and no counters are asked: churn is what earlier runs measured, or else what is assumed.
 pub fn too_short(
     file: &PlanFile,
     vms: &[PlannedVm],
@@ -51,5 +52,23 @@ pub fn too_short(
         let text = format!("{}: {}", it.finding(), it.evidence());
         Some(Problem::warning(closing_key(wave), text).at(wave.at).advise(it.advice()))
     };
-    tight_waves(&forecast, LIKELY).iter().filter_map(problem).collect()
+    let mut problems: Vec<Problem> = tight_waves(&forecast, LIKELY).iter().filter_map(problem).collect();
+    problems.extend(forecast.waves.iter().filter_map(|it| missed(file, it)));
+    problems
+}
+
+/// A warning of a wave whose warm VMs are not ready in its window.
+fn missed(file: &PlanFile, it: &WaveForecast) -> Option<Problem> {
+    let missed = it.missed.as_ref()?;
+    let wave = file.plan.waves.iter().find(|wave| wave.wave.name == it.name)?;
+    let text = format!(
+        "wave {}: {} not likely to be ready before its window closes ({}), and {}",
+        it.name,
+        counted(it.vms, "VM", "is", "are"),
+        missed.closes,
+        missed.then()
+    );
+    let advice = "begin earlier, or give it a later or longer window; with `cutover: auto` a VM moves over after \
+                  its first pass and two more";
+    Some(Problem::warning(closing_key(wave), text).at(wave.at).advise(advice))
 }
