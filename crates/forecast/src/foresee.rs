@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::carried::{Carried, LineBytes};
 use crate::fleet::FleetVm;
-use crate::limits::{Gain, Limiting, gains, limiting};
+use crate::limits::{Gain, Limiting, WithoutCopy, gains, limiting, without_copy};
 use crate::on_order::OnOrder;
 use crate::quantile::Spread;
 use crate::rates::{Quantity, Rates, Unit};
@@ -109,6 +109,8 @@ pub struct Forecast {
     pub bytes: u64,
     /// What limits, the one that does so for longest first.
     pub limiting: Vec<Limiting>,
+    /// What goes on while nothing is copied, where no rate limits for long.
+    pub without_copy: Vec<WithoutCopy>,
     /// What one more of each buys, the best first.
     pub gains: Vec<Gain>,
     /// VMs that no window lets in.
@@ -234,6 +236,7 @@ fn drawn(question: &Question, start_ms: u64, draws: usize) -> Forecast {
     let likely = fleet_of(question, &mut Draw::Likely);
     let outcome = simulate(&likely);
     let carried = carried.told();
+    let limiting = limiting(&outcome, question.start_ms);
     let vms: Vec<VmForecast> = question.vms.iter().enumerate().map(|(at, vm)| of_vm(vm, at, &told)).collect();
     Forecast {
         start_ms,
@@ -248,7 +251,8 @@ fn drawn(question: &Question, start_ms: u64, draws: usize) -> Forecast {
         lines: carried.lines,
         hosts: carried.hosts,
         bytes: carried.bytes,
-        limiting: limiting(&outcome, question.start_ms),
+        without_copy: without_copy(&outcome, &limiting),
+        limiting,
         gains: Vec::new(),
         churn_measured: question
             .vms

@@ -35,7 +35,7 @@ pub use fleet::{FleetDisk, FleetVm, WarmWish, may_run, spread_over};
 pub use foresee::{By, Forecast, Line, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
 pub use learn::{Copies, Measured, Part, Seen, To};
 pub use left::{Progress, left_of};
-pub use limits::{Gain, Limiting};
+pub use limits::{Gain, Limiting, WithoutCopy};
 pub use on_order::OnOrder;
 pub use quantile::{Spread, quantile};
 pub use rates::{Origin, Quantity, Rates, Unit, churn_of};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use drover_schedule::Resource;
-use drover_schedule::simulate::Outcome;
+use drover_schedule::simulate::{Idle, Outcome};
 use serde::Serialize;
 
 use crate::foresee::{Question, likely_ms};
@@ -22,6 +22,15 @@ pub struct Limiting {
     pub to_s: f64,
     /// What went through it, as a part (0 to 1) of what could have until the end.
     pub part: f64,
+}
+
+/// What a fleet is kept busy with, or waits for, while nothing is copied.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WithoutCopy {
+    /// What it is called.
+    pub name: String,
+    /// For so many seconds.
+    pub seconds: f64,
 }
 
 /// What one more of something buys.
@@ -56,6 +65,26 @@ pub(crate) fn limiting(outcome: &Outcome, start_ms: u64) -> Vec<Limiting> {
     let mut all: Vec<Limiting> = found.into_values().collect();
     all.sort_by(|one, two| two.seconds.total_cmp(&one.seconds));
     all.truncate(LIMITING_MAX);
+    all
+}
+
+/// What goes on while nothing is copied, the longest first; nothing where a rate limits for a third of the time or more.
+pub(crate) fn without_copy(outcome: &Outcome, limiting: &[Limiting]) -> Vec<WithoutCopy> {
+    let all_s = outcome.makespan_ms as f64 / 1000.0;
+    if limiting.first().is_some_and(|it| it.seconds >= all_s / 3.0) {
+        return Vec::new();
+    }
+    let name = |idle: &Idle| match idle {
+        Idle::Steps => "shutdown, snapshot, check, start",
+        Idle::Pauses => "pauses between passes",
+        Idle::Windows => "closed windows",
+    };
+    let told = |(idle, ms): (&Idle, &u64)| WithoutCopy {
+        name: name(idle).to_string(),
+        seconds: *ms as f64 / 1000.0,
+    };
+    let mut all: Vec<WithoutCopy> = outcome.idle.iter().map(told).collect();
+    all.sort_by(|one, two| two.seconds.total_cmp(&one.seconds));
     all
 }
 
@@ -159,6 +188,15 @@ mod tests {
         assert!((gain("hosts that read") + 0.09).abs() < 0.02, "{:?}", forecast.gains);
         assert!(gain("a link").abs() < 0.01);
         assert!(forecast.gains.is_sorted_by(|one, two| one.change <= two.change));
+    }
+
+    #[test]
+    fn where_no_rate_limits_for_long_what_does_is_told() {
+        // Nothing to copy: the fixed times are all there is.
+        let empty = foresee(&question(1, 1, 0));
+        let [steps] = &empty.without_copy[..] else { panic!("{:?}", empty.without_copy) };
+        assert!(steps.name.starts_with("shutdown") && steps.seconds > 1.0, "{steps:?}");
+        assert_eq!(foresee(&question(60, 1, 20)).without_copy, [], "the host does");
     }
 
     #[test]

@@ -111,8 +111,11 @@ pub(crate) fn write_sums(text: &mut String, it: &Forecast) -> fmt::Result {
 
 /// What limits, what more of it buys, and what all that goes by.
 pub(crate) fn write_why(text: &mut String, it: &Forecast) -> fmt::Result {
-    if !it.limiting.is_empty() {
+    if !it.limiting.is_empty() || !it.without_copy.is_empty() {
         writeln!(text, "\nWhat limits")?;
+    }
+    for idle in &it.without_copy {
+        writeln!(text, "  {:<34} for {}, nothing is copied", clip(&idle.name, 34), time(idle.seconds))?;
     }
     for by in it.limiting.iter().take(5) {
         writeln!(

@@ -22,7 +22,7 @@ use crate::job::{Job, Tenant};
 use crate::scheduler::TenantLimits;
 
 pub use self::bound::lower_bound_ms;
-pub use self::outcome::{Limited, Moved, Outcome, ResourceUse};
+pub use self::outcome::{Idle, Limited, Moved, Outcome, ResourceUse};
 
 /// A fleet to be moved, and what there is for it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

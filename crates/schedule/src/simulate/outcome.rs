@@ -1,5 +1,7 @@
 //! What came of it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::climb::Found;
@@ -17,6 +19,8 @@ pub struct Outcome {
     pub resources: Vec<ResourceUse>,
     /// Which resource limited most of the transfers when.
     pub limited: Vec<Limited>,
+    /// Milliseconds in which nothing was transferred, by what went on then.
+    pub idle: BTreeMap<Idle, u64>,
     /// Disks at once that were found by measuring, of hosts and datastores.
     pub found: Vec<(Resource, Found)>,
     /// Decisions of the scheduler.
@@ -62,6 +66,17 @@ pub struct ResourceUse {
     pub full_ms: u64,
     /// Bytes that went through it, as a part of what could have until the end.
     pub part: f64,
+}
+
+/// What goes on while nothing is transferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Idle {
+    /// A VM is shut down, gets a snapshot, is verified or starts.
+    Steps,
+    /// No VM is, and one pauses between passes or waits for the moment of its cutover.
+    Pauses,
+    /// VMs wait for windows.
+    Windows,
 }
 
 /// A span of time in which one resource limited more transfers than any other.

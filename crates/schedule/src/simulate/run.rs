@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use drover_types::{PassSpan, makes_trend};
 
-use super::outcome::{Limited, Moved, Outcome};
+use super::outcome::{Idle, Limited, Moved, Outcome};
 use super::transfers::{Flow, Transfers};
 use super::{Fleet, PASSES_MAX, Vm, WarmMove};
 use crate::job::{JobId, Tenant};
@@ -35,6 +35,15 @@ enum Event {
     Due,
     /// It may move over.
     Asks,
+}
+
+impl Event {
+    fn ends_step(self) -> bool {
+        match self {
+            Event::Copies | Event::Verified | Event::Runs => true,
+            Event::Due | Event::Asks => false,
+        }
+    }
 }
 
 /// A VM under way.
@@ -71,6 +80,9 @@ pub(super) struct Run<'a> {
     openings: u32,
     learner: Option<Learner>,
     spans: Vec<Limited>,
+    idle: BTreeMap<Idle, u64>,
+    /// Events to come that end a step of a VM.
+    steps: usize,
     decisions: u64,
     disks_max: u32,
     end_ms: f64,
@@ -100,6 +112,8 @@ impl<'a> Run<'a> {
             openings: OPENINGS_MAX,
             learner,
             spans: Vec::new(),
+            idle: BTreeMap::new(),
+            steps: 0,
             decisions: 0,
             disks_max: 0,
             end_ms: fleet.start_ms as f64,
@@ -160,6 +174,7 @@ impl<'a> Run<'a> {
 
     fn push(&mut self, after_ms: u64, vm: usize, event: Event) {
         self.sequence += 1;
+        self.steps += usize::from(event.ends_step());
         let at = self.now + after_ms as f64;
         self.events.push(Reverse((at.to_bits(), self.sequence, vm, event)));
     }
@@ -216,6 +231,7 @@ impl<'a> Run<'a> {
                 break;
             }
             self.events.pop();
+            self.steps -= usize::from(event.ends_step());
             match event {
                 Event::Copies => self.copy(vm),
                 Event::Verified => self.verified(vm),
@@ -414,6 +430,14 @@ impl<'a> Run<'a> {
             return;
         }
         let by = self.transfers.limits_most();
+        if by.is_none() {
+            let idle = match (self.steps, self.events.is_empty()) {
+                (1.., _) => Idle::Steps,
+                (0, false) => Idle::Pauses,
+                (0, true) => Idle::Windows,
+            };
+            *self.idle.entry(idle).or_default() += to_ms - from_ms;
+        }
         let is_full = self.spans.len() >= SPANS_MAX;
         match self.spans.last_mut() {
             Some(last) if last.by == by || is_full => last.to_ms = to_ms,
@@ -433,6 +457,7 @@ impl<'a> Run<'a> {
             vms: self.going.into_iter().map(told).collect(),
             resources: self.transfers.uses(),
             limited: self.spans,
+            idle: self.idle,
             found: self.learner.map(|learner| learner.found()).unwrap_or_default(),
             decisions: self.decisions,
             disks_max: self.disks_max,

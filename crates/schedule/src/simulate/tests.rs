@@ -107,6 +107,26 @@ fn a_vm_that_moves_over_by_itself_does_so_after_two_deltas_which_do_not_wait_for
 }
 
 #[test]
+fn what_goes_on_while_nothing_is_transferred_is_counted() {
+    let of = |warm, wave: Option<&str>| {
+        let one = vm("a", 1_000, 1);
+        let job = Job { wave: wave.map(Into::into), ..one.job };
+        let one = Vm { warm, job, shutdown_ms: 20_000, start_ms: 5_000, ..one };
+        let window = WaveWindow { from_ms: Some(60_000), ..WaveWindow::default() };
+        let waves = vec![Wave { name: "late".into(), window, ..Wave::default() }];
+        let fleet = Fleet { waves: [(Tenant(0), waves)].into(), ..fleet(vec![one], rates(100, 300)) };
+        simulate(&fleet).idle
+    };
+    assert_eq!(of(None, None), [(Idle::Steps, 25_000)].into());
+    assert_eq!(of(None, Some("late")), [(Idle::Steps, 25_000), (Idle::Windows, 60_000)].into());
+    // Two pauses of 10 s, and nothing changes.
+    let warm = WarmMove { churn: 0, interval_ms: 3_600_000, cutover_ms: None, downtime_ms: 300_000 };
+    let idle = of(Some(warm), None);
+    assert!((20_000..20_100).contains(&idle[&Idle::Pauses]), "{idle:?}");
+    assert!((24_900..25_100).contains(&idle[&Idle::Steps]), "{idle:?}");
+}
+
+#[test]
 fn a_window_that_closes_before_there_is_a_trend_is_missed() {
     let of = |until_ms| {
         let window = WaveWindow { until_ms: Some(until_ms), ..WaveWindow::default() };
