@@ -16,13 +16,15 @@ pub const LISTED_MAX: usize = 40;
 const NAMES_MAX: usize = 5;
 
 /// The states that are listed of a large plan, what needs somebody first.
-const LISTED: [ShownState; 6] = [
+const LISTED: [ShownState; 8] = [
     ShownState::Of(VmState::Failed),
     ShownState::Of(VmState::NotCleanedUp),
     ShownState::Of(VmState::Stopped),
     ShownState::Interrupted,
     ShownState::Of(VmState::Running),
     ShownState::Waiting,
+    ShownState::Of(VmState::Skipped),
+    ShownState::Of(VmState::Cancelled),
 ];
 
 /// A state as people are told of it: that of the store, which calls a VM running whatever it does between its begin and its end.
@@ -95,7 +97,7 @@ pub struct VmFilter {
 pub enum Extent<'a> {
     /// All.
     Whole,
-    /// A summary; of a plan with more than [`LISTED_MAX`] VMs only those that run, failed or wait for somebody.
+    /// A summary; of a plan with more than [`LISTED_MAX`] VMs only those that run, failed, wait for somebody or were left out.
     Short,
     /// These VMs.
     Of(&'a VmFilter),
@@ -265,6 +267,8 @@ mod tests {
         assert_eq!(listed[..3], [3100, 3101, 3000], "what failed is first");
         assert_eq!(listed.len(), 2 + LISTED_MAX);
         assert_eq!(Extent::Whole.listed(&large).len(), 3102);
+        let cancelled: Vec<_> = states(109, "done").chain(states(1, "cancelled")).collect();
+        assert_eq!(Extent::Short.listed(&cancelled), [109], "what was given up is no secret");
         let all = filter(&["*"], &[], &[]);
         assert_eq!(all.extent().listed(&large).len(), 3102);
         let words: Vec<&str> = large.iter().map(|(.., word)| *word).collect();

@@ -89,7 +89,9 @@ pub(crate) struct Summary {
     /// At the target, with a source that was not cleaned up.
     pub not_cleaned_up: usize,
     pub failed: usize,
-    /// Neither arrived nor failed.
+    /// Given up by order.
+    pub cancelled: usize,
+    /// Neither arrived nor failed, nor given up.
     pub unfinished: usize,
     pub disks: usize,
     pub size_bytes: u64,
@@ -118,14 +120,15 @@ impl Summary {
             |field: fn(&DiskReport) -> Option<u64>| disks().filter_map(field).fold(0, u64::saturating_add);
         let in_state = |state| report.vms.iter().filter(|vm| vm.row.state == state).count();
         let (done, failed) = (in_state(VmState::Done), in_state(VmState::Failed));
-        let not_cleaned_up = in_state(VmState::NotCleanedUp);
+        let (not_cleaned_up, cancelled) = (in_state(VmState::NotCleanedUp), in_state(VmState::Cancelled));
         let ended_ms = report.plan.ended_ms.unwrap_or_else(|| last_seen(report));
         Summary {
             vms: report.vms.len(),
             done,
             not_cleaned_up,
             failed,
-            unfinished: report.vms.len() - done - not_cleaned_up - failed,
+            cancelled,
+            unfinished: report.vms.len() - done - not_cleaned_up - failed - cancelled,
             disks: disks().count(),
             size_bytes: sum(|disk| Some(disk.size)),
             data_bytes: sum(|disk| disk.details.data_bytes),
@@ -158,6 +161,9 @@ impl Summary {
         text.push_str(&and_not_cleaned_up(self.not_cleaned_up));
         if self.failed > 0 {
             text.push_str(&format!(", {} failed", self.failed));
+        }
+        if self.cancelled > 0 {
+            text.push_str(&format!(", {} cancelled", self.cancelled));
         }
         if self.unfinished > 0 {
             text.push_str(&format!(", {} unfinished", self.unfinished));
@@ -318,6 +324,18 @@ mod tests {
         assert!(!page.contains("verdict good"));
         report.vms.remove(1);
         assert_eq!(Summary::of(&report).proof(), "every block was read back and is equal");
+    }
+
+    #[test]
+    fn vms_that_were_given_up_are_cancelled_and_not_unfinished() {
+        let mut report = sample::report();
+        report.vms[1].row.state = VmState::Cancelled;
+        let summary = Summary::of(&report);
+        assert_eq!((summary.cancelled, summary.unfinished), (1, 0));
+        assert_eq!(summary.verdict(), "1 of 2 VMs arrived, 1 cancelled");
+        report.vms[1].row.state = VmState::Stopped;
+        assert_eq!(Summary::of(&report).verdict(), "1 of 2 VMs arrived, 1 unfinished");
+        assert_eq!(sample::json(&report)["summary"]["cancelled"], 0);
     }
 
     #[test]
