@@ -69,8 +69,14 @@ pub struct WaveReport {
     pub done: usize,
     /// VMs at work.
     pub running: usize,
-    /// VMs that failed, those that were given up before they began among them.
+    /// VMs that failed, those that never began because of others among them.
     pub failed: usize,
+    /// VMs that were given up by order.
+    #[serde(default)]
+    pub cancelled: usize,
+    /// VMs that a hook left out.
+    #[serde(default)]
+    pub skipped: usize,
     /// VMs that did not begin yet, or were stopped.
     pub left: usize,
     /// Whether the waves after it go on whatever of it failed, because somebody said so.
@@ -92,10 +98,14 @@ pub enum WaveState {
     Queued,
     /// Some began, and some are left.
     Running,
-    /// All its VMs arrived.
+    /// All its VMs arrived, but for those that were given up or left out.
     Done,
     /// All its VMs ended, and some failed.
     Failed,
+    /// None of its VMs arrived: a hook left all of them out.
+    Skipped,
+    /// None of its VMs arrived: they were given up, or some were, and a hook left out the others.
+    Cancelled,
 }
 
 /// How far the waves of a plan are, in the order of the plan; none if it has no waves.
@@ -120,21 +130,26 @@ pub fn wave_reports(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Vec<WaveRep
         let done = count(VmState::has_arrived);
         let (running, failed) =
             (count(|state| state == VmState::Running), count(|state| state == VmState::Failed));
-        // Those that a hook left out, or that were given up, are none of it any more.
-        let out = count(|state| matches!(state, VmState::Skipped | VmState::Cancelled));
-        let left = vms.len() - done - running - failed - out;
+        // These are none of it any more.
+        let (cancelled, skipped) =
+            (count(|state| state == VmState::Cancelled), count(|state| state == VmState::Skipped));
+        let left = vms.len() - done - running - failed - cancelled - skipped;
         let is_over = running + left == 0;
         WaveReport {
             state: match () {
                 () if !is_over && done + running + failed == 0 => WaveState::Queued,
                 () if !is_over => WaveState::Running,
                 () if failed > 0 => WaveState::Failed,
+                () if done == 0 && cancelled > 0 => WaveState::Cancelled,
+                () if done == 0 && skipped > 0 => WaveState::Skipped,
                 () => WaveState::Done,
             },
             vms: vms.len(),
             done,
             running,
             failed,
+            cancelled,
+            skipped,
             left,
             may_go_on: words.contains(&wave.name),
             began_ms: vms.iter().filter_map(|vm| vm.started_ms).min(),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drover_engine::{
-    Clock, Event, NoObserver, Phase, Schedule, VmState, WaveState, ask_proceed, plan_report,
+    Clock, Event, NoObserver, Phase, Schedule, VmState, WaveState, ask_proceed, cancel, plan_report,
 };
 use drover_mover::StopSignal;
 use drover_schedule::Budgets;
@@ -168,6 +168,25 @@ fn after_a_failure_the_next_wave_goes_on_or_stops_as_the_plan_says() {
     order.check(3);
     assert_eq!(order.names().len(), 3);
     world.assert_arrived("in the end");
+}
+
+#[test]
+fn a_wave_of_which_all_was_given_up_is_cancelled_and_not_done() {
+    let world = waves("stop");
+    let planned = broken(&world);
+    world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+    cancel(PLAN, &world.store, &world, &world).unwrap();
+    assert_eq!(
+        states(&world),
+        [
+            state("b", WaveState::Cancelled, 0, 0),
+            state("a", WaveState::Done, 2, 0),
+            state("c", WaveState::Done, 1, 0)
+        ]
+    );
+    let waves = plan_report(&world.store, PLAN).unwrap().unwrap().waves;
+    let counts: Vec<_> = waves.iter().map(|it| (it.cancelled, it.skipped, it.left)).collect();
+    assert_eq!(counts, [(2, 0, 0), (1, 0, 0), (0, 0, 0)]);
 }
 
 #[test]

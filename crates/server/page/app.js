@@ -341,6 +341,7 @@ function openWaves(panel) {
     label: 'Waves', name: 'waves', open: (wave) => { app.filter = { ...noFilter(), wave: wave.name }; app.view = 'vms'; drawTabs(); },
     columns: [textColumn('Wave', (it) => it.name), stateColumn('State', (it) => it.state, (it) => words(it.state)), textColumn('After', (it) => it.after.join(', ') || '--'),
       textColumn('VMs', (it) => String(it.vms), { class: 'num' }), textColumn('Done', (it) => String(it.done), { class: 'num' }), textColumn('Failed', (it) => String(it.failed), { class: 'num' }),
+      textColumn('Cancelled', (it) => String(it.cancelled), { class: 'num' }), textColumn('Skipped', (it) => String(it.skipped), { class: 'num' }),
       textColumn('Left', (it) => String(it.left + it.running), { class: 'num' }), textColumn('Window', (it) => windowOf(it.window)), textColumn('Began', (it) => when(it.began_ms)), textColumn('Ended', (it) => when(it.ended_ms))],
   });
   const proceed = el('div', { class: 'filters', role: 'group', 'aria-label': 'Waves that others wait for' });

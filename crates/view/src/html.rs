@@ -224,8 +224,20 @@ fn write_waves(page: &mut String, report: &PlanReport) -> fmt::Result {
     if report.waves.is_empty() {
         return Ok(());
     }
-    let columns =
-        ["Wave", "State", "#VMs", "#Done", "#Failed", "#Not begun", "After", "Window", "Began", "Ended"];
+    let columns = [
+        "Wave",
+        "State",
+        "#VMs",
+        "#Done",
+        "#Failed",
+        "#Cancelled",
+        "#Skipped",
+        "#Not begun",
+        "After",
+        "Window",
+        "Began",
+        "Ended",
+    ];
     begin_table(page, "Waves", &columns)?;
     for it in &report.waves {
         let moment = |ms: Option<i64>| ms.map_or(UNKNOWN.into(), local);
@@ -238,6 +250,8 @@ fn write_waves(page: &mut String, report: &PlanReport) -> fmt::Result {
                 ("number", it.vms.to_string()),
                 ("number", it.done.to_string()),
                 ("number", it.failed.to_string()),
+                ("number", it.cancelled.to_string()),
+                ("number", it.skipped.to_string()),
                 ("number", it.left.to_string()),
                 ("", it.wave.after.join(", ")),
                 ("", window_words(&it.wave.window) + &opens),

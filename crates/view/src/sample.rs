@@ -212,6 +212,8 @@ pub(crate) fn wave() -> WaveReport {
         done: 1,
         running: 0,
         failed: 1,
+        cancelled: 0,
+        skipped: 0,
         left: 0,
         may_go_on: true,
         began_ms: Some(START),

@@ -17,26 +17,39 @@ pub fn waves_text(waves: &[WaveReport]) -> String {
     if waves.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&[
+    let columns = [
         ("WAVE", Left),
         ("STATE", Left),
         ("VMS", Right),
         ("DONE", Right),
         ("AT WORK", Right),
         ("FAILED", Right),
+        ("CANCELLED", Right),
+        ("SKIPPED", Right),
         ("WINDOW", Left),
-    ])
-    .fitted();
+    ];
+    // Of most plans nothing was given up or left out.
+    let is_told = |name: &&str| match *name {
+        "CANCELLED" => waves.iter().any(|it| it.cancelled > 0),
+        "SKIPPED" => waves.iter().any(|it| it.skipped > 0),
+        _ => true,
+    };
+    let told: Vec<_> = columns.into_iter().filter(|(name, _)| is_told(name)).collect();
+    let mut table = Table::new(&told).fitted();
     for it in waves {
-        table.row([
+        let cells = [
             clip(&it.wave.name, NAME_COLUMNS).into_owned(),
             wave_state(it.state).into(),
             it.vms.to_string(),
             it.done.to_string(),
             it.running.to_string(),
             it.failed.to_string(),
+            it.cancelled.to_string(),
+            it.skipped.to_string(),
             clip(&window_words(&it.wave.window), WINDOW_COLUMNS).into_owned(),
-        ]);
+        ];
+        let cells = columns.iter().zip(cells).filter(|((name, _), _)| is_told(name));
+        table.row(cells.map(|(_, cell)| cell));
     }
     let after = |it: &&WaveReport| !it.wave.after.is_empty();
     let line = |it: &WaveReport| {
@@ -69,6 +82,8 @@ pub(crate) fn wave_state(state: WaveState) -> &'static str {
         WaveState::Running => "running",
         WaveState::Done => "done",
         WaveState::Failed => "failed",
+        WaveState::Skipped => "skipped",
+        WaveState::Cancelled => "cancelled",
     }
 }
 
@@ -118,6 +133,14 @@ mod tests {
         }
         assert!(!text.contains("wave pilot waits"), "{text}");
         assert!(text.lines().all(|line| crate::text::width(line) <= 100), "{text}");
+        assert!(!text.contains("CANCELLED") && !text.contains("SKIPPED"), "{text}");
+        let given_up =
+            WaveReport { state: WaveState::Cancelled, done: 0, failed: 0, cancelled: 2, ..wave("web", &[]) };
+        let text = waves_text(&[wave("pilot", &[]), given_up]);
+        let row = text.lines().find(|line| line.starts_with("web ")).unwrap();
+        let cells: Vec<&str> = row.split_whitespace().take(7).collect();
+        assert_eq!(cells, ["web", "cancelled", "2", "0", "0", "0", "2"], "{text}");
+        assert!(text.contains("FAILED  CANCELLED  WINDOW"), "{text}");
         assert_eq!(waves_text(&[]), "");
         assert_eq!(window_words(&WaveWindow::default()), "any time");
         let windows = |texts: &[&str]| Windows(texts.iter().map(|it| it.parse().unwrap()).collect());

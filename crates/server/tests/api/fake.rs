@@ -209,7 +209,7 @@ impl Operations for Fake {
         let wave = |name: &str, after: &[&str], state: &str, failed: u64| {
             json!({
                 "name": name, "after": after, "window": { "windows": ["Sat 22:00-06:00 Europe/Berlin"], "freezes": [], "from_ms": null, "until_ms": BEGAN_MS },
-                "if_failed": "wait", "state": state, "vms": 10, "done": 4, "running": 0, "failed": failed, "left": 6 - failed,
+                "if_failed": "wait", "state": state, "vms": 10, "done": 4, "running": 0, "failed": failed, "cancelled": 0, "skipped": 0, "left": 6 - failed,
                 "may_go_on": false, "began_ms": BEGAN_MS, "ended_ms": null, "opens": "Sat 2026-12-05 22:00 Europe/Berlin"
             })
         };
