@@ -219,7 +219,8 @@ pub enum Event {
         /// VMs of that one that failed.
         failed: usize,
     },
-    /// All VMs of a wave have ended; told anew if others have arrived after a second try.
+    /// All VMs of a wave have ended; told anew if others have arrived after a second try. A run that is stopped ends no wave of which
+    /// VMs are left.
     WaveEnded {
         /// Wave.
         wave: String,

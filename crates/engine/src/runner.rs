@@ -450,7 +450,10 @@ impl Runner<'_> {
             return;
         }
         let mut told = run.waves.lock().unwrap_or_else(PoisonError::into_inner);
-        for event in told.news(&run.schedule.waves(run.tenant, self.clock)) {
+        let waves = run.schedule.waves(run.tenant, self.clock);
+        // In this order: a stop is there before the VMs end that it stops.
+        let is_stopped = self.stop.is_set();
+        for event in told.news(&waves, is_stopped) {
             if let Some(text) = wave_words(self.plan, &event) {
                 // A note that cannot be kept is a loss to the report only.
                 let _ = self.store.add_event(self.plan, None, None, "wave", &text);

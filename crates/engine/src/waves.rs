@@ -25,10 +25,12 @@ struct OneTold {
 }
 
 impl Told {
-    /// What is new since the last look. Waves without a VM of this run are not told of.
-    pub(crate) fn news(&mut self, waves: &[WaveUsage]) -> Vec<Event> {
+    /// What is new since the last look. Waves without a VM of this run are not told of. `is_stopped`: the run was asked to stop before
+    /// that look; then VMs end that have not failed, and of waves those alone are told that are over with all their VMs.
+    pub(crate) fn news(&mut self, waves: &[WaveUsage], is_stopped: bool) -> Vec<Event> {
         let mut events = Vec::new();
-        for usage in waves.iter().filter(|usage| usage.vms > 0) {
+        let is_told = |usage: &&WaveUsage| !is_stopped || usage.arrived == usage.vms;
+        for usage in waves.iter().filter(|usage| usage.vms > 0).filter(is_told) {
             let one = self.0.entry(usage.name.clone()).or_default();
             let wave = || usage.name.clone();
             // Warm VMs are copied before their wave may move.
@@ -204,33 +206,55 @@ mod tests {
     #[test]
     fn what_becomes_of_a_wave_is_told_once() {
         let mut told = Told::default();
-        assert!(told.news(&[usage("a", [2, 0, 0, 0], None), usage("empty", [0; 4], None)]).is_empty());
+        assert!(told.news(&[usage("a", [2, 0, 0, 0], None), usage("empty", [0; 4], None)], false).is_empty());
         let words = |events: Vec<Event>| -> Vec<String> {
             events.iter().map(|event| serde_json::to_string(event).unwrap()).collect()
         };
         let copied = usage("a", [2, 1, 0, 0], Some(Wait::Window { opens_ms: 5, opens: String::new() }));
-        assert!(told.news(&[copied]).is_empty(), "a warm VM is copied before its wave");
+        assert!(told.news(&[copied], false).is_empty(), "a warm VM is copied before its wave");
         let began = [usage("a", [2, 1, 0, 0], None)];
-        assert_eq!(words(told.news(&began)), [r#"{"event":"wave_started","wave":"a","vms":2}"#]);
-        assert!(told.news(&began).is_empty());
+        assert_eq!(words(told.news(&began, false)), [r#"{"event":"wave_started","wave":"a","vms":2}"#]);
+        assert!(told.news(&began, false).is_empty());
         let waits = Some(Wait::WaveFailed { wave: "a".into(), failed: 1 });
         let ended = [usage("a", [2, 2, 1, 1], None), usage("b", [1, 0, 0, 0], waits)];
         assert_eq!(
-            words(told.news(&ended)),
+            words(told.news(&ended, false)),
             [
                 r#"{"event":"wave_ended","wave":"a","arrived":1,"failed":1}"#,
                 r#"{"event":"wave_held","wave":"b","by":"a","failed":1}"#
             ]
         );
-        assert!(told.news(&ended).is_empty());
+        assert!(told.news(&ended, false).is_empty());
         // What failed is tried again: the word is not waited for any more, and the wave is over a second time.
         let waits = Some(Wait::Wave { wave: "a".into(), left: 1 });
         let again = [usage("a", [2, 1, 1, 0], None), usage("b", [1, 0, 0, 0], waits)];
-        assert!(told.news(&again).is_empty());
+        assert!(told.news(&again, false).is_empty());
         let arrived = [usage("a", [2, 2, 2, 0], None), usage("b", [1, 0, 0, 0], None)];
         assert_eq!(
-            words(told.news(&arrived)),
+            words(told.news(&arrived, false)),
             [r#"{"event":"wave_ended","wave":"a","arrived":2,"failed":0}"#]
+        );
+    }
+
+    #[test]
+    fn a_run_that_is_stopped_ends_and_begins_no_wave_but_one_that_has_arrived() {
+        let mut told = Told::default();
+        told.news(&[usage("a", [2, 1, 0, 0], None), usage("b", [2, 0, 0, 0], None)], false);
+        let held = Wait::WaveFailed { wave: "a".into(), failed: 1 };
+        let stopped = [
+            usage("a", [2, 2, 1, 1], None),
+            usage("b", [2, 1, 0, 2], None),
+            usage("c", [1, 0, 0, 0], Some(held)),
+            usage("d", [1, 1, 1, 0], None),
+        ];
+        let words: Vec<String> =
+            told.news(&stopped, true).iter().map(|event| serde_json::to_string(event).unwrap()).collect();
+        assert_eq!(
+            words,
+            [
+                r#"{"event":"wave_started","wave":"d","vms":1}"#,
+                r#"{"event":"wave_ended","wave":"d","arrived":1,"failed":0}"#
+            ]
         );
     }
 }

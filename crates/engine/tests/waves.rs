@@ -193,13 +193,18 @@ fn a_wave_of_which_all_was_given_up_is_cancelled_and_not_done() {
 fn a_run_that_is_stopped_in_the_middle_of_a_wave_goes_on_with_that_wave() {
     for phase in [Phase::Copy, Phase::CleanUp] {
         let world = waves("wait");
-        let stop = StopSignal::default();
+        let (stop, events) = (StopSignal::default(), Mutex::new(Vec::new()));
         let watch = Watch(|event: &Event| {
+            events.lock().unwrap().push(event.clone());
             if leaves(event, "a1", phase) || enters(event, "b1", Phase::Check) {
                 stop.stop();
             }
         });
         world.run_until(&watch, &stop);
+        let told = told(&events.into_inner().unwrap());
+        let is_over = |it: &&String| it.contains(" over: ") && !it.ends_with(" and 0");
+        let is_wrong = |it: &&String| is_over(it) || it.contains(" held by ");
+        assert_eq!(told.iter().find(is_wrong), None, "{phase}: {told:?}");
         assert_eq!(world.row("vm-b1").state, VmState::Queued, "{phase}");
         let order = Order::new();
         let again = world.resumed();
