@@ -137,6 +137,22 @@ impl VmReport {
         self.source_host = self.source_host.take().map(|id| name(&id).cloned().unwrap_or(id));
     }
 
+    /// Bytes read by all its copies and passes in all runs, as far as they are known. Of what an earlier drover copied its disks have the
+    /// last copies alone, and its passes all.
+    pub fn read_in_all(&self) -> u64 {
+        let passes = self.warm.iter().flat_map(|warm| &warm.passes);
+        let of_passes = passes.fold(0u64, |sum, pass| sum.saturating_add(pass.read_bytes));
+        self.disks
+            .iter()
+            .fold(0u64, |sum, disk| sum.saturating_add(disk.details.read_in_all()))
+            .max(of_passes)
+    }
+
+    /// Bytes written by them.
+    pub fn written_in_all(&self) -> u64 {
+        self.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.details.written_in_all()))
+    }
+
     /// Sum over its disks.
     pub fn sum(&self, field: impl Fn(&DiskRow) -> Option<u64>) -> u64 {
         self.disks.iter().filter_map(|disk| field(&disk.details)).sum()

@@ -296,6 +296,13 @@ fn assert_stopped_in_mid_copy(world: &World) {
     world.sources.values().for_each(drover_disk::MemDisk::clear_faults);
     world.run(&NoObserver);
     world.assert_arrived("resumed");
+    let disks = world.store.disks(PLAN).unwrap();
+    let last: u64 = disks.iter().filter_map(|disk| disk.read_bytes).sum();
+    let all: u64 = disks.iter().map(|disk| disk.read_in_all()).sum();
+    assert!(
+        last > 0 && all == told + last,
+        "{all} in both runs, {told} in the first and {last} in the other"
+    );
     for (disk, bytes) in world.read() {
         let left = drover_disk::Disk::size(&world.sources[&disk]) - recorded[&disk];
         assert_eq!(bytes - read[&disk], left, "{disk}: exactly what was not recorded is read");

@@ -26,6 +26,11 @@ fn three_passes_an_automatic_cutover_and_what_arrives_is_what_the_guest_wrote_la
     assert_eq!(warm.reason.as_deref(), Some("the predicted downtime fits"));
     assert!(warm.forecast.is_some() && warm.ready_ms().is_some());
     assert_eq!((report.vms[0].equal(), report.vms[0].phases.len()), (Some(true), 11));
+    // A report has the bytes of all passes, not those of the last one.
+    let of_passes: u64 = passes.iter().map(|pass| pass.read_bytes).sum();
+    let last = report.vms[0].sum(|disk| disk.read_bytes);
+    let of_disks: u64 = report.vms[0].disks.iter().map(|disk| disk.details.read_in_all()).sum();
+    assert!(of_disks == of_passes && of_disks > last, "{of_disks} of {of_passes}, at last {last}");
     // Only deltas are read after the first pass.
     assert_eq!(world.calls("shut down"), 1);
 }

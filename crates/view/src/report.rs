@@ -176,7 +176,7 @@ fn write_head(text: &mut String, report: &PlanReport, summary: &Summary) -> fmt:
     writeln!(text, "{}; {}", summary.verdict(), summary.proof())?;
     write!(
         text,
-        "{} of {}, {} of data; {} read, {} written in the last run",
+        "{} of {}, {} of data; {} read, {} written in all runs",
         count(summary.disks, "disk"),
         Bytes(summary.size_bytes),
         Bytes(summary.data_bytes),
@@ -184,7 +184,7 @@ fn write_head(text: &mut String, report: &PlanReport, summary: &Summary) -> fmt:
         Bytes(summary.written_bytes)
     )?;
     if summary.resumed_bytes > 0 {
-        write!(text, ", {} kept from runs before", Bytes(summary.resumed_bytes))?;
+        write!(text, "; {} not copied again, holes included", Bytes(summary.resumed_bytes))?;
     }
     writeln!(text)?;
     let foreseen = compared(report).map(|it| foreseen::lines(&it)).unwrap_or_default();
@@ -220,7 +220,7 @@ fn vm_table(report: &PlanReport) -> Table {
             vm.disks.len().to_string(),
             Bytes(size).to_string(),
             Bytes(vm.sum(|disk| disk.data_bytes)).to_string(),
-            Bytes(vm.sum(|disk| disk.read_bytes)).to_string(),
+            Bytes(vm.read_in_all()).to_string(),
             rate_text(vm_rate(vm)),
             Equal::of_disks(&vm.disks).to_string(),
             started_word(vm).into(),
@@ -264,7 +264,7 @@ fn disk_table(report: &PlanReport) -> Table {
             format!("{}/{}", vm.row.name, disk.label),
             Bytes(disk.size).to_string(),
             bytes(disk.details.data_bytes),
-            bytes(disk.details.read_bytes),
+            bytes(disk.details.read_bytes.map(|_| disk.details.read_in_all())),
             bytes(disk.details.resumed_bytes),
             disk.details.retries.map_or(UNKNOWN.into(), |retries| retries.to_string()),
             rate_text(disk.read_rate),
@@ -337,7 +337,7 @@ mod tests {
             "\
 plan lab: incomplete, 2026-03-01 14:05:10 to 2026-03-01 14:06:22, 1 min 12 s
 1 of 2 VMs arrived, 1 failed; every block of the 1 VM that arrived was read back and is equal
-3 disks of 30 GiB, 6 GiB of data; 5 GiB read, 6 GiB written in the last run, 1 GiB kept from runs before
+3 disks of 30 GiB, 6 GiB of data; 5 GiB read, 6 GiB written in all runs; 1 GiB not copied again, holes included
 copies waited for: source 71 %, target 20 %, cpu 6 %
 
 VM             STATE   DISKS    SIZE   DATA   READ      RATE  HASH EQUAL   STARTED        TIME

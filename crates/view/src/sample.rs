@@ -70,6 +70,8 @@ pub(crate) fn disk(vm: &str, number: usize) -> DiskRow {
         attribution: None,
         note: None,
         link: None,
+        read_bytes_all: None,
+        written_bytes_all: None,
     }
 }
 

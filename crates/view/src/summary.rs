@@ -96,8 +96,10 @@ pub(crate) struct Summary {
     pub disks: usize,
     pub size_bytes: u64,
     pub data_bytes: u64,
+    /// By all copies and passes of all runs.
     pub read_bytes: u64,
     pub written_bytes: u64,
+    /// That the last copies had not to do, holes among them.
     pub resumed_bytes: u64,
     pub retries: u64,
     /// Of all VMs: one that has not arrived is not known to be equal.
@@ -132,8 +134,8 @@ impl Summary {
             disks: disks().count(),
             size_bytes: sum(|disk| Some(disk.size)),
             data_bytes: sum(|disk| disk.details.data_bytes),
-            read_bytes: sum(|disk| disk.details.read_bytes),
-            written_bytes: sum(|disk| disk.details.written_bytes),
+            read_bytes: report.vms.iter().fold(0, |sum, vm| vm.read_in_all().saturating_add(sum)),
+            written_bytes: report.vms.iter().fold(0, |sum, vm| vm.written_in_all().saturating_add(sum)),
             resumed_bytes: sum(|disk| disk.details.resumed_bytes),
             retries: sum(|disk| disk.details.retries),
             equal: Equal::of_vms(&report.vms),
@@ -336,6 +338,27 @@ mod tests {
         report.vms[1].row.state = VmState::Stopped;
         assert_eq!(Summary::of(&report).verdict(), "1 of 2 VMs arrived, 1 unfinished");
         assert_eq!(sample::json(&report)["summary"]["cancelled"], 0);
+    }
+
+    #[test]
+    fn bytes_are_those_of_all_passes_and_runs() {
+        let mut report = sample::report();
+        // Its last pass read nothing, and changed the rate of nothing.
+        let disk = &mut report.vms[0].disks[0].details;
+        (disk.read_bytes, disk.written_bytes) = (Some(0), Some(0));
+        (disk.read_bytes_all, disk.written_bytes_all) = (Some(3 << 30), Some(7 << 30));
+        let summary = Summary::of(&report);
+        assert_eq!((summary.read_bytes, summary.written_bytes), (6 << 30, 11 << 30));
+        let text = crate::report_text(&report);
+        assert!(text.contains("6 GiB read, 11 GiB written in all runs"), "{text}");
+        assert!(text.contains("10 GiB  2 GiB  3 GiB      0 B"), "its disk: {text}");
+        let table = crate::report_csv(&report, &crate::VmFilter::default());
+        assert!(table.contains(",4294967296,5368709120,9663676416,0,"), "{table}");
+        assert!(crate::report_html(&report).contains("<dt>Read in all runs</dt><dd>6 GiB</dd>"));
+        // Of what an earlier drover copied, passes are known.
+        report.vms[0].disks[0].details.read_bytes_all = None;
+        report.vms[0].warm = Some(sample::warm());
+        assert_eq!(Summary::of(&report).read_bytes, 21 << 30);
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Journey<'_> {
             copy_ms: Some(millis(report.elapsed)),
             attribution: serde_json::to_string(&report.snapshot.attribution).ok(),
             note: (!notes.is_empty()).then(|| notes.join("; ")),
-            ..self.verified_before(disk, report)?
+            ..self.verified_before(disk, report)?.plus_moved(report.snapshot.read, report.snapshot.written)
         };
         self.context.store.put_disk(self.context.plan, &row)?;
         if let Some(note) = &report.note {
@@ -180,19 +180,19 @@ impl Journey<'_> {
         Ok(())
     }
 
-    /// What a first copy did that did not come to its end: a report tells it.
+    /// What a copy did that did not come to its end: a report tells it, and more of a first one.
     pub(super) fn keep_begun(&self, disk: &PlannedDisk, did: &Snapshot) -> Outcome<()> {
         let row = self.stored_disk(disk)?.unwrap_or_else(|| self.disk_row(disk));
-        if row.root.is_some() {
-            return Ok(());
-        }
-        let row = DiskRow {
+        let row = row.plus_moved(did.read, did.written);
+        let is_first = row.root.is_none();
+        let first = |row: DiskRow| DiskRow {
             read_bytes: Some(did.read),
             written_bytes: Some(did.written),
             resumed_bytes: Some(did.resumed),
             retries: Some(did.retries),
             ..row
         };
+        let row = if is_first { first(row) } else { row };
         Ok(self.context.store.put_disk(self.context.plan, &row)?)
     }
 
@@ -220,8 +220,10 @@ impl Journey<'_> {
     pub(super) fn verified_before(&self, disk: &PlannedDisk, report: &CopyReport) -> Outcome<DiskRow> {
         let row = self.stored_disk(disk)?;
         let link = row.as_ref().and_then(|row| row.link.clone());
-        let row = row.filter(|_| report.snapshot.settled == 0);
-        Ok(DiskRow { link, ..row.unwrap_or_else(|| self.disk_row(disk)) })
+        let read_bytes_all = row.as_ref().map(DiskRow::read_in_all);
+        let written_bytes_all = row.as_ref().map(DiskRow::written_in_all);
+        let row = row.filter(|_| report.snapshot.settled == 0).unwrap_or_else(|| self.disk_row(disk));
+        Ok(DiskRow { link, read_bytes_all, written_bytes_all, ..row })
     }
 
     pub(super) fn copy_error(&self, disk: &PlannedDisk, source: MoveError, target: &dyn Disk) -> EngineError {

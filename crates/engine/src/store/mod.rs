@@ -429,7 +429,8 @@ impl Store {
         self.change(Durable::WithTheNext, |db| {
             db.execute(
                 "INSERT OR REPLACE INTO disk VALUES
-                 (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
+                 (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
+                  ?23)",
                 params![
                     plan,
                     disk.vm,
@@ -452,6 +453,8 @@ impl Store {
                     disk.attribution,
                     disk.note,
                     disk.link,
+                    number(disk.read_bytes_all),
+                    number(disk.written_bytes_all),
                 ],
             )
         })?;

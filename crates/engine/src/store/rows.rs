@@ -161,11 +161,11 @@ pub struct DiskRow {
     pub size: u64,
     /// Bytes that are not zero, to a multiple of 64 KiB.
     pub data_bytes: Option<u64>,
-    /// Bytes read in the last run.
+    /// Bytes read by the last copy: of a warm VM, its last pass.
     pub read_bytes: Option<u64>,
-    /// Bytes written in the last run.
+    /// Bytes written by the last copy.
     pub written_bytes: Option<u64>,
-    /// Bytes that earlier runs had copied.
+    /// Bytes that earlier copies had done, holes among them.
     pub resumed_bytes: Option<u64>,
     /// Failures that were tried again.
     pub retries: Option<u64>,
@@ -179,7 +179,7 @@ pub struct DiskRow {
     pub blocks: Option<u64>,
     /// Differing blocks.
     pub differing: Option<u64>,
-    /// Milliseconds of the copy in the last run.
+    /// Milliseconds of the last copy.
     pub copy_ms: Option<u64>,
     /// Milliseconds of the verification.
     pub verify_ms: Option<u64>,
@@ -189,6 +189,33 @@ pub struct DiskRow {
     pub note: Option<String>,
     /// What went over the link to its site in all runs, as JSON.
     pub link: Option<String>,
+    /// Bytes read by all copies that came to an end, well or not; absent if an earlier drover made them.
+    #[serde(default)]
+    pub read_bytes_all: Option<u64>,
+    /// Bytes written by them.
+    #[serde(default)]
+    pub written_bytes_all: Option<u64>,
+}
+
+impl DiskRow {
+    /// Bytes read by all copies, as far as they are known.
+    pub fn read_in_all(&self) -> u64 {
+        self.read_bytes_all.or(self.read_bytes).unwrap_or(0)
+    }
+
+    /// Bytes written by all copies, as far as they are known.
+    pub fn written_in_all(&self) -> u64 {
+        self.written_bytes_all.or(self.written_bytes).unwrap_or(0)
+    }
+
+    /// The row with what one more copy moved.
+    pub(crate) fn plus_moved(self, read: u64, written: u64) -> DiskRow {
+        DiskRow {
+            read_bytes_all: Some(self.read_in_all().saturating_add(read)),
+            written_bytes_all: Some(self.written_in_all().saturating_add(written)),
+            ..self
+        }
+    }
 }
 
 /// An event in the store.
@@ -306,6 +333,8 @@ pub(super) fn disk_row(row: &Row<'_>) -> rusqlite::Result<DiskRow> {
         attribution: row.get("attribution")?,
         note: row.get("note")?,
         link: row.get("link")?,
+        read_bytes_all: unsigned(row, "read_bytes_all")?,
+        written_bytes_all: unsigned(row, "written_bytes_all")?,
     })
 }
 

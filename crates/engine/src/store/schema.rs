@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 14;
+pub(super) const SCHEMA_VERSION: i64 = 15;
 
 /// Statements that a connection keeps compiled. To compile one costs more than to carry it out.
 const STATEMENTS_KEPT: usize = 64;
@@ -152,6 +152,12 @@ CREATE TABLE give_up (
     PRIMARY KEY (plan, vm));
 ";
 
+/// What version 15 added: bytes of a disk over all its copies. Of those that an earlier drover copied, they count from then on.
+const IN_ALL: &str = "
+ALTER TABLE disk ADD COLUMN read_bytes_all INTEGER;
+ALTER TABLE disk ADD COLUMN written_bytes_all INTEGER;
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -170,7 +176,7 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     if version < SCHEMA_VERSION {
         let mut steps = [
             FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE, TRACE,
-            RETRIES, GIVE_UPS,
+            RETRIES, GIVE_UPS, IN_ALL,
         ]
         .into_iter()
         .skip(version.max(0) as usize);
@@ -210,7 +216,8 @@ mod tests {
         old.execute_batch(FIRST).unwrap();
         old.pragma_update(None, "user_version", 1).unwrap();
         let rows = "INSERT INTO plan (name, text, folder, state, started_ms) VALUES ('p', 't', '/f', 'incomplete', 5);
-                    INSERT INTO vm (plan, id, name, state, planned) VALUES ('p', 'vm-1', 'web01', 'failed', '{}');";
+                    INSERT INTO vm (plan, id, name, state, planned) VALUES ('p', 'vm-1', 'web01', 'failed', '{}');
+                    INSERT INTO disk (plan, vm, number, label, path, size, read_bytes) VALUES ('p', 'vm-1', 0, 'd', '/i', 9, 7);";
         old.execute_batch(rows).unwrap();
         drop(old);
         for _ in 0..2 {
@@ -219,6 +226,8 @@ mod tests {
             assert_eq!(store.vm("p", "vm-1").unwrap().unwrap().name, "web01");
             assert_eq!(store.ask_cutover("p", None).unwrap(), ["web01"]);
             assert!(store.warm("p", "vm-1").unwrap().cutover_asked);
+            let disk = store.disks("p").unwrap().remove(0);
+            assert_eq!((disk.read_in_all(), disk.written_in_all()), (7, 0), "what was known counts");
         }
     }
 
