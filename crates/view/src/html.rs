@@ -25,6 +25,7 @@ use crate::foreseen::{self, compared, order_line, waits_for_cutover};
 use crate::hooks::{HOOK_COLUMNS, REHEARSAL_COLUMNS, hook_cells, rehearsal_cells};
 use crate::now::rate_text;
 use crate::report::plan_state;
+use crate::status::runs;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
 use crate::text::{UNKNOWN, clean, count, duration};
 use crate::warm::{PASS_COLUMNS, downtime_words, pass_cells, warnings};
@@ -277,8 +278,9 @@ fn write_passes(page: &mut String, report: &PlanReport) -> fmt::Result {
         write_row(page, &classes.zip(cells).collect::<Vec<_>>())?;
     }
     end_table(page)?;
+    let runs = runs(&report.plan);
     for vm in warm {
-        let words = downtime_words(vm).into_iter().chain(warnings(vm));
+        let words = downtime_words(vm, runs).into_iter().chain(warnings(vm));
         for words in words {
             writeln!(page, "<p class=\"note\">{}: {}</p>", Escaped(&vm.row.name), Escaped(&words))?;
         }

@@ -2,7 +2,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{self, Write};
 use std::path::Path;
 
-use drover_engine::{DiskRow, ForeseenNow, PlanRow, PlanState, RunRow, VmRow, WarmReport, WaveReport};
+use drover_engine::{
+    DiskRow, ForeseenNow, PlanRow, PlanState, RunRow, VmRow, VmState, WarmReport, WaveReport,
+};
 use drover_types::some_of;
 use serde::{Deserialize, Serialize};
 
@@ -229,8 +231,12 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
     // Of those that failed for one cause all are counted.
     let told = if groups { vms.iter().collect() } else { listed.clone() };
     write_errors(text, &told, groups, write_error)?;
-    text.push_str(&warm_text(listed.iter().filter_map(|vm| Some((&*vm.name, status.warm.get(&vm.name)?)))));
-    let is_told: HashSet<&str> = told.iter().map(|vm| vm.name.as_str()).collect();
+    text.push_str(&warm_text(listed.iter().filter_map(|vm| {
+        let is_at_work = runs && vm.state == VmState::Running;
+        Some((&*vm.name, status.warm.get(&vm.name)?, is_at_work))
+    })));
+    // Of a run that is gone nothing waits.
+    let is_told: HashSet<&str> = told.iter().filter(|_| runs).map(|vm| vm.name.as_str()).collect();
     text.push_str(&waits_text(status.waits.iter().filter(|(name, _)| is_told.contains(name.as_str()))));
     text.push_str(&others(listed.len(), vms.len()));
     write_next(text, status, runs, at)
@@ -303,8 +309,6 @@ fn write_error(text: &mut String, vm: &VmRow) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
-    use drover_engine::VmState;
-
     use super::*;
     use crate::sample::{self, disk, plan, vm};
 
@@ -325,8 +329,12 @@ mod tests {
         }
     }
 
-    /// A plan of 3000 VMs in two waves, three of which failed for one cause.
+    /// A plan of 3000 VMs in two waves, three of which failed for one cause; this process runs it.
     fn fleet() -> PlanStatus {
+        fleet_of(std::process::id())
+    }
+
+    fn fleet_of(pid: u32) -> PlanStatus {
         let row = |at: usize| {
             let state = match at {
                 0..3 => VmState::Failed,
@@ -340,7 +348,11 @@ mod tests {
             VmRow { error, wave, ..vm(&format!("vm-{at}"), &name, state) }
         };
         let rows: Vec<VmRow> = (0..3000).map(row).collect();
-        let mut fleet = status(plan("fleet", PlanState::Running), &rows, &[disk("vm-4", 0)]);
+        let mut fleet = status(
+            PlanRow { pid: Some(pid), ..plan("fleet", PlanState::Running) },
+            &rows,
+            &[disk("vm-4", 0)],
+        );
         fleet.waves = vec![sample::wave()];
         fleet.waits =
             (2000..3000).map(|at| (format!("web{at:04}"), format!("{} of 20 VMs", at % 50))).collect();
@@ -438,10 +450,10 @@ give it up with: drover cancel lab --state s, which removes what was copied
         let text = fleet.text(Extent::Short, "");
         assert!(text.lines().count() < 50, "{text}");
         for part in [
-            "3000 VMs: 1995 done, 2 interrupted, 1000 queued, 3 failed\n",
+            "3000 VMs: 1995 done, 2 running, 1000 queued, 3 failed\n",
             "WAVE",
             "web0000  FAILED",
-            "web0004  interrupted",
+            "web0004  running",
             "\n3 VMs: web0000 has no way to esx1; similar for the others\n",
             "web0004: moved over",
             "waits for 0 of 20 VMs: web2000, web2050, web2100 and 17 more\n",
@@ -470,6 +482,16 @@ give it up with: drover cancel lab --state s, which removes what was copied
             fleet.only(&VmFilter { names: vec!["web0004".into(), "web2000".into()], ..VmFilter::default() });
         assert_eq!((only.vms.len(), only.progress.vms.len(), only.disks.len()), (2, 2, 1));
         assert_eq!((only.warm.len(), only.waits.len(), only.progress.counts.all), (1, 1, 3000));
+    }
+
+    #[test]
+    fn of_a_run_that_is_gone_nothing_waits() {
+        let text = fleet_of(u32::MAX).text(Extent::Short, "");
+        assert!(text.contains("2 interrupted") && !text.contains("waits for"), "{text}");
+        assert!(
+            fleet().text(Extent::Short, "").contains("waits for 0 of 20 VMs"),
+            "and of one that runs, it does"
+        );
     }
 
     #[test]

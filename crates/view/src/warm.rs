@@ -3,10 +3,11 @@
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-use drover_engine::{Downtime, PassKind, PassRow, PassState, PlanReport, VmReport, WarmReport};
+use drover_engine::{Downtime, PassKind, PassRow, PassState, PlanReport, VmReport, VmState, WarmReport};
 use drover_types::Bytes;
 
 use crate::clock::{local, time_of_day};
+use crate::status::runs;
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, between, clean, count, duration};
 
@@ -53,12 +54,13 @@ fn state_word(pass: &PassRow) -> &'static str {
     }
 }
 
-/// How a warm VM moved over, or what it would take now; nothing for a cold one.
-pub(crate) fn downtime_words(vm: &VmReport) -> Option<String> {
-    vm.warm.as_ref().map(warm_words)
+/// How a warm VM moved over, or what it would take now; nothing for a cold one. `runs`: whether a process runs its plan.
+pub(crate) fn downtime_words(vm: &VmReport, runs: bool) -> Option<String> {
+    vm.warm.as_ref().map(|warm| warm_words(warm, runs && vm.row.state == VmState::Running))
 }
 
-fn warm_words(warm: &WarmReport) -> String {
+/// `is_at_work`: whether somebody makes its passes. What nobody does is not promised.
+fn warm_words(warm: &WarmReport, is_at_work: bool) -> String {
     let forecast = warm.row.forecast.as_ref().map(forecast_words);
     let predicted = forecast.clone().unwrap_or_else(|| UNKNOWN.into());
     match (warm.ready_ms, warm.row.down_ms) {
@@ -67,19 +69,28 @@ fn warm_words(warm: &WarmReport) -> String {
             format!("moved over{why}: {}, predicted {predicted}", cutover_words(warm.downtime_ms, ready_ms))
         }
         (None, Some(down_ms)) => format!("down since {}, predicted {predicted}", local(down_ms)),
-        (None, None) => match warm.row.next_ms {
+        (None, None) => match warm.row.next_ms.filter(|_| is_at_work) {
             Some(next_ms) => {
                 let number = 1 + warm.passes.last().map_or(0, |pass| pass.number);
                 wait_words(number, next_ms, warm.row.forecast.as_ref())
             }
-            None => format!("{} done, predicted downtime {predicted}", count(warm.passes.len(), "pass")),
+            None => format!("{}, predicted downtime {predicted}", passes_words(warm, is_at_work)),
         },
     }
 }
 
-/// Where warm VMs of these names stand, a line each; empty if there is none.
-pub(crate) fn warm_text<'a>(vms: impl Iterator<Item = (&'a str, &'a WarmReport)>) -> String {
-    let lines: String = vms.map(|(name, warm)| format!("{}: {}\n", clean(name), warm_words(warm))).collect();
+/// `2 passes done, pass 3 runs`.
+fn passes_words(warm: &WarmReport, is_at_work: bool) -> String {
+    let done = warm.passes.iter().filter(|pass| pass.state == PassState::Complete).count();
+    let last = warm.passes.last().filter(|pass| is_at_work && pass.state == PassState::Begun);
+    let runs = last.map_or(String::new(), |pass| format!(", pass {} runs", pass.number));
+    format!("{} done{runs}", count(done, "pass"))
+}
+
+/// Where warm VMs of these names stand, and whether they are at work, a line each; empty if there is none.
+pub(crate) fn warm_text<'a>(vms: impl Iterator<Item = (&'a str, &'a WarmReport, bool)>) -> String {
+    let line = |(name, warm, is_at_work)| format!("{}: {}\n", clean(name), warm_words(warm, is_at_work));
+    let lines: String = vms.map(line).collect();
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
@@ -90,9 +101,10 @@ pub(crate) fn write_passes(text: &mut String, report: &PlanReport) -> fmt::Resul
         return Ok(());
     }
     write!(text, "\n{}", pass_table(&warm))?;
+    let runs = runs(&report.plan);
     for vm in warm {
         let name = clean(&vm.row.name);
-        if let Some(words) = downtime_words(vm) {
+        if let Some(words) = downtime_words(vm, runs) {
             writeln!(text, "\n{name}: {words}")?;
         }
         for words in warnings(vm) {
@@ -180,17 +192,30 @@ web01: moved over (the predicted downtime fits): down for 14 s, predicted 12 s (
 web01: change tracking is damaged
 "
         );
-        assert_eq!(downtime_words(&report.vms[1]), None);
+        assert_eq!(downtime_words(&report.vms[1], false), None);
         report.vms[0].warm.as_mut().unwrap().downtime_ms = None;
-        let words = downtime_words(&report.vms[0]).unwrap();
+        let words = downtime_words(&report.vms[0], false).unwrap();
         assert!(words.contains("ready to be started after 14 s") && !words.contains("down for"), "{words}");
-        let of_first = report.vms[0].warm.iter().map(|warm| ("web01", warm));
+        let of_first = report.vms[0].warm.iter().map(|warm| ("web01", warm, false));
         assert_eq!(warm_text(of_first).lines().count(), 2);
         let warm = report.vms[0].warm.as_mut().unwrap();
         warm.ready_ms = None;
         (warm.row.down_ms, warm.row.next_ms) = (None, Some(sample::START + 90_000));
-        let words = downtime_words(&report.vms[0]).unwrap();
-        assert_eq!(words, "pass 3 at 14:06:40, down for 12 s (8.0 s to 20 s) if it moved over now");
+        report.vms[0].row.state = VmState::Running;
+        let words = |report: &PlanReport, runs| downtime_words(&report.vms[0], runs).unwrap();
+        let waits = "pass 3 at 14:06:40, down for 12 s (8.0 s to 20 s) if it moved over now";
+        assert_eq!(words(&report, true), waits);
+        // Nobody makes that pass of a plan that was stopped, or of a VM that failed.
+        let done = "2 passes done, predicted downtime 12 s (8.0 s to 20 s)";
+        assert_eq!(words(&report, false), done);
+        report.vms[0].row.state = VmState::Failed;
+        assert_eq!(words(&report, true), done);
+        report.vms[0].row.state = VmState::Running;
+        let warm = report.vms[0].warm.as_mut().unwrap();
+        (warm.row.next_ms, warm.row.forecast) = (None, None);
+        warm.passes[1].state = PassState::Begun;
+        assert_eq!(words(&report, true), "1 pass done, pass 2 runs, predicted downtime --");
+        assert_eq!(words(&report, false), "1 pass done, predicted downtime --");
         let whole = Downtime { forecast_ms: 400, low_ms: 300, high_ms: 500, ..Downtime::default() };
         let first = Downtime { without_shutdown: true, ..whole };
         assert_eq!(

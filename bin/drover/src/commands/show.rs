@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use drover_engine::{Clock, PlanReport, PlanRow, PlanState, Store, SystemClock, VmReport, VmRow};
+use drover_engine::{Clock, PlanReport, PlanRow, Store, SystemClock, VmReport, VmRow};
 use drover_plan::unmatched;
 use drover_view::{Counts, EndForeseen, Extent, LISTED_MAX, PlanProgress, PlanStatus, VmFilter, clean};
 use serde_json::json;
@@ -116,7 +116,7 @@ pub fn status_of(store: &Store, plan: PlanRow) -> Result<PlanStatus, Failure> {
 
 /// What the VMs of a plan that runs wait for, by name.
 fn waits(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Result<BTreeMap<String, String>, Failure> {
-    if plan.state != PlanState::Running {
+    if !drover_view::runs(plan) {
         return Ok(BTreeMap::new());
     }
     let names: HashMap<&str, &str> = vms.iter().map(|vm| (vm.id.as_str(), vm.name.as_str())).collect();
