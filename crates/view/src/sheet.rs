@@ -13,7 +13,7 @@ use crate::report::vm_key;
 use crate::summary::{Equal, vm_rate, vm_time};
 use crate::text::{UNKNOWN, clean};
 
-const REPORT: [&str; 20] = [
+const REPORT: [&str; 21] = [
     "name",
     "wave",
     "state",
@@ -29,6 +29,7 @@ const REPORT: [&str; 20] = [
     "ended",
     "time_s",
     "downtime_s",
+    "ready_s",
     "predicted_downtime_s",
     "equal",
     "root",
@@ -45,7 +46,7 @@ pub fn report_csv(report: &PlanReport, filter: &VmFilter) -> String {
     written(&REPORT, report.vms.iter().filter(fits).map(report_row))
 }
 
-fn report_row(vm: &VmReport) -> [String; 20] {
+fn report_row(vm: &VmReport) -> [String; 21] {
     let (name, wave, state) = vm_key(vm);
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let moment = |ms: Option<i64>| ms.map(moment_text).unwrap_or_default();
@@ -69,6 +70,7 @@ fn report_row(vm: &VmReport) -> [String; 20] {
         moment(vm.row.ended_ms),
         vm_time(vm).map(|time| seconds(time.as_millis() as u64)).unwrap_or_default(),
         vm.warm.as_ref().and_then(|warm| warm.downtime_ms).map(seconds).unwrap_or_default(),
+        vm.warm.as_ref().and_then(|warm| warm.ready_ms).map(seconds).unwrap_or_default(),
         forecast.map(|it| seconds(it.forecast_ms)).unwrap_or_default(),
         Equal::of_vms([vm]).to_string().to_lowercase(),
         roots.join(" "),
@@ -184,12 +186,16 @@ mod tests {
             rows[1],
             format!(
                 "web01,\"pilot, first\",done,copy,2,21474836480,4294967296,4294967296,4294967296,0,107374182,\
-                 2026-03-01T14:05:11Z,2026-03-01T14:06:11Z,60.000,14.000,12.000,yes,{root} {root},,"
+                 2026-03-01T14:05:11Z,2026-03-01T14:06:11Z,60.000,14.000,14.000,12.000,yes,{root} {root},,"
             )
         );
         assert!(rows[2].starts_with("\"<db> & \"\"co\"\"'s\",,failed,copy,1,"), "{}", rows[2]);
         assert!(rows[2].contains(",not checked,,") && rows[2].contains("no space left\","), "{}", rows[2]);
         assert_eq!((rows.len(), rows[3]), (4, ""));
+        // One that drover does not start has no downtime, and was ready for its start.
+        report.vms[0].warm.as_mut().unwrap().downtime_ms = None;
+        let text = report_csv(&report, &VmFilter::default());
+        assert!(text.contains(",60.000,,14.000,12.000,yes,"), "{text}");
         let failed = VmFilter { states: vec!["failed".into()], ..VmFilter::default() };
         assert_eq!(report_csv(&report, &failed).lines().count(), 2);
         report.vms[0].row.name = "a\u{1b}[31m\nb".into();
