@@ -125,7 +125,7 @@ fn a_paused_plan_keeps_what_was_copied_and_no_edit_loses_a_vm() {
     assert!(done.code == Some(0) && stage.report("paused") == record, "{}{}", done.out, done.err);
     // Another plan with the same VMs is warned of.
     let again = stage.run(&["plan", "check", &stage.plan("again", &[])]);
-    let told = "2 VMs are (one, three) at the target already, by plan paused, and copied once more";
+    let told = "2 VMs are at the target already (plan paused), and would be copied once more: one, three";
     assert!(again.err.contains(told), "{}{}", again.out, again.err);
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use drover_plan::{PlannedVm, name_matches};
 use drover_types::inventory::Snapshot;
+use drover_types::some_of;
 use serde::Serialize;
 
 use crate::error::{Cause, EngineError, ProviderError};
@@ -11,6 +12,9 @@ use crate::itinerary::{check_recorded, is_own_snapshot, look, remove_own_snapsho
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::runner::PlanLock;
 use crate::store::{PlanState, Store, VmRow, VmState};
+
+/// VMs that are named where an order is refused.
+const NAMES_MAX: usize = 5;
 
 /// Asks that VMs of a plan move over: those of these names or patterns, those of a wave, or, without either, all that move warm and have
 /// not arrived. A running drover does it at once, else the next one that goes on with the plan. Gives their names.
@@ -128,8 +132,20 @@ pub fn ask_give_up(store: &Store, plan: &str, names: &[String]) -> Result<Vec<St
     let goes = |row: &VmRow| !row.state.has_arrived() && row.state != VmState::Cancelled;
     let wanted = rows_of(plan, names, &rows, goes)?;
     if let Some(row) = wanted.iter().find(|row| row.state.has_arrived()) {
-        let what = format!("{} has arrived already, and is not given up", row.name);
-        return refuse(what, "its source is off, and its machine is at the target: see `drover report`");
+        let others: Vec<&str> = wanted.iter().filter(|row| goes(row)).map(|row| row.name.as_str()).collect();
+        let others = match others.as_slice() {
+            [] => String::new(),
+            [one] => format!("; {one} is not given up either, and goes on with the plan"),
+            several => {
+                let some = some_of(several, NAMES_MAX);
+                format!("; {some} are not given up either, and go on with the plan")
+            }
+        };
+        let what = format!("{} has arrived already, and is not given up{others}", row.name);
+        return refuse(
+            what,
+            "its source is off, and its machine is at the target: see `drover report`; name VMs alone that have not arrived",
+        );
     }
     let ids: Vec<&str> = wanted.iter().map(|row| row.id.as_str()).collect();
     store.ask_give_up(plan, &ids)?;

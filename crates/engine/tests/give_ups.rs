@@ -179,6 +179,22 @@ fn for_its_wave_it_is_as_if_it_had_never_been_there() {
 }
 
 #[test]
+fn where_one_has_arrived_none_of_those_named_is_given_up_and_that_is_told() {
+    let world = world();
+    world.set_trouble("create snapshot", Trouble::Fails);
+    let outcome = world.run(&NoObserver);
+    assert_eq!((outcome.done, outcome.failed.len()), (1, 1), "{outcome:?}");
+    let failed = outcome.failed[0].0.clone();
+    let arrived = if failed == "one" { "two" } else { "one" };
+    let refused = ask_give_up(&world.store, PLAN, &[arrived.into(), failed.clone()]).unwrap_err().chain();
+    let told = format!(
+        "{arrived} has arrived already, and is not given up; {failed} is not given up either, and goes on with the plan"
+    );
+    assert!(refused.contains(&told), "{refused}");
+    assert!(world.store.give_ups(PLAN).unwrap().is_empty());
+}
+
+#[test]
 fn what_was_given_up_can_be_taken_back_and_what_arrived_is_not_given_up() {
     let world = world();
     let outcome = world.run(&Watch(|event: &Event| {

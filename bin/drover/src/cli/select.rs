@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 use drover_plan::{Selector, Wanted};
 use drover_types::inventory::PowerState;
+use drover_view::clean;
 
 /// Each but the last may be given more than once: a VM fits any value of one, and all of those that are given.
 #[derive(Clone, Debug, Default, Args)]
@@ -22,7 +23,7 @@ pub struct SelectArgs {
     /// Only VMs with a disk in this datastore
     #[arg(long = "datastore", value_name = "NAME")]
     pub datastores: Vec<String>,
-    /// Only VMs with this tag, or pattern of one (env:prod, app:*)
+    /// Only VMs with this tag or pattern (env:prod, app:*); of several, any will do
     #[arg(long = "tag", value_name = "TAG")]
     pub tags: Vec<String>,
     /// Only VMs that run, or are off
@@ -56,9 +57,61 @@ impl SelectArgs {
             .with(&self.tags, |tag| Selector { tag, ..Selector::default() })
     }
 
+    /// The options that ask for the same, for a shell; each with a blank before it.
+    pub fn options(&self) -> String {
+        let lists = [
+            ("--vm", &self.vms),
+            ("--folder", &self.folders),
+            ("--cluster", &self.clusters),
+            ("--host", &self.hosts),
+            ("--datastore", &self.datastores),
+            ("--tag", &self.tags),
+        ];
+        let option = |name: &str, value: &str| format!(" {name} {}", quoted(&clean(value)));
+        let of = |(name, values): (&str, &Vec<String>)| {
+            values.iter().map(|value| option(name, value)).collect::<String>()
+        };
+        let power = self.power.map(|word| match word {
+            PowerWord::On => " --power on",
+            PowerWord::Off => " --power off",
+        });
+        lists.into_iter().map(of).collect::<String>() + power.unwrap_or_default()
+    }
+
     /// Its words, for the name of a plan.
     pub fn words(&self) -> Vec<&str> {
         let lists = [&self.vms, &self.folders, &self.clusters, &self.hosts, &self.datastores, &self.tags];
         lists.into_iter().flatten().map(String::as_str).collect()
+    }
+}
+
+/// A word as a shell takes it whole.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._:@%+=,-".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_ask_for_the_same_again() {
+        let own = |list: &[&str]| list.iter().map(|it| it.to_string()).collect::<Vec<_>>();
+        let select = SelectArgs {
+            vms: own(&["web*", "bob's"]),
+            folders: own(&["test/new ones"]),
+            tags: own(&["app:shop", "tier:db"]),
+            power: Some(PowerWord::Off),
+            ..SelectArgs::default()
+        };
+        assert_eq!(
+            select.options(),
+            r" --vm 'web*' --vm 'bob'\''s' --folder 'test/new ones' --tag app:shop --tag tier:db --power off"
+        );
+        assert_eq!(SelectArgs::default().options(), "");
     }
 }

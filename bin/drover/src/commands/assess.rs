@@ -6,7 +6,7 @@ use drover_forecast::{Estimates, FleetVm, VmSums, WarmWish, foresee};
 use drover_schedule::Budgets;
 use drover_types::inventory::{Inventory, WriteRates};
 
-use crate::cli::AssessArgs;
+use crate::cli::{AssessArgs, SelectArgs};
 use crate::commands::forecast::give;
 use crate::commands::inventory::{Counters, Found, all_concerns, ask, say_what_is_next};
 use crate::exit::{Exit, Failure};
@@ -25,7 +25,7 @@ pub fn run(args: &AssessArgs) -> Result<Exit, Failure> {
         || drover_view::assess_html(&assessment),
     )?;
     if args.form.is_text() {
-        say_what_is_next(&args.provider);
+        say_what_is_next(&args.provider, &SelectArgs::default());
     }
     Ok(exit)
 }

@@ -8,7 +8,7 @@ use drover_source::{Appliance, appliance, write_rates};
 use drover_types::inventory::{Inventory, Vm, WriteRates};
 use drover_view::clean;
 
-use crate::cli::{InventoryArgs, ProviderArgs};
+use crate::cli::{InventoryArgs, ProviderArgs, SelectArgs};
 use crate::connect;
 use crate::exit::{Exit, Failure};
 use crate::source::source_of;
@@ -31,7 +31,7 @@ pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
         crate::out::json(format_args!("{:#}", drover_view::inventory_json(&inventory, &concerns)));
     } else {
         crate::out::print(&drover_view::inventory_text(&inventory, &concerns, args.details, all));
-        say_what_is_next(&args.provider);
+        say_what_is_next(&args.provider, &args.select);
     }
     Ok(Exit::Success)
 }
@@ -59,8 +59,8 @@ pub fn check_wanted(wanted: &Wanted, provider: &str, inventory: &Inventory) -> R
     Err(Failure::new(Exit::Plan, text).advise(advice))
 }
 
-/// The command that comes after a look at a provider, to people.
-pub fn say_what_is_next(args: &ProviderArgs) {
+/// The command that comes after a look at these VMs of a provider, to people.
+pub fn say_what_is_next(args: &ProviderArgs, select: &SelectArgs) {
     let (provider, secret) = (args.provider.as_str(), &args.secret);
     let path = Path::new(provider);
     // As this command was believed, so is the next.
@@ -74,7 +74,10 @@ pub fn say_what_is_next(args: &ProviderArgs) {
     match (is_plan, appliance::path_of(provider)) {
         (true, _) => crate::out::say(format_args!("next: drover plan check {provider}")),
         (_, Some(_)) => crate::out::say(format_args!("next: drover import {provider}")),
-        _ => crate::out::say(format_args!("next: drover plan new {provider}{trust} -o plan.yaml")),
+        _ => {
+            let select = select.options();
+            crate::out::say(format_args!("next: drover plan new {provider}{trust}{select} -o plan.yaml"));
+        }
     }
 }
 

@@ -97,18 +97,21 @@ pub fn others_have(file: &PlanFile, vms: &[PlannedVm], begun: &[Begun], store: &
     let mut problems = Vec::new();
     for InOther { plan, on_their_way, begun, arrived } in found {
         if !on_their_way.is_empty() {
-            let text = format!("{} on the way with plan {plan}, and fail here meanwhile", are(&on_their_way));
+            let text = are(
+                &on_their_way,
+                &format!("on the way with plan {plan}, and cannot be moved here meanwhile"),
+            );
             let advice = "leave them out (`exclude`), or let that plan end";
             problems.push(Problem::warning("vms", text).advise(advice));
         }
         if !begun.is_empty() {
-            let text = format!("{} begun with plan {plan}, which has stopped", are(&begun));
+            let text = are(&begun, &format!("begun with plan {plan}, which has stopped"));
             let advice = format!("give them up there (`drover cancel {plan} VM...`), or leave them out here");
             problems.push(Problem::warning("vms", text).advise(advice));
         }
         if !arrived.is_empty() {
             let text =
-                format!("{} at the target already, by plan {plan}, and copied once more", are(&arrived));
+                are(&arrived, &format!("at the target already (plan {plan}), and would be copied once more"));
             let advice = "leave them out (`exclude`), unless you want second copies";
             problems.push(Problem::warning("vms", text).advise(advice));
         }
@@ -116,11 +119,11 @@ pub fn others_have(file: &PlanFile, vms: &[PlannedVm], begun: &[Begun], store: &
     problems
 }
 
-/// `a is`, `3 VMs are (a, b, c)`.
-fn are(names: &[String]) -> String {
+/// `a is gone`, `3 VMs are gone: a, b, c`.
+fn are(names: &[String], what: &str) -> String {
     match names {
-        [one] => format!("{one} is"),
-        all => format!("{} VMs are ({})", all.len(), some_of(all, NAMES_SHOWN_MAX)),
+        [one] => format!("{one} is {what}"),
+        all => format!("{} VMs are {what}: {}", all.len(), some_of(all, NAMES_SHOWN_MAX)),
     }
 }
 
