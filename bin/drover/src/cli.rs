@@ -406,6 +406,9 @@ pub struct CancelArgs {
     /// Name of a VM at the target, or a pattern (web*), given up while others go on
     #[arg(value_name = "VM")]
     pub vms: Vec<String>,
+    /// Name of a wave, of which all VMs are given up that have not arrived
+    #[arg(long, value_name = "NAME", conflicts_with = "vms")]
+    pub wave: Option<String>,
     #[command(flatten)]
     pub run: RunArgs,
 }
@@ -461,8 +464,11 @@ pub struct RetryArgs {
     /// Name of the plan, or its file
     pub plan: String,
     /// Name of a VM at the target, or a pattern (web*), that failed or was given up
-    #[arg(value_name = "VM", required_unless_present = "all_failed")]
+    #[arg(value_name = "VM", required_unless_present_any = ["all_failed", "wave"])]
     pub vms: Vec<String>,
+    /// Name of a wave, of which all VMs are meant that failed or were given up
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["vms", "all_failed"])]
+    pub wave: Option<String>,
     /// All VMs that failed, and those that did not begin because of them
     #[arg(long, conflicts_with = "vms")]
     pub all_failed: bool,

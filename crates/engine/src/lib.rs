@@ -45,7 +45,7 @@ pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use look::{Looked, Looking, look_into};
 pub use orders::{
     Cleaned, Forgotten, FoundSnapshot, ask_cutover, ask_give_up, ask_retry, clean, forget, is_being_run,
-    is_running, see_its_vms, take_back,
+    is_running, see_its_vms, take_back, wave_to_give_up, wave_to_try_again,
 };
 pub use phase::Phase;
 pub use provider::{

@@ -34,16 +34,7 @@ pub fn ask_cutover(
     let waits = |row: &VmRow| !row.state.has_arrived() && !given_up.contains(&row.id) && is_warm(row);
     let wanted: Vec<&VmRow> = match (names, wave) {
         ([], None) => rows.iter().filter(|row| waits(row)).collect(),
-        ([], Some(wave)) => {
-            let is_in =
-                |row: &&VmRow| planned(row).is_some_and(|planned| planned.wave.as_deref() == Some(wave));
-            let members: Vec<&VmRow> = rows.iter().filter(is_in).collect();
-            if members.is_empty() {
-                let advice = format!("see `drover status {plan}` for its waves");
-                return refuse(format!("plan {plan} has no VM in a wave '{wave}'"), &advice);
-            }
-            members.into_iter().filter(|row| waits(row)).collect()
-        }
+        ([], Some(wave)) => members_of(plan, wave, &rows)?.into_iter().filter(|row| waits(row)).collect(),
         (names, None) => rows_of(plan, names, &rows, waits)?,
         (_, Some(_)) => return refuse("VMs and a wave are named".into(), "name one or the other"),
     };
@@ -150,6 +141,62 @@ pub fn ask_give_up(store: &Store, plan: &str, names: &[String]) -> Result<Vec<St
     let ids: Vec<&str> = wanted.iter().map(|row| row.id.as_str()).collect();
     store.ask_give_up(plan, &ids)?;
     Ok(wanted.into_iter().map(|row| row.name.clone()).collect())
+}
+
+/// Names of the VMs of a wave that can be given up: those that have not arrived.
+///
+/// # Errors
+/// If there are none, the plan has no such wave, or the state cannot be read.
+pub fn wave_to_give_up(store: &Store, plan: &str, wave: &str) -> Result<Vec<String>, EngineError> {
+    let rows = store.vms(plan)?;
+    let given_up = store.give_ups(plan)?;
+    let goes = |row: &&VmRow| !row.state.has_arrived() && !given_up.contains(&row.id);
+    let names = names_of(members_of(plan, wave, &rows)?.into_iter().filter(goes));
+    match names.is_empty() {
+        true => refuse(
+            format!("all VMs of wave {wave} of plan {plan} have arrived, or are given up"),
+            &format!("see `drover status {plan}` for its VMs"),
+        ),
+        false => Ok(names),
+    }
+}
+
+/// Names of the VMs of a wave that can be tried again: those that failed or, if none did, those that were given up by order.
+///
+/// # Errors
+/// If there are none, the plan has no such wave, or the state cannot be read.
+pub fn wave_to_try_again(store: &Store, plan: &str, wave: &str) -> Result<Vec<String>, EngineError> {
+    let rows = store.vms(plan)?;
+    let given_up = store.give_ups(plan)?;
+    let members = members_of(plan, wave, &rows)?;
+    let of = |is_out: bool| {
+        let is_to_move = |row: &VmRow| is_out || row.state == VmState::Failed;
+        let fits = |row: &&&VmRow| given_up.contains(&row.id) == is_out && is_to_move(row);
+        names_of(members.iter().filter(fits).copied())
+    };
+    let failed = of(false);
+    let names = if failed.is_empty() { of(true) } else { failed };
+    match names.is_empty() {
+        true => refuse(
+            format!("no VM of wave {wave} of plan {plan} has failed, or was given up"),
+            &format!("see `drover status {plan}` for its VMs"),
+        ),
+        false => Ok(names),
+    }
+}
+
+/// The VMs of a wave, which has some.
+fn members_of<'a>(plan: &str, wave: &str, rows: &'a [VmRow]) -> Result<Vec<&'a VmRow>, EngineError> {
+    let members: Vec<&VmRow> = rows.iter().filter(|row| row.wave.as_deref() == Some(wave)).collect();
+    if members.is_empty() {
+        let advice = format!("see `drover status {plan}` for its waves");
+        return refuse(format!("plan {plan} has no VM in a wave '{wave}'"), &advice);
+    }
+    Ok(members)
+}
+
+fn names_of<'a>(rows: impl Iterator<Item = &'a VmRow>) -> Vec<String> {
+    rows.map(|row| row.name.clone()).collect()
 }
 
 /// Takes VMs back that were given up by order: the next run of their plan moves them, from the beginning. Gives their names; none if

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drover_engine::{
-    Clock, Event, NoObserver, Phase, Schedule, VmState, WaveState, ask_proceed, cancel, plan_report,
+    Clock, Event, NoObserver, Phase, Schedule, VmState, WaveState, ask_give_up, ask_proceed, cancel,
+    cancel_ordered, plan_report, wave_to_give_up, wave_to_try_again,
 };
 use drover_mover::StopSignal;
 use drover_schedule::Budgets;
@@ -168,6 +169,31 @@ fn after_a_failure_the_next_wave_goes_on_or_stops_as_the_plan_says() {
     order.check(3);
     assert_eq!(order.names().len(), 3);
     world.assert_arrived("in the end");
+}
+
+#[test]
+fn the_vms_of_a_wave_are_given_up_or_tried_again_that_can_be() {
+    let world = waves("stop");
+    let planned = broken(&world);
+    world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+    let give_up = |wave: &str| wave_to_give_up(&world.store, PLAN, wave);
+    let again = |wave: &str| wave_to_try_again(&world.store, PLAN, wave);
+    assert_eq!(
+        (give_up("a").unwrap(), again("a").unwrap()),
+        (vec!["a2".to_string()], vec!["a2".to_string()])
+    );
+    assert_eq!(give_up("b").unwrap(), ["b1", "b2"]);
+    assert_eq!(again("b").unwrap(), ["b1", "b2"]);
+    let all_arrived = give_up("c").unwrap_err().chain();
+    assert!(all_arrived.contains("all VMs of wave c of plan p have arrived"), "{all_arrived}");
+    let none_failed = again("c").unwrap_err().chain();
+    assert!(none_failed.contains("no VM of wave c of plan p has failed"), "{none_failed}");
+    assert!(give_up("z").unwrap_err().chain().contains("has no VM in a wave 'z'"));
+    // What was given up is taken back.
+    ask_give_up(&world.store, PLAN, &give_up("b").unwrap()).unwrap();
+    cancel_ordered(PLAN, &world.store, &world, &world).unwrap();
+    assert_eq!(again("b").unwrap(), ["b1", "b2"]);
+    assert!(give_up("b").is_err() && states(&world)[0] == state("b", WaveState::Cancelled, 0, 0));
 }
 
 #[test]

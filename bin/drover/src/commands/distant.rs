@@ -174,8 +174,8 @@ pub fn cancel(daemon: &Remote, args: &CancelArgs) -> Result<Exit, Failure> {
         crate::out::say(format_args!("plan {name} has ended; there is nothing to cancel"));
         return Ok(Exit::Success);
     }
-    if !args.vms.is_empty() {
-        let order = Order { vms: args.vms.clone(), ..order_of(OrderKind::Cancel) };
+    if !args.vms.is_empty() || args.wave.is_some() {
+        let order = Order { vms: args.vms.clone(), wave: args.wave.clone(), ..order_of(OrderKind::Cancel) };
         let ordered = give(daemon, &name, &order)?;
         let running = ordered.after == "running";
         tell_given_up(&name, &ordered.vms, running, &format!(" --server {}", daemon.url), &args.run);
@@ -230,7 +230,7 @@ pub fn proceed(daemon: &Remote, args: &ProceedArgs) -> Result<Exit, Failure> {
 pub fn retry(daemon: &Remote, args: &RetryArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
     // Without names all that failed are meant.
-    let order = Order { vms: args.vms.clone(), ..order_of(OrderKind::Retry) };
+    let order = Order { vms: args.vms.clone(), wave: args.wave.clone(), ..order_of(OrderKind::Retry) };
     let ordered = give(daemon, &name, &order)?;
     let at = format!(" --server {}", daemon.url);
     match ordered.after.as_str() {

@@ -217,7 +217,7 @@ pub fn cancel(args: &CancelArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
-    if !args.vms.is_empty() {
+    if !args.vms.is_empty() || args.wave.is_some() {
         return cancel_vms(&store, row, args);
     }
     if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
@@ -253,7 +253,11 @@ fn cancel_vms(store: &Store, row: PlanRow, args: &CancelArgs) -> Result<Exit, Fa
         crate::out::say(format_args!("plan {name} has ended; there is nothing to give up"));
         return Ok(Exit::Success);
     }
-    let vms = drover_engine::ask_give_up(store, &name, &args.vms)?;
+    let named = match &args.wave {
+        Some(wave) => &drover_engine::wave_to_give_up(store, &name, wave)?,
+        None => &args.vms,
+    };
+    let vms = drover_engine::ask_give_up(store, &name, named)?;
     if drover_engine::is_running(store, &name)? {
         tell_given_up(&name, &vms, true, &state_option(&args.run), &args.run);
         return Ok(Exit::Success);

@@ -70,12 +70,16 @@ pub fn retry(args: &RetryArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
     store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
-    let taken_back = drover_engine::take_back(&store, &name, &args.vms)?;
+    let named = match &args.wave {
+        Some(wave) => &drover_engine::wave_to_try_again(&store, &name, wave)?,
+        None => &args.vms,
+    };
+    let taken_back = drover_engine::take_back(&store, &name, named)?;
     if !taken_back.is_empty() {
         tell_taken_back(&name, &taken_back, &state_option(&args.run), &args.run);
         return Ok(Exit::Success);
     }
-    let names = (!args.all_failed).then_some(args.vms.as_slice());
+    let names = (!args.all_failed).then_some(named.as_slice());
     let vms = drover_engine::ask_retry(&store, &name, names)?;
     tell_retry(&name, &vms, &state_option(&args.run), &args.run);
     Ok(Exit::Success)

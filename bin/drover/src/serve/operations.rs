@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use drover_engine::{
     EngineError, ForecastError, OrderRow, PlanRow, PlanState, ServedRow, SystemClock, ask_cutover,
-    ask_give_up, ask_proceed, ask_retry, is_running, plan_report, take_back, wave_reports,
+    ask_give_up, ask_proceed, ask_retry, is_running, plan_report, take_back, wave_reports, wave_to_give_up,
+    wave_to_try_again,
 };
 use drover_plan::{Others, PlannedVm, Problem as PlanProblem};
 use drover_schedule::Usage;
@@ -227,11 +228,11 @@ impl Operations for Daemon {
                 "several VMs can be named to move them over, to retry or to cancel them, and in place of one";
             return Err(Problem::new(Kind::BadRequest, text).advise("leave `vms` out, or `vm`"));
         }
-        if order.wave.is_some() && !matches!(order.order, OrderKind::Proceed | OrderKind::Cutover) {
-            let text = "a wave belongs to the orders to proceed and to move over alone";
+        if order.wave.is_some() && matches!(order.order, OrderKind::Pause | OrderKind::Resume) {
+            let text = "a wave belongs to the orders to proceed, to move over, to retry and to cancel alone";
             return Err(Problem::new(Kind::BadRequest, text).advise("leave `wave` out"));
         }
-        let names = [order.vm.as_slice(), &order.vms].concat();
+        let names = self.named(plan, order)?;
         let vms = match order.order {
             OrderKind::Cutover => ask_cutover(&self.0.store, plan, &names, order.wave.as_deref())
                 .map_err(|error| problem(&error.into()))?,
@@ -526,6 +527,26 @@ impl Daemon {
             return Err(wrong_state(name, state, advice));
         }
         ask_give_up(&self.0.store, name, vms).map_err(|error| problem(&error.into()))
+    }
+
+    /// The VMs that an order names, those of the wave of a retry or a cancel among them.
+    fn named(&self, plan: &str, order: &Order) -> Outcome<Vec<String>> {
+        let names = [order.vm.as_slice(), &order.vms].concat();
+        let of_wave = match order.order {
+            OrderKind::Retry => wave_to_try_again,
+            OrderKind::Cancel => wave_to_give_up,
+            OrderKind::Cutover | OrderKind::Proceed | OrderKind::Pause | OrderKind::Resume => {
+                return Ok(names);
+            }
+        };
+        match order.wave.as_deref() {
+            None => Ok(names),
+            Some(_) if !names.is_empty() => {
+                let text = "VMs and a wave are named";
+                Err(Problem::new(Kind::BadRequest, text).advise("name one or the other"))
+            }
+            Some(wave) => of_wave(&self.0.store, plan, wave).map_err(|error| problem(&error.into())),
+        }
     }
 
     fn cancel_order(&self, name: &str) -> Outcome<Vec<String>> {
