@@ -231,6 +231,7 @@ impl Prepared {
         });
         let traced = Traced::new(observer, setting.store, plan, export);
         let observer = &Logged(&traced);
+        self.provider.outlast(self.file.plan.limits.retry_for);
         let runner = Runner {
             plan: &self.file.plan.name,
             text: &self.file.text,

@@ -79,6 +79,17 @@ pub trait SourceProvider: Send + Sync {
     fn tracking(&self) -> Option<&dyn ChangeTracking> {
         None
     }
+
+    /// What of it does not answer for the moment, and why (`vc.lab:443: HTTP 503`), while that is so. Calls wait for the end of it, as
+    /// long as the plan lets them.
+    fn away(&self) -> Option<String> {
+        None
+    }
+
+    /// How many questions had no answer so far. Where it grows while something fails, the same may go later.
+    fn missed(&self) -> u64 {
+        0
+    }
 }
 
 /// A file of a VM's disk that is attached to another VM, which reads it.

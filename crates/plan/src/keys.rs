@@ -500,7 +500,7 @@ pub(crate) static LIMITS: Table = Table {
             "retry_for",
             Kind::Duration,
             "10m",
-            "How long a source or target may be away before its transfer gives up.",
+            "How long a source or target may be away before its VMs fail.",
         ),
     ],
     rules: &[],

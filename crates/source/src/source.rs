@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use drover_engine::{Cause, ProviderError, SourceProvider, Store, StoreError, chain};
 use drover_forecast::may_run;
@@ -56,6 +57,13 @@ impl PlanSource {
             let stop = stop.clone();
             source.hot_add.iter().for_each(|hot_add| hot_add.stop_when(&stop));
             source.session.stop_when(Arc::new(move || stop.is_set()));
+        }
+    }
+
+    /// From now on a source that does not answer for the moment is waited for, so long at most.
+    pub fn outlast(&self, patience: Duration) {
+        if let PlanSource::Vsphere(source) = self {
+            source.session.outlast(patience);
         }
     }
 

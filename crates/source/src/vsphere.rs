@@ -114,6 +114,14 @@ impl SourceProvider for VsphereSource {
     fn tracking(&self) -> Option<&dyn ChangeTracking> {
         Some(self)
     }
+
+    fn away(&self) -> Option<String> {
+        self.session.away()
+    }
+
+    fn missed(&self) -> u64 {
+        self.session.missed()
+    }
 }
 
 /// The power events of a VM since a mark.
@@ -397,6 +405,7 @@ fn cause(error: &VsphereError) -> Cause {
         | K::Unencrypted
         | K::Unreachable
         | K::Timeout
+        | K::Away(_)
         | K::NotVsphere => Cause::Connection,
         K::NotFound | K::Busy | K::State | K::Fault | K::Unsupported | K::Disk | K::ChangesUnknown => {
             Cause::Source

@@ -53,7 +53,9 @@ pub enum VsphereErrorKind {
     NotVsphere,
     /// The object is not there.
     NotFound,
-    /// The server or the object is busy with something else; later it may go.
+    /// The API does not answer for the moment, by this status of HTTP: its services restart, or have too much to do.
+    Away(u16),
+    /// The object is busy with something else; later it may go.
     Busy,
     /// The object's state does not allow it (power state).
     State,
@@ -96,7 +98,7 @@ impl VsphereError {
     pub fn is_transient(&self) -> bool {
         use VsphereErrorKind as K;
         match self.kind {
-            K::Unreachable | K::Timeout | K::Busy => true,
+            K::Unreachable | K::Timeout | K::Away(_) | K::Busy => true,
             K::Disk => {
                 let disk = self.source.as_ref().and_then(|source| source.downcast_ref::<DiskError>());
                 disk.is_some_and(|error| error.kind == drover_disk::DiskErrorKind::Transient)
@@ -134,7 +136,14 @@ impl VsphereError {
         use VsphereErrorKind as K;
         self.fault.is_none()
             && !self.was_not_sent()
-            && matches!(self.kind, K::Unreachable | K::Timeout | K::NotVsphere)
+            && matches!(self.kind, K::Unreachable | K::Timeout | K::Away(_) | K::NotVsphere)
+    }
+
+    /// Whether the API gave no answer, and may give one later: its services restart, or the way to it is cut.
+    pub(crate) fn is_away(&self) -> bool {
+        use VsphereErrorKind as K;
+        let is_cut = || matches!(self.kind, K::Unreachable | K::Timeout) && self.http().is_some();
+        self.fault.is_none() && (matches!(self.kind, K::Away(_)) || is_cut())
     }
 
     /// Whether vSphere itself says that the object is gone. An answer that does not name it is no such word: parts of answers get
@@ -176,6 +185,9 @@ impl VsphereError {
                 "check that the endpoint is a vCenter or an ESXi host, and no proxy sits between"
             }
             K::NotFound => "read the inventory again; it was removed or renamed",
+            K::Away(_) => {
+                "look at the services of the vCenter or host; when it answers again: `drover resume`"
+            }
             K::Busy => "wait for the other task to end, then try again",
             K::State => "check the power state of the VM",
             K::Fault if self.fault.as_ref().is_some_and(|fault| fault.name.contains("Quiesce")) => {
@@ -218,6 +230,9 @@ impl fmt::Display for VsphereErrorKind {
             K::Timeout => "no answer in time",
             K::NotVsphere => "the answer is not one of a vSphere server",
             K::NotFound => "not found",
+            K::Away(status) => {
+                return write!(f, "the vSphere API does not answer for the moment (HTTP {status})");
+            }
             K::Busy => "busy",
             K::State => "its state does not allow that",
             K::Fault => "refused by vSphere",
@@ -255,7 +270,7 @@ pub(crate) fn http_kind(error: &HttpError) -> VsphereErrorKind {
         H::Endless(_) | H::Tls | H::Protocol(_) | H::TooLong(_) => K::NotVsphere,
         H::Status(401 | 403) => K::PermissionDenied,
         H::Status(404) => K::NotFound,
-        H::Status(429 | 503) => K::Busy,
+        H::Status(status @ (429 | 502..=504)) => K::Away(*status),
         H::Status(_) => K::NotVsphere,
     }
 }
@@ -273,6 +288,20 @@ mod tests {
     fn says_what_was_done_to_what_and_what_vsphere_said() {
         let text = fault("InvalidPowerState").to_string();
         assert_eq!(text, "power off web01: its state does not allow that (InvalidPowerState: no)");
+    }
+
+    #[test]
+    fn an_api_that_is_away_is_neither_busy_nor_talks_nonsense() {
+        let error = |kind| VsphereError { kind, op: "look at db06".to_string(), fault: None, source: None };
+        let away = error(VsphereErrorKind::Away(503));
+        assert_eq!(
+            away.to_string(),
+            "look at db06: the vSphere API does not answer for the moment (HTTP 503)"
+        );
+        assert!(away.is_away() && away.is_transient() && away.is_unclear());
+        assert!(!away.advice().unwrap().contains("task"));
+        assert!(!error(VsphereErrorKind::Timeout).is_away(), "a task that takes too long");
+        assert!(!fault("TaskInProgress").is_away());
     }
 
     #[test]

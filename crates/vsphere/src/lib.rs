@@ -27,6 +27,7 @@ mod inventory;
 mod login;
 mod nfc;
 mod operations;
+mod outage;
 mod performance;
 mod power;
 mod rights;

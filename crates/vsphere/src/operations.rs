@@ -34,14 +34,29 @@ impl Session {
     pub fn ask_shutdown(&self, vm: &str) -> Result<(), VsphereError> {
         let session = &self.inner;
         let op = session.op("shut down", vm);
-        if session.power(&op, vm)? == PowerState::Off {
-            return Ok(());
-        }
         let this = &vm_ref(vm);
         let call = Call { op: &op, method: "ShutdownGuest", this, arguments: "", is_read: false };
-        match session.call(&call) {
-            Err(error) if error.is_fault("InvalidPowerState") || error.is_unclear() => Ok(()),
-            done => done.map(drop),
+        let mut patience = session.patience();
+        let mut was_lost = false;
+        loop {
+            if session.power(&op, vm)? == PowerState::Off {
+                return Ok(());
+            }
+            match session.call(&call) {
+                // It may not have arrived. Asked twice, a guest goes down once.
+                Err(error) if error.is_away() && error.is_unclear() => {
+                    was_lost = true;
+                    match patience.wait(&op, error) {
+                        Err(error) if error.kind == VsphereErrorKind::Stopped => return Err(error),
+                        Err(_) => return Ok(()),
+                        Ok(()) => {}
+                    }
+                }
+                Err(error) if error.is_fault("InvalidPowerState") || error.is_unclear() => return Ok(()),
+                // Of a guest that goes down already, no tools run any more.
+                Err(error) if was_lost && error.kind == VsphereErrorKind::State => return Ok(()),
+                done => return done.map(drop),
+            }
         }
     }
 
@@ -109,21 +124,30 @@ impl Session {
             true => Then::Later,
             false => Then::GiveUp,
         };
-        match session.when_free(&call, SNAPSHOT_TIME_MAX, then) {
-            Ok(Some(id)) => {
-                let (name, description) = (name.to_string(), description.to_string());
-                Ok(Snapshot { id: id.text, name, description, created_s: None })
-            }
-            Ok(None) => session.find_snapshot(&op, vm, name)?.ok_or_else(|| {
-                VsphereError::new(
-                    VsphereErrorKind::NotVsphere,
-                    &op,
-                    "the task ended well, but there is no snapshot",
-                )
-            }),
+        let mut patience = session.patience();
+        loop {
+            let unclear = match session.when_free(&call, SNAPSHOT_TIME_MAX, then) {
+                Ok(Some(id)) => {
+                    let (name, description) = (name.to_string(), description.to_string());
+                    return Ok(Snapshot { id: id.text, name, description, created_s: None });
+                }
+                Ok(None) => {
+                    return session.find_snapshot(&op, vm, name)?.ok_or_else(|| {
+                        VsphereError::new(
+                            VsphereErrorKind::NotVsphere,
+                            &op,
+                            "the task ended well, but there is no snapshot",
+                        )
+                    });
+                }
+                Err(error) if error.is_unclear() => error,
+                Err(error) => return Err(error),
+            };
             // Asking again could make a second snapshot, so look first whether this one was made.
-            Err(error) if error.is_unclear() => session.find_late_snapshot(&op, vm, name)?.ok_or(error),
-            Err(error) => Err(error),
+            if let Some(made) = session.find_late_snapshot(&op, vm, name)? {
+                return Ok(made);
+            }
+            patience.wait(&op, unclear)?;
         }
     }
 
@@ -152,7 +176,7 @@ impl Session {
         let call =
             Call { op: &op, method: "RemoveSnapshot_Task", this, arguments: &arguments, is_read: false };
         let mut unblocked = 0;
-        let then = |busy: &VsphereError| match self.inner.is_gone(this) {
+        let mut then = |busy: &VsphereError| match self.inner.is_gone(this) {
             true => Then::GiveUp,
             false if busy.is_fault("FileLocked") && unblocked < UNBLOCKED_MAX && unblock() => {
                 unblocked += 1;
@@ -160,16 +184,20 @@ impl Session {
             }
             false => Then::Later,
         };
-        match self.inner.when_free(&call, CONSOLIDATION_TIME_MAX, then) {
-            Err(error) if error.is_gone() => Ok(()),
+        let mut patience = self.inner.patience();
+        loop {
+            let error = match self.inner.when_free(&call, CONSOLIDATION_TIME_MAX, &mut then) {
+                Err(error) if error.is_gone() => return Ok(()),
+                Err(error) if error.is_unclear() || GONE_MEANWHILE.iter().any(|it| error.is_fault(it)) => {
+                    error
+                }
+                done => return done.map(drop),
+            };
             // Somebody else removed it meanwhile. One that is gone while files of it stay is told.
-            Err(error)
-                if (error.is_unclear() || GONE_MEANWHILE.iter().any(|fault| error.is_fault(fault)))
-                    && self.inner.is_gone(this) =>
-            {
-                Ok(())
+            if self.inner.is_gone(this) {
+                return Ok(());
             }
-            done => done.map(drop),
+            patience.wait(&op, error)?;
         }
     }
 
@@ -249,19 +277,28 @@ impl Inner {
 
     fn set_power(&self, vm: &str, what: &str, method: &str, wanted: PowerState) -> Result<(), VsphereError> {
         let op = self.op(what, vm);
-        if self.power(&op, vm)? == wanted {
-            return Ok(());
-        }
         let call = Call { op: &op, method, this: &vm_ref(vm), arguments: "", is_read: false };
-        match self.run_task(&call, POWER_TIME_MAX) {
-            // Somebody else was faster, or our own request got through after all.
-            Err(error) if error.is_fault("InvalidPowerState") || error.is_unclear() => {
-                match self.power(&op, vm) {
-                    Ok(state) if state == wanted => Ok(()),
-                    _ => Err(error),
-                }
+        let mut patience = self.patience();
+        loop {
+            if self.power(&op, vm)? == wanted {
+                return Ok(());
             }
-            done => done.map(drop),
+            let error = match self.run_task(&call, POWER_TIME_MAX) {
+                // Somebody else was faster, or our own request got through after all.
+                Err(error) if error.is_fault("InvalidPowerState") || error.is_unclear() => error,
+                done => return done.map(drop),
+            };
+            // One that got through may be under way yet.
+            let ended = match error.is_away() {
+                true => self.wait_for_tasks(&op, vm, "power", POWER_TIME_MAX),
+                false => Ok(()),
+            };
+            match ended.and_then(|()| self.power(&op, vm)) {
+                Ok(state) if state == wanted => return Ok(()),
+                Err(stopped) if stopped.kind == VsphereErrorKind::Stopped => return Err(stopped),
+                Err(_) => return Err(error),
+                Ok(_) => patience.wait(&op, error)?,
+            }
         }
     }
 
@@ -272,20 +309,24 @@ impl Inner {
 
     /// Waits for snapshots that are being made of the VM, then looks for ours.
     fn find_late_snapshot(&self, op: &str, vm: &str, name: &str) -> Result<Option<Snapshot>, VsphereError> {
+        self.wait_for_tasks(op, vm, "createSnapshot", SNAPSHOT_TIME_MAX)?;
+        self.find_snapshot(op, vm, name)
+    }
+
+    /// Waits for the end of a VM's tasks that have this in their name, so long at most for each.
+    fn wait_for_tasks(&self, op: &str, vm: &str, kind: &str, timeout: Duration) -> Result<(), VsphereError> {
         let recent = self.read(op, &vm_ref(vm), &["recentTask"])?;
         let tasks: Vec<Moref> =
             recent.get("recentTask").map_or(Vec::new(), |list| list.children.iter().map(Moref::of).collect());
         for task in tasks {
             let info = self.read(op, &task, &["info"]);
-            let is_snapshot = |info: &Element| {
-                info.text_at("descriptionId").is_some_and(|id| id.contains("createSnapshot"))
-            };
-            // A task that is gone or failed makes no snapshot; what counts is the look below.
-            if info.is_ok_and(|task| task.get("info").is_some_and(is_snapshot)) {
-                let _ = self.wait_task(op, &task, SNAPSHOT_TIME_MAX);
+            let is_one = |info: &Element| info.text_at("descriptionId").is_some_and(|id| id.contains(kind));
+            // A task that is gone or failed did nothing; what counts is the look afterwards.
+            if info.is_ok_and(|task| task.get("info").is_some_and(is_one)) {
+                let _ = self.wait_task(op, &task, timeout);
             }
         }
-        self.find_snapshot(op, vm, name)
+        Ok(())
     }
 
     fn is_gone(&self, object: &Moref) -> bool {

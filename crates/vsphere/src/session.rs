@@ -10,6 +10,7 @@ use drover_types::Secret;
 use drover_types::inventory::About;
 
 use crate::error::{Fault, VsphereError, VsphereErrorKind};
+use crate::outage::{Outage, Patience};
 use crate::soap::{self, Answer, Moref};
 use crate::xml::Element;
 use crate::{Thumbprint, Timeouts, Trust};
@@ -48,6 +49,8 @@ pub(crate) struct Inner {
     names: Mutex<HashMap<String, String>>,
     /// Tells whether the user asked for the end.
     stop: OnceLock<StopAsked>,
+    /// Whether the API answers, and how long one that does not is waited for.
+    pub outage: Outage,
     /// Logins at ESXi hosts for reading disks, by address and user.
     pub hosts: Mutex<HashMap<(String, String), Weak<Inner>>>,
     /// The manager of NFC tickets, once it was looked for.
@@ -68,6 +71,11 @@ impl Work<'_> {
     /// Whether the stop was asked for while this went on.
     pub fn is_broken_off(&self) -> bool {
         !self.began_stopped && self.session.is_stopped()
+    }
+
+    /// Whether the stop was asked for before this began: it undoes something.
+    pub fn began_stopped(&self) -> bool {
+        self.began_stopped
     }
 
     /// An error if the stop was asked for while this went on.
@@ -165,6 +173,22 @@ impl Session {
         let _ = self.inner.stop.set(asked);
     }
 
+    /// From now on an API that does not answer for the moment is waited for, so long at most since it answered last. What is asked
+    /// after a stop is not held up by that. Counts once for a session.
+    pub fn outlast(&self, patience: Duration) {
+        self.inner.outage.outlast(patience);
+    }
+
+    /// What does not answer for the moment, and why (`vc.lab:443: HTTP 503`), if that is so for some seconds.
+    pub fn away(&self) -> Option<String> {
+        self.inner.outage.why().map(|why| format!("{}: {why}", self.endpoint_authority()))
+    }
+
+    /// Calls that had no answer so far.
+    pub fn missed(&self) -> u64 {
+        self.inner.outage.missed()
+    }
+
     /// Host and port of the endpoint.
     pub fn endpoint_authority(&self) -> String {
         self.inner.client.endpoint().authority()
@@ -241,6 +265,7 @@ impl Inner {
             warnings: Mutex::default(),
             names: Mutex::default(),
             stop: OnceLock::new(),
+            outage: Outage::default(),
             hosts: Mutex::default(),
             nfc: Mutex::default(),
         }
@@ -248,30 +273,54 @@ impl Inner {
 
     /// Calls a method under the session, logging in again if it has expired.
     pub fn call(&self, call: &Call<'_>) -> Result<Element, VsphereError> {
-        let work = self.begin();
+        let mut patience = self.patience();
         let mut renewed = false;
         let mut tries = 1;
         loop {
             let auth = self.auth();
-            match self.call_once(call, &auth.cookie) {
+            let (error, may_be_repeated) = match self.call_once(call, &auth.cookie) {
                 Err(error) if error.is_fault("NotAuthenticated") && !renewed => {
                     log!("vsphere", "{}: the session has ended, logging in again", call.method);
-                    self.renew(auth.version)?;
-                    renewed = true;
+                    match self.renew(auth.version) {
+                        Ok(()) => {
+                            renewed = true;
+                            continue;
+                        }
+                        // The call itself was refused, so it is made once.
+                        Err(error) => (error, true),
+                    }
                 }
-                Err(error) if call.is_read && error.is_transient() && tries < READ_TRIES_MAX => {
-                    work.check(call.op)?;
-                    log!("vsphere", "{}: try {tries} failed, again: {error}", call.method);
-                    thread::sleep(FIRST_PAUSE * 4u32.pow(tries - 1));
-                    tries += 1;
+                Err(error) => {
+                    let may_be_repeated = call.is_read || error.was_not_sent();
+                    (error, may_be_repeated)
                 }
                 done => return done,
+            };
+            if !may_be_repeated {
+                return Err(error);
             }
+            if call.is_read && error.is_transient() && tries < READ_TRIES_MAX {
+                patience.work.check(call.op)?;
+                log!("vsphere", "{}: try {tries} failed, again: {error}", call.method);
+                thread::sleep(FIRST_PAUSE * 4u32.pow(tries - 1));
+                tries += 1;
+                continue;
+            }
+            patience.wait(call.op, error)?;
+            // Its services were away: the session may have gone with them.
+            renewed = false;
         }
     }
 
+    /// Begins something that is tried again for as long as the API does not answer.
+    pub fn patience(&self) -> Patience<'_> {
+        Patience::new(self)
+    }
+
     fn call_once(&self, call: &Call<'_>, cookie: &str) -> Result<Element, VsphereError> {
-        exchange(&self.client, self.content.action, call, cookie).map(|(element, _)| element)
+        let done = exchange(&self.client, self.content.action, call, cookie).map(|(element, _)| element);
+        self.outage.heard(done.as_ref().err());
+        done
     }
 
     fn is_stopped(&self) -> bool {
@@ -298,7 +347,9 @@ impl Inner {
         {
             return Err(VsphereError { kind: *kind, op: op.clone(), fault: fault.clone(), source: None });
         }
-        let auth = self.login().inspect_err(|error| *refused = Refusal::of(error))?;
+        let done = self.login();
+        self.outage.heard(done.as_ref().err());
+        let auth = done.inspect_err(|error| *refused = Refusal::of(error))?;
         *lock(&self.auth) = Auth { version: version + 1, ..auth };
         Ok(())
     }
@@ -413,8 +464,11 @@ fn exchange_quietly(
 
 fn not_vsphere(op: &str, head: &Head, why: &str) -> VsphereError {
     let kind = match head.status {
-        429 | 503 => VsphereErrorKind::Busy,
-        502 | 504 => VsphereErrorKind::Unreachable,
+        // What comes with it is the page of a proxy, or nothing.
+        status @ (429 | 502..=504) => {
+            let (kind, op) = (VsphereErrorKind::Away(status), op.to_string());
+            return VsphereError { kind, op, fault: None, source: None };
+        }
         401 | 403 => VsphereErrorKind::PermissionDenied,
         _ => VsphereErrorKind::NotVsphere,
     };
