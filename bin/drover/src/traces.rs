@@ -232,6 +232,8 @@ impl<'a> Traced<'a> {
             Event::HookStarted { .. }
             | Event::HookEnded { .. }
             | Event::Note { .. }
+            | Event::SourceAway { .. }
+            | Event::SourceBack { .. }
             | Event::DiskVerified { .. }
             | Event::PassWaits { .. }
             // The next try begins a span of its own, in the same trace.

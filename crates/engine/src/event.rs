@@ -48,6 +48,18 @@ pub enum Event {
         /// Text.
         text: String,
     },
+    /// The source does not answer for the moment. What needs it waits, as long as the plan lets it.
+    SourceAway {
+        /// What of it, and why (`vc.lab:443: HTTP 503`).
+        what: String,
+    },
+    /// The source answers again.
+    SourceBack {
+        /// What had not answered, and why.
+        what: String,
+        /// Seconds since that was told.
+        seconds: f64,
+    },
     /// A hook is called, or a check is asked.
     HookStarted {
         /// VM, if it is about one.

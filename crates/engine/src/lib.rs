@@ -19,6 +19,7 @@ mod hooks;
 mod itinerary;
 mod look;
 mod orders;
+mod outage;
 mod pace;
 mod parallel;
 mod phase;

@@ -23,6 +23,7 @@ use crate::foresight::{Foresaw, Foresight};
 use crate::give_up::{GiveUps, Was, give_up};
 use crate::hooks::HookRunner;
 use crate::itinerary::{Context, Journey, Outside, end_untouched};
+use crate::outage::{self, AtWork};
 use crate::pace::Paces;
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetPlace, TargetProvider};
@@ -215,7 +216,8 @@ impl Runner<'_> {
         let tenant = schedule.join(&joining, self.clock);
         // Also if something panics: others share the schedule.
         let _left = OnDrop::new(|| schedule.leave(tenant, self.clock));
-        let context = &self.context(number);
+        let at_work = &AtWork::default();
+        let context = &self.context(number, at_work);
         let (waves, ends) = (Mutex::default(), &Mutex::default());
         let calls = WaveCalls {
             context,
@@ -376,7 +378,7 @@ impl Runner<'_> {
         }
     }
 
-    fn context(&self, run: i64) -> Context<'_> {
+    fn context<'a>(&'a self, run: i64, at_work: &'a AtWork) -> Context<'a> {
         Context {
             plan: self.plan,
             source: self.source,
@@ -389,12 +391,14 @@ impl Runner<'_> {
             leave: self.leave,
             clock: self.clock,
             outside: Some(Outside { runner: self.hooks, facts: self.facts, run }),
+            at_work: Some(at_work),
         }
     }
 
     /// Keeps samples of the rate, and stops the run when another process asks for it.
     fn watch<'scope>(&self, over: &StopSignal, run: &'scope Run<'_>, scope: &'scope Scope<'scope, '_>) {
-        let (mut waits, mut paces) = (Waits::default(), Paces::default());
+        let (mut waits, mut paces, mut told) = (Waits::default(), Paces::default(), outage::Told::default());
+        self.forget_outage();
         while !over.is_set() {
             let (read, written) = self.board.moved();
             let disks = paces.look(self.board.live(), Instant::now(), self.clock.now_ms());
@@ -403,6 +407,7 @@ impl Runner<'_> {
             run.schedule.let_room_go();
             run.schedule.let_askers_wait(run.tenant, self.clock);
             self.keep_waits(run, &mut waits);
+            self.tell_outage(&mut told);
             self.heed_words(run);
             self.heed_give_ups(run, scope);
             self.tell_given_up(run);
@@ -589,6 +594,7 @@ fn run_vm(
         if let Some(why) = slots.take_given_up() {
             return Some(journey.end_given_up(why));
         }
+        let _at_work = context.at_work.map(AtWork::enter);
         loop {
             let end = journey.run();
             if end.is_some() {

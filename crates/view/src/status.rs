@@ -125,6 +125,13 @@ fn waits_text<'a>(waits: impl Iterator<Item = (&'a String, &'a String)>) -> Stri
     }
 }
 
+/// Whether a guest is off at the source because of drover, in its cutover or because nobody switched it on again.
+fn is_down(vm: &VmRow) -> bool {
+    vm.switched_off && !vm.state.has_arrived()
+}
+
+/// Names of VMs that are down; the others are counted.
+const DOWN_SHOWN: usize = 5;
 /// Names of VMs that wait for the same; the others are counted.
 const WAITING_SHOWN: usize = 3;
 /// What VMs wait for, in so many lines.
@@ -203,6 +210,10 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
     match plan.ended_ms {
         Some(ended) => writeln!(text, ", ended {}", local(ended))?,
         None => writeln!(text)?,
+    }
+    let down: Vec<_> = vms.iter().filter(|vm| is_down(vm)).map(|vm| clean(&vm.name)).collect();
+    if !down.is_empty() {
+        writeln!(text, "shut down by drover, and not switched on again: {}", some_of(&down, DOWN_SHOWN))?;
     }
     let mut sites: Vec<&str> = vms.iter().filter_map(|vm| vm.site.as_deref()).collect();
     sites.dedup();
@@ -396,8 +407,13 @@ next: drover resume a
             snapshot: Some("snapshot-7".into()),
             ..vm("vm-2", "db", VmState::Failed)
         };
-        let queued =
-            VmRow { phase: None, started_ms: None, ended_ms: None, ..vm("vm-3", "mail", VmState::Queued) };
+        let queued = VmRow {
+            phase: None,
+            switched_off: false,
+            started_ms: None,
+            ended_ms: None,
+            ..vm("vm-3", "mail", VmState::Queued)
+        };
         let running = VmRow { ended_ms: None, ..vm("vm-1", "web01", VmState::Running) };
         let disks = [disk("vm-1", 0), DiskRow { root: None, ..disk("vm-1", 1) }, disk("vm-2", 0)];
         let status = status(plan("lab", PlanState::Running), &[running, failed, queued], &disks);
@@ -407,6 +423,7 @@ next: drover resume a
             text,
             "\
 plan lab: interrupted (process 4711 is gone), began 2026-03-01 14:05:10
+shut down by drover, and not switched on again: web01, db
 3 VMs: 1 interrupted, 1 queued, 1 failed
 
 VM     STATE        PHASE   DONE  RATE  ETA        TIME   DISKS

@@ -90,6 +90,8 @@ impl Tally {
             Event::VmRetried { .. } => self.failed = self.failed.saturating_sub(1),
             Event::PhaseEnded { .. }
             | Event::Note { .. }
+            | Event::SourceAway { .. }
+            | Event::SourceBack { .. }
             | Event::HookStarted { .. }
             | Event::HookEnded { .. }
             | Event::PassEnded { .. }
@@ -188,7 +190,7 @@ pub(crate) fn stays(event: &Event) -> bool {
         Event::PlanStarted { .. } | Event::Note { .. } | Event::VmEnded { .. } | Event::PlanEnded { .. } => {
             true
         }
-        Event::VmRetried { .. } => true,
+        Event::VmRetried { .. } | Event::SourceAway { .. } | Event::SourceBack { .. } => true,
         Event::PassEnded { .. } | Event::CutoverStarted { .. } | Event::CutoverEnded { .. } => true,
         Event::HookEnded { .. } => true,
         Event::WaveStarted { .. } | Event::WaveHeld { .. } | Event::WaveEnded { .. } => true,
@@ -207,7 +209,7 @@ fn is_bad(event: &Event) -> bool {
         Event::DiskVerified { equal, .. } => !equal,
         Event::HookEnded { result, .. } => matches!(result, HookResult::Failed | HookResult::Stop),
         Event::PlanEnded { failed, not_cleaned_up, .. } => failed + not_cleaned_up > 0,
-        Event::WaveHeld { .. } => true,
+        Event::WaveHeld { .. } | Event::SourceAway { .. } => true,
         Event::WaveEnded { failed, .. } => *failed > 0,
         _ => false,
     }
@@ -235,6 +237,10 @@ fn words(event: &Event) -> String {
         Event::PhaseStarted { vm, phase } => format!("{vm}: {phase} begins"),
         Event::PhaseEnded { vm, phase, seconds } => format!("{vm}: {phase} took {}", seconds_text(*seconds)),
         Event::Note { vm, text } => format!("{vm}: {text}"),
+        Event::SourceAway { what } => format!("waits for {what}"),
+        Event::SourceBack { what, seconds } => {
+            format!("answers again after {}: {what}", seconds_text(*seconds))
+        }
         Event::HookStarted { vm, wave, kind, point, number, what } => {
             let who = who(vm.as_deref(), wave.as_deref());
             format!("{who}: {} {point} {number} begins ({what})", call_word(*kind))

@@ -1,6 +1,8 @@
 //! How a VM's run ends: what is undone after a failure, and what is told of it. Whatever fails here, the state too, the end is
 //! told, from memory if need be.
 
+use std::time::Duration;
+
 use drover_plan::PlannedVm;
 use drover_types::inventory::{PowerState, Vm};
 
@@ -9,9 +11,14 @@ use super::source::{switch_on_again, switch_on_recorded};
 use super::{Context, Journey, is_own_snapshot, own_name};
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::Event;
+use crate::outage::AtWork;
 use crate::phase::Phase;
 use crate::standing::{AtTarget, Standing, VmEnd};
 use crate::store::{StoreError, VmRow, VmState};
+
+/// While the source does not answer, undoing is tried again after so many looks for a stop.
+const UNDO_LOOKS: u32 = 8;
+const UNDO_LOOK: Duration = Duration::from_millis(250);
 
 /// What this run did, and found done by earlier ones.
 #[derive(Default)]
@@ -100,7 +107,7 @@ impl Journey<'_> {
         // A guest that runs is not stopped for what fails after its start, but by leave.
         let stays = has_arrived || self.stays && !self.rolls_back;
         let is_touched = self.is_touched();
-        let undone = if stays { Ok(Vec::new()) } else { self.undo(reached) };
+        let undone = if stays { Ok(Vec::new()) } else { self.undo_patiently(reached) };
         let has_leave = undone.is_ok();
         let kept = |why: ProviderError| is_touched.then(|| format!("what it did ({})", chain(&why)));
         let problems = undone.unwrap_or_else(|why| kept(why).into_iter().collect());
@@ -282,6 +289,39 @@ impl Journey<'_> {
         };
         self.memory.switched_off &= !problems.is_empty() && !is_on();
         problems
+    }
+
+    /// Undoes, and again while the source does not answer: a guest that drover switched off does not stay off because of a short
+    /// outage. That takes as long as the run does, and as long as the plan waits for a source at the least; a stop ends it.
+    ///
+    /// # Errors
+    /// As [`Journey::undo`].
+    fn undo_patiently(&mut self, reached: Phase) -> Result<Vec<String>, ProviderError> {
+        let Context { source, clock, stop, options, at_work, .. } = *self.context;
+        let until_ms = clock.now_ms() + options.retry.give_up_after.as_millis() as i64;
+        let mut waits = None;
+        loop {
+            let missed = source.missed();
+            let left = self.undo(reached)?;
+            let may_pass = !left.is_empty() && source.missed() != missed;
+            let is_over = clock.now_ms() >= until_ms && !at_work.is_some_and(AtWork::has_others);
+            if !may_pass || is_over || stop.is_set() {
+                if waits.is_some() && left.is_empty() {
+                    self.note("the source answers again, and all is undone".into());
+                }
+                return Ok(left);
+            }
+            if waits.is_none() {
+                waits = Some(at_work.map(AtWork::waits_to_be_undone));
+                self.note(format!("what it did is undone once the source answers: {}", left.join("; ")));
+            }
+            for _ in 0..UNDO_LOOKS {
+                if stop.is_set() {
+                    break;
+                }
+                clock.sleep(UNDO_LOOK);
+            }
+        }
     }
 
     /// Undoes the phases up to `reached`, last first; gives what could not be undone.

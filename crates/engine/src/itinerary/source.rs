@@ -321,7 +321,10 @@ fn switch_on(context: &Context<'_>, planned: &PlannedVm) -> Result<(), ProviderE
         let what = format!("{} runs at the target", planned.target_name);
         return Err(ProviderError::new(Cause::Target, what));
     }
-    context.source.power_on(&look(context.source, planned)?)
+    let now = look(context.source, planned)?;
+    // The answer may have taken long: another run may have been put in the place of this one meanwhile.
+    (context.leave)()?;
+    context.source.power_on(&now)
 }
 
 /// Whether a VM runs at the target. Where nobody can tell, one that was never defined there does not: there is nothing

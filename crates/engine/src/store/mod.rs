@@ -34,6 +34,7 @@ use crate::phase::Phase;
 mod attached;
 mod give_ups;
 mod hooks;
+mod outages;
 mod progress;
 mod read;
 mod rehearsals;
@@ -490,11 +491,16 @@ impl Store {
         })
     }
 
-    /// What VMs wait for, by id: those whose last event says so.
+    /// What VMs wait for, by id: those whose last event says so, and those at work while the source does not answer.
     pub fn waits(&self, plan: &str) -> Outcome<Vec<(String, String)>> {
         let query = "SELECT vm, text FROM event WHERE plan = ?1 AND kind = ?2
              AND id IN (SELECT max(id) FROM event WHERE plan = ?1 AND vm IS NOT NULL GROUP BY vm) ORDER BY id";
-        self.rows(query, [plan, WAITS], |row| Ok((row.get(0)?, row.get(1)?)))
+        let mut waits: Vec<(String, String)> =
+            self.rows(query, [plan, WAITS], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        if let Some(what) = self.source_away(plan)? {
+            waits.extend(self.at_work(plan)?.into_iter().map(|vm| (vm, what.clone())));
+        }
+        Ok(waits)
     }
 
     /// Events of a plan in order.

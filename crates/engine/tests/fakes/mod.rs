@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -122,9 +122,18 @@ pub struct World {
     pub silent: Vec<String>,
     /// Whether it kept silent until then.
     pub was_silent: AtomicBool,
+    /// How long a run waits for a source that is away.
+    pub patience: Duration,
+    /// Until when the source answers no question about VMs.
+    pub away_until_ms: AtomicI64,
+    /// Questions that it did not answer.
+    pub missed: AtomicU64,
 }
 
 pub const PLAN: &str = "p";
+
+/// Calls that a source which is away does not answer.
+const AWAY: [&str; 5] = ["look", "ask for snapshot", "remove snapshot", "detach", "power on"];
 
 impl World {
     /// A running VM with two disks, and one that is off, both to be started at the target.
@@ -160,6 +169,9 @@ impl World {
             free_bytes: None,
             silent: Vec::new(),
             was_silent: AtomicBool::new(false),
+            patience: Duration::from_millis(50),
+            away_until_ms: AtomicI64::new(0),
+            missed: AtomicU64::new(0),
         }
     }
 
@@ -240,7 +252,7 @@ impl World {
         observer: &dyn Observer,
         stop: &StopSignal,
     ) -> Result<RunOutcome, EngineError> {
-        let retry = RetryPolicy { give_up_after: Duration::from_millis(50), ..RetryPolicy::default() };
+        let retry = RetryPolicy { give_up_after: self.patience, ..RetryPolicy::default() };
         // Few requests in flight, so that a stop finds most of a small disk not yet asked for.
         let options = TransferOptions {
             lanes: Some(2),
@@ -429,6 +441,12 @@ impl World {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_away(&self) -> bool {
+        let until_ms = self.away_until_ms.load(Ordering::SeqCst);
+        // The clock goes on with each look.
+        until_ms > 0 && self.clock.now_ms() < until_ms
+    }
+
     /// Does a call's work, or what was ordered instead.
     fn call<T>(
         &self,
@@ -441,6 +459,10 @@ impl World {
         if let Some(at) = state.hooks.iter().position(|(call, _)| *call == name) {
             let (_, hook) = state.hooks.remove(at);
             hook(&mut state);
+        }
+        if AWAY.contains(&name) && self.is_away() {
+            self.missed.fetch_add(1, Ordering::SeqCst);
+            return Err(ProviderError { cause: Cause::Connection, ..ordered(name) });
         }
         let trouble = state.next_trouble(name);
         match trouble {

@@ -117,6 +117,10 @@ impl SourceProvider for World {
     fn tracking(&self) -> Option<&dyn ChangeTracking> {
         Some(self)
     }
+
+    fn missed(&self) -> u64 {
+        self.missed.load(Ordering::SeqCst)
+    }
 }
 
 /// How often a VM had been switched on when the watch began.
