@@ -50,8 +50,8 @@ pub use orders::{
 };
 pub use phase::Phase;
 pub use provider::{
-    Attachment, Compared, Converted, LateNotes, LinkBytes, Linked, OneWay, OpenedSource, OpenedTarget,
-    PowerWatch, Record, SourceProvider, Started, TargetPlace, TargetProvider, Upload,
+    Attachment, Compared, Converted, FIRST_WRITES_BYTES, LateNotes, LinkBytes, Linked, OneWay, OpenedSource,
+    OpenedTarget, PowerWatch, Record, SourceProvider, Started, TargetPlace, TargetProvider, Upload,
 };
 pub use rehearsal::{CopyState, HeldPlan, copy_of, hold_plan};
 pub use report::{

@@ -275,14 +275,24 @@ pub struct TargetPlace {
     pub label: String,
     /// A folder of it, or its name at the site that has it.
     pub at: PathBuf,
-    /// By the places of disks in the VM, bytes that each may still need.
+    /// By the places of disks in the VM, bytes that each may still need; of a place that is overcommitted, those of its first writes.
     pub needs: BTreeMap<usize, u64>,
+    /// By leave of the plan its disks may come to more than is free.
+    pub overcommits: bool,
 }
+
+/// Bytes that a disk may need before anybody can look again whether there is room: what is under way to it at once, and more.
+pub const FIRST_WRITES_BYTES: u64 = 16 << 20;
 
 impl TargetPlace {
     /// Bytes that all its disks may still need.
     pub fn needs_bytes(&self) -> u64 {
         self.needs.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Bytes that all its disks may need at first.
+    pub fn first_writes(&self) -> u64 {
+        self.needs.values().fold(0, |sum, bytes| sum.saturating_add((*bytes).min(FIRST_WRITES_BYTES)))
     }
 }
 

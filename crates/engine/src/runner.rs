@@ -293,6 +293,7 @@ impl Runner<'_> {
                 slots.take(stop).map(|()| true)
             }
             Answer::Wait(wait) => Ok(schedule.wait_for_room(id, wait, clock)),
+            Answer::Full(disk, full) => Ok(schedule.finds_place_full(id, disk, full, clock)),
             Answer::Never(why) => Ok(schedule.refuse(id, why.into(), clock)),
         }
     }
@@ -302,9 +303,10 @@ impl Runner<'_> {
         let is_anew =
             vm.warm.is_some() && self.store.warm(self.plan, &vm.vm.id).is_ok_and(|warm| warm.replica_touched);
         // What cannot be asked now is told by the VM's own check.
-        let Ok(places) = self.target.places(vm, schedule.is_left(id) && !is_anew) else {
+        let Ok(mut places) = self.target.places(vm, schedule.is_left(id) && !is_anew) else {
             return Answer::Promised(Room::default());
         };
+        schedule.ask_for_all(id, &mut places);
         if let Some(late) = schedule.asks_at(id, &places) {
             return Answer::Wait(late);
         }

@@ -21,7 +21,9 @@ use crate::images::{self, OpenImage};
 use crate::lacks::lacks;
 use crate::machine::{boot_bus, boot_bus_of, machine_of, spec_of};
 use crate::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
-use crate::setting::{ANOTHER_PLANS, Setting, all_removed, io_error, may_need, nearest_existing};
+use crate::setting::{
+    ANOTHER_PLANS, Setting, all_removed, io_error, may_be_little, may_need, nearest_existing,
+};
 
 /// How long a guest that must go may take before its plug is pulled.
 pub(super) const STOP_TIME: Duration = Duration::from_secs(5);
@@ -174,8 +176,10 @@ impl TargetProvider for Here {
                 label: disk.base.display().to_string(),
                 at,
                 needs: BTreeMap::new(),
+                overcommits: true,
             });
             place.needs.insert(number, may_need(disk, taken, self.target.overcommit));
+            place.overcommits &= may_be_little(disk, self.target.overcommit);
         }
         Ok(places.into_values().collect())
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use drover_agent::limits::Sharers;
 use drover_agent::sites::ThisHost;
-use drover_engine::{Cause, ProviderError};
+use drover_engine::{Cause, FIRST_WRITES_BYTES, ProviderError};
 use drover_mover::StopSignal;
 use drover_plan::{Limits, PlannedDisk, Target};
 
@@ -50,10 +50,15 @@ pub fn nearest_existing(folder: &Path) -> PathBuf {
 }
 
 /// Bytes that a disk may still need at its target, of which its image takes so many already. By leave, thin disks take only what they
-/// hold, and nobody knows how much that is before they are read.
+/// hold, and nobody knows how much that is before they are read: what they write first has to fit all the same.
 pub(crate) fn may_need(disk: &PlannedDisk, taken: u64, overcommit: bool) -> u64 {
-    let may_be_little = overcommit && disk.disk.thin != Some(false);
-    if may_be_little { 0 } else { disk.disk.capacity_bytes.saturating_sub(taken) }
+    let left = disk.disk.capacity_bytes.saturating_sub(taken);
+    if may_be_little(disk, overcommit) { left.min(FIRST_WRITES_BYTES) } else { left }
+}
+
+/// Whether a disk may come to more than is free.
+pub(crate) fn may_be_little(disk: &PlannedDisk, overcommit: bool) -> bool {
+    overcommit && disk.disk.thin != Some(false)
 }
 
 pub(crate) const ANOTHER_PLANS: &str = "choose another folder or target_name; if the other plan is given up, `drover cancel` it, or \

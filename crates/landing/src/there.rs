@@ -28,7 +28,7 @@ use crate::conversion::{self, DueInside, Place};
 use crate::errors::qemu_error;
 use crate::inspection::inspect_disks;
 use crate::machine::{boot_bus, machine_of, pool_of, site_name, spec_of};
-use crate::setting::{ANOTHER_PLANS, Setting, all_removed, io_error, may_need};
+use crate::setting::{ANOTHER_PLANS, Setting, all_removed, io_error, may_be_little, may_need};
 
 /// How long an agent may be away before an order is given up: it may just be restarted.
 const ORDER_WITHIN: Duration = Duration::from_secs(60);
@@ -633,8 +633,10 @@ impl TargetProvider for There {
                 label: format!("pool {pool} of {}", self.name()),
                 at: PathBuf::from(pool),
                 needs: BTreeMap::new(),
+                overcommits: true,
             });
             place.needs.insert(number, may_need(disk, taken, self.about.target.overcommit));
+            place.overcommits &= may_be_little(disk, self.about.target.overcommit);
         }
         Ok(places.into_values().collect())
     }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use drover_schedule::{Budgets, Disk, Ended, HostLimits, Job, JobId, Scheduler, Tenant, TenantLimits};
+use drover_schedule::{
+    Budgets, Disk, Ended, HostLimits, Job, JobId, Scheduler, TargetFailure, Tenant, TenantLimits,
+};
 
 use crate::model::{MigrationSpec, PlanLimits, Size, Work};
 
@@ -47,7 +49,7 @@ struct Slot {
     plan: Option<String>,
 }
 
-/// What the end of a worker tells of the host that serves the VM's disks.
+/// What the end of a worker tells of the host that serves the VM's disks, and of where they go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostTold {
     /// It served them.
@@ -56,6 +58,8 @@ pub enum HostTold {
     Failed,
     /// A disk of the VM in this datastore could not be read.
     DatastoreFailed(String),
+    /// There was no room where it goes to.
+    TargetFull,
 }
 
 impl Admissions {
@@ -86,7 +90,7 @@ impl Admissions {
             return;
         }
         self.leave(name, now_ms);
-        let job = job_of(name, &spec.source.instance_uuid, &spec.size, moves, goes_on);
+        let job = job_of(name, spec, moves, goes_on);
         let host_disks = spec.size.host_disks.filter(|_| moves).map(|disks| (job.host.clone(), disks));
         let plan =
             (moves && spec.size.plan_limits != PlanLimits::default()).then(|| spec.plan_ref.uid.clone());
@@ -169,6 +173,10 @@ impl Admissions {
                 let datastore = format!("{}/{datastore}", slot.source);
                 _ = self.moves.scheduler.host_failed(slot.id, Some(&datastore), now_ms);
             }
+            HostTold::TargetFull => {
+                let failure = TargetFailure { why: "it is full".into(), is_full: true };
+                _ = self.moves.scheduler.target_failed(slot.id, &[], &failure, now_ms);
+            }
         }
     }
 
@@ -217,11 +225,13 @@ impl Admissions {
 }
 
 /// Ids of hosts and datastores are a vCenter's own, so they are told apart by it.
-fn job_of(name: &str, source: &str, size: &Size, moves: bool, goes_on: bool) -> Job {
+fn job_of(name: &str, spec: &MigrationSpec, moves: bool, goes_on: bool) -> Job {
+    let (source, size) = (&spec.source.instance_uuid, &spec.size);
     let disks = size.disks.iter().filter(|_| moves).map(|disk| Disk {
         bytes: disk.bytes,
         datastore: format!("{source}/{}", disk.datastore),
-        pool: None,
+        // Those of one Plan go to one namespace, and mostly to one class.
+        pool: Some(spec.plan_ref.uid.clone()),
     });
     Job {
         name: name.to_string(),
@@ -326,6 +336,31 @@ mod tests {
         }
         assert_eq!((all.admit(now_ms).len(), all.counts()), (5, (0, 5)));
         assert_eq!(all.left_alone().count(), 0);
+    }
+
+    #[test]
+    fn a_target_that_is_full_holds_up_its_own_plan_and_is_tried_by_one_now_and_then() {
+        let of = |plan: &str| {
+            let mut spec = spec("vc", "host-1");
+            spec.plan_ref.uid = plan.into();
+            spec
+        };
+        let mut all =
+            Admissions::new(Budgets { vms_per_host: 1, order: Order::Arrival, ..Budgets::default() });
+        for name in ["a", "b", "c"] {
+            all.want(name, &of("full"), Work::Move, false, 0);
+        }
+        all.want("d", &of("other"), Work::Move, false, 0);
+        assert_eq!(all.admit(0), ["a"]);
+        all.tell("a", &HostTold::TargetFull, 0);
+        all.leave("a", 0);
+        assert_eq!(all.admit(0), ["d"], "no guest of the first Plan goes down in vain");
+        assert_eq!(all.left_alone().count(), 0);
+        all.leave("d", 0);
+        assert_eq!(all.admit(30_000), ["b"]);
+        all.tell("b", &HostTold::Served, 30_000);
+        all.leave("b", 30_000);
+        assert_eq!(all.admit(30_000), ["c"]);
     }
 
     #[test]

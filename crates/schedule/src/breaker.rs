@@ -1,4 +1,4 @@
-//! A host or a datastore that keeps failing is left alone for a while.
+//! A host, a datastore or a place at the target that keeps failing is left alone for a while.
 
 use crate::job::JobId;
 use crate::random::Random;
@@ -23,7 +23,7 @@ pub enum Permit {
     Never,
 }
 
-/// The circuit breaker of a host, or of a datastore.
+/// The circuit breaker of a host, of a datastore, or of a place at the target.
 ///
 /// Three failures in a row open it: no VM starts there. After a wait that doubles each time, between half and all of
 /// its length by chance so that hosts do not come back in step, one VM is tried. If that one works it closes; after
@@ -110,9 +110,18 @@ impl Breaker {
 
     /// A VM failed because of the host.
     pub fn failed(&mut self, by: JobId, now_ms: u64) {
+        self.fail(by, FAILURES_MAX, now_ms);
+    }
+
+    /// The same where nobody doubts that it is not the VM: one failure opens it.
+    pub fn failed_for_certain(&mut self, by: JobId, now_ms: u64) {
+        self.fail(by, 1, now_ms);
+    }
+
+    fn fail(&mut self, by: JobId, failures_max: u32, now_ms: u64) {
         self.failures = self.failures.saturating_add(1);
         let opened = match self.state {
-            State::Closed { in_a_row } if in_a_row + 1 < FAILURES_MAX => {
+            State::Closed { in_a_row } if in_a_row + 1 < failures_max => {
                 self.state = State::Closed { in_a_row: in_a_row + 1 };
                 return;
             }
@@ -128,6 +137,11 @@ impl Breaker {
         };
         let until_ms = now_ms.saturating_add(backoff_ms(opened, &mut self.random));
         self.state = State::Open { opened, until_ms };
+    }
+
+    /// Whether it is being tried with this VM.
+    pub fn is_tried_by(&self, id: JobId) -> bool {
+        matches!(self.state, State::Trying { by, .. } if by == id)
     }
 
     /// Whether the host is left alone, or is being tried.
@@ -180,6 +194,19 @@ mod tests {
         }
         assert_eq!((breaker.permit(0), breaker.failures()), (Permit::Yes, 18));
         assert!(open().is_open());
+    }
+
+    #[test]
+    fn one_failure_that_nobody_doubts_opens_it_and_one_vm_is_tried() {
+        let mut breaker = Breaker::new(Random::new(7), HOST_TRIES);
+        breaker.failed_for_certain(VM, 1000);
+        let now = until(&breaker, 1000);
+        breaker.failed_for_certain(JobId(2), 1000);
+        assert_eq!(until(&breaker, 1000), now, "those that ran beside it count as the same failure");
+        breaker.started(VM, now);
+        assert!(breaker.is_tried_by(VM) && !breaker.is_tried_by(JobId(2)));
+        breaker.succeeded(VM);
+        assert!(!breaker.is_open());
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub struct Disk {
     pub bytes: u64,
     /// The datastore that it lies in.
     pub datastore: String,
-    /// The pool or folder that it goes to, where that is known.
+    /// The pool or folder that it goes to, where that is known. VMs that go to one that fails are held back.
     pub pool: Option<String>,
 }
 

@@ -11,7 +11,7 @@
 //!
 //! - [`Scheduler`] holds VMs of several tenants (plans) and admits them within [`Budgets`].
 //! - [`Climb`] finds by measuring how many disks of a host, or of a datastore, are worth reading at once; [`Learner`] holds one for each.
-//! - [`Breaker`] leaves a host alone that keeps failing, and tries it again with one VM.
+//! - [`Breaker`] leaves a host, a datastore or a place at the target alone that keeps failing, and tries it again with one VM.
 //! - [`simulate`] runs the same scheduler on a virtual clock over resources with rates.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -33,6 +33,7 @@ pub use job::{Disk, Group, Job, JobId, Tenant, Window};
 pub use learner::{Learner, Look};
 pub use random::Random;
 pub use scheduler::{
-    Admission, DatastoreUsage, Ended, OVERTAKEN_MAX, Quarantined, Scheduler, TenantLimits, Usage, WaveUsage,
+    Admission, DatastoreUsage, Ended, OVERTAKEN_MAX, Quarantined, Scheduler, TargetFailure, TenantLimits,
+    Usage, WaveUsage,
 };
 pub use wait::{Resource, Wait};

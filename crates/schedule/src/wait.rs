@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem::discriminant;
 
-use drover_types::{Bytes, count, counted};
+use drover_types::{Bytes, count, counted, utc_moment};
 use serde::{Deserialize, Serialize};
 
 /// Something that there is only so much of.
@@ -145,6 +145,9 @@ pub enum Wait {
     },
     /// It failed, and is tried again later.
     Retry {
+        /// What failed, as people call it; empty if that is not known.
+        #[serde(default)]
+        of: String,
         /// When.
         at_ms: u64,
     },
@@ -159,6 +162,16 @@ pub enum Wait {
     Datastore {
         /// Datastore.
         datastore: String,
+        /// When it is tried again.
+        until_ms: u64,
+    },
+    /// A place that it goes to is full or failed, and is left alone for a while.
+    Target {
+        /// The place, as people call it.
+        target: String,
+        /// What failed there last.
+        #[serde(default)]
+        why: String,
         /// When it is tried again.
         until_ms: u64,
     },
@@ -232,7 +245,10 @@ impl Wait {
             | (Wait::DatastoreDisks { datastore: one, .. }, Wait::DatastoreDisks { datastore: two, .. }) => {
                 one == two
             }
-            (Wait::Datastore { datastore: one, .. }, Wait::Datastore { datastore: two, .. }) => one == two,
+            // Their text has the time of the next try.
+            (Wait::Retry { .. } | Wait::Host { .. } | Wait::Datastore { .. } | Wait::Target { .. }, _) => {
+                self == other
+            }
             (Wait::Room { place: one, .. }, Wait::Room { place: two, .. }) => one == two,
             (Wait::RoomUntold { place: one }, Wait::RoomUntold { place: two }) => one == two,
             (Wait::Stage { stage: one, .. }, Wait::Stage { stage: two, .. }) => one == two,
@@ -259,6 +275,7 @@ impl Wait {
             Wait::Retry { .. } => "retry",
             Wait::Host { .. } => "host",
             Wait::Datastore { .. } => "datastore",
+            Wait::Target { .. } => "target",
             Wait::AntiAffinity { .. } => "anti_affinity",
             Wait::Stage { .. } => "stage",
             Wait::Together { .. } => "together",
@@ -288,6 +305,7 @@ impl Wait {
             | Wait::Retry { .. }
             | Wait::Host { .. }
             | Wait::Datastore { .. }
+            | Wait::Target { .. }
             | Wait::AntiAffinity { .. }
             | Wait::Stage { .. }
             | Wait::Together { .. }
@@ -329,10 +347,19 @@ impl fmt::Display for Wait {
                 write!(f, "a word: {failed} of wave {wave} failed (`drover proceed PLAN {wave}`)")
             }
             Wait::WaveHooks { wave } => write!(f, "what is called before wave {wave}"),
-            Wait::Retry { .. } => f.write_str("its next try after a failure"),
-            Wait::Host { host, .. } => write!(f, "{host}: failed, tried again later"),
-            Wait::Datastore { datastore, .. } => {
-                write!(f, "datastore {datastore}: failed, tried again later")
+            Wait::Retry { of, at_ms } if of.is_empty() => {
+                write!(f, "its next try after a failure, {}", from(*at_ms))
+            }
+            Wait::Retry { of, at_ms } => {
+                write!(f, "its next try after a failure of {of}, {}", from(*at_ms))
+            }
+            Wait::Host { host, until_ms } => write!(f, "{host}: failed, {}", again(*until_ms)),
+            Wait::Datastore { datastore, until_ms } => {
+                write!(f, "datastore {datastore}: failed, {}", again(*until_ms))
+            }
+            Wait::Target { target, why, until_ms } => {
+                let why = if why.is_empty() { "failed" } else { why };
+                write!(f, "{target}: {why}; {}", again(*until_ms))
             }
             Wait::AntiAffinity { other } => write!(f, "{other}, which it never runs beside"),
             Wait::Stage { group, stage } => write!(f, "stage {stage} of group {group}"),
@@ -343,6 +370,14 @@ impl fmt::Display for Wait {
             Wait::Cutovers { of: 0, .. } => f.write_str("leave to move over"),
             Wait::Cutovers { held, of } => write!(f, "{held} of {of} cutovers at once"),
             Wait::OwnCutovers { held, of } => write!(f, "{held} of {of} cutovers of this plan at once"),
+            Wait::Room { place, needs_bytes, free_bytes, plans, .. } if plans.is_empty() => {
+                write!(
+                    f,
+                    "room in {place}: it may need {}, and {} are free",
+                    Bytes(*needs_bytes),
+                    Bytes(*free_bytes)
+                )
+            }
             Wait::Room { place, needs_bytes, free_bytes, promised_bytes, plans } => write!(
                 f,
                 "room in {place}: it may need {}, and of {} free {} are promised to {}",
@@ -357,6 +392,20 @@ impl fmt::Display for Wait {
             }
         }
     }
+}
+
+/// When something that failed is tried again.
+fn again(until_ms: u64) -> String {
+    match until_ms {
+        // One VM tries it.
+        u64::MAX => "one VM tries it now".into(),
+        _ => format!("tried again {}", from(until_ms)),
+    }
+}
+
+/// From when on, to the minute, so that those of one minute are told together.
+fn from(at_ms: u64) -> String {
+    format!("from {} on", utc_moment(at_ms))
 }
 
 /// Plans that are named of those that hold room.
@@ -379,6 +428,8 @@ mod tests {
         assert!(wave("a", 3).is_for_same(&wave("a", 2)) && !wave("a", 3).is_for_same(&wave("b", 3)));
         let failed = Wait::WaveFailed { wave: "a".into(), failed: 3 };
         assert!(!wave("a", 3).is_for_same(&failed) && failed.is_for_same(&failed));
+        let host = |until_ms| Wait::Host { host: "a".into(), until_ms };
+        assert!(host(1).is_for_same(&host(1)) && !host(1).is_for_same(&host(2)), "its text has the time");
         let disks = |held| Wait::Disks { held, of: 8, needs: 1 };
         assert!(disks(7).is_for_same(&disks(8)));
     }

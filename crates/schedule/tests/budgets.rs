@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use drover_schedule::simulate::{Capacities, Fleet, Vm, WarmMove, simulate};
 use drover_schedule::{
-    Admission, Budgets, Disk, Ended, Group, HostLimits, Job, JobId, OVERTAKEN_MAX, Scheduler, Tenant,
-    TenantLimits, Window,
+    Admission, Budgets, Disk, Ended, Group, HostLimits, Job, JobId, OVERTAKEN_MAX, Scheduler, TargetFailure,
+    Tenant, TenantLimits, Window,
 };
 use drover_types::{IfFailed, Wave, WaveWindow};
 use proptest::prelude::*;
@@ -25,7 +25,11 @@ fn any_job() -> impl Strategy<Value = Job> {
             host: format!("h{host}"),
             disks: disks
                 .into_iter()
-                .map(|(gib, ds)| Disk { bytes: gib << 30, datastore: format!("d{ds}"), pool: None })
+                .map(|(gib, ds)| Disk {
+                    bytes: gib << 30,
+                    datastore: format!("d{ds}"),
+                    pool: (gib % 3 > 0).then(|| format!("p{}", gib % 2)),
+                })
                 .collect(),
             priority,
             windows: window
@@ -132,7 +136,7 @@ proptest! {
         jobs in prop::collection::vec(any_job(), 0..60),
         (vms_per_host, disks, host_disks, datastore_disks) in (1u32..5, 1u32..12, 1u32..6, 1u32..5),
         (own_vms, own_disks, cutovers) in (1u32..3, 1u32..4, 1u32..3),
-        steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..13), 0..200),
+        steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..14), 0..200),
     ) {
         let budgets = Budgets { vms_per_host, disks, cutovers, disks_per_datastore: datastore_disks, ..Budgets::default() };
         let mut scheduler = Scheduler::new(budgets.clone());
@@ -231,6 +235,21 @@ proptest! {
                         cutovers: Some(1),
                     };
                     scheduler.set_tenant(Tenant(1), own);
+                }
+                9 => {
+                    held.of.remove(&id);
+                    // Of one place of its disks, or of all.
+                    let disks = scheduler.job(id).unwrap().disks.clone();
+                    let pool = disks.get(at.index(disks.len() + 1)).and_then(|disk| disk.pool.as_deref());
+                    let failure = TargetFailure { why: "no".into(), is_full: at.index(2) == 0 };
+                    let at: Vec<&str> = pool.into_iter().collect();
+                    match scheduler.target_failed(id, &at, &failure, now) {
+                        true => {
+                            scheduler.retry(id, now);
+                            down.remove(&id);
+                        }
+                        false => scheduler.finished(id, Ended::Failed, now),
+                    }
                 }
                 _ => {
                     let (_, _, done) = held.of.get_mut(&id).unwrap();

@@ -32,7 +32,7 @@ use drover_plan::{Others, PlannedVm, Problem};
 use drover_types::{Opening, Wave};
 use serde_json::{Value, json};
 
-use self::end::{End, datastore_of, end_of, word};
+use self::end::{End, datastore_of, end_of, is_of_source, word};
 use self::held::{Held, Look, Steps};
 use self::turn::Turn;
 use super::resolve::told;
@@ -624,7 +624,7 @@ impl Desk<'_> {
                 drover_engine::chain(&error)
             ));
         }
-        let host_failed = !outcome.quarantine.is_empty();
+        let host_failed = outcome.quarantine.iter().any(is_of_source);
         let datastore_failed = datastore_of(&outcome.quarantine);
         Ok(End { outage, left_off, host_failed, datastore_failed, ..end_of(&outcome, self.stop.is_set()) })
     }

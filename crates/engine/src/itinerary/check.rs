@@ -22,11 +22,13 @@ impl Journey<'_> {
         // One that an earlier run left is removed before the next is made, or the guest would go down for nothing.
         check_recorded(self.context.plan, self.context.store, self.context.source, &now)?;
         self.check_other_plans()?;
-        if self.context.target.is_running(self.planned)? {
+        let is_running = self.context.target.is_running(self.planned);
+        if is_running.inspect_err(|error| self.keep_refusal(None, error))? {
             let what = format!("{} runs at the target already", self.planned.target_name);
             return Err(ProviderError::new(Cause::Target, what).advise("stop it there first").into());
         }
-        self.context.target.prepare(self.planned)?;
+        let prepared = self.context.target.prepare(self.planned);
+        prepared.inspect_err(|error| self.keep_refusal(None, error))?;
         // A replica is looked at when it is known whether an earlier cutover changed it.
         if self.is_warm() { Ok(()) } else { self.check_images() }
     }

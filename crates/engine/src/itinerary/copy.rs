@@ -98,7 +98,8 @@ impl Journey<'_> {
         if self.context.target.is_one_way(self.planned)? {
             return self.send_disk(disk, source, (opened.notes, opened.late), stop);
         }
-        let target = self.context.target.open_disk(disk, self.planned, source.size())?;
+        let target = self.context.target.open_disk(disk, self.planned, source.size());
+        let target = target.inspect_err(|error| self.keep_refusal(Some(disk), error))?;
         let job = CopyJob {
             source,
             target: target.disk,
@@ -236,7 +237,7 @@ impl Journey<'_> {
             MoveError::Journal(_) | MoveError::TooSmall { .. } | MoveError::Other { .. } => Cause::Target,
             MoveError::Cancelled => Cause::Cancelled,
         };
-        self.keep_fault(disk, side);
+        self.keep_copy_fault(disk, &source, side);
         EngineError::Copy { disk: format!("{}/{}", self.planned.target_name, disk.disk.label), source, side }
     }
 }

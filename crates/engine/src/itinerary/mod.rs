@@ -3,6 +3,7 @@
 mod check;
 mod copy;
 mod ending;
+mod faults;
 mod hooks;
 mod images;
 mod send;
@@ -12,7 +13,7 @@ mod target;
 mod verify;
 mod warm;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drover_copy::LeafTable;
@@ -23,6 +24,7 @@ use drover_types::inventory::Vm;
 
 use self::ending::Memory;
 pub(crate) use self::ending::{ROLLS_BACK, end_untouched};
+pub(crate) use self::faults::{Fault, full_words};
 pub(crate) use self::hooks::{About, Calls, Moment, Outside};
 pub(crate) use self::source::{
     asked_down, check_recorded, has_begun, look, may_run_at_target, not_listed, remove_listed,
@@ -128,15 +130,6 @@ pub(crate) struct Journey<'a> {
     proved: Option<Vec<LeafTable>>,
 }
 
-/// What a disk could not be opened or read because of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// The host, or the way to it.
-    Host,
-    /// The datastore of this disk, by its place in the plan; or the host, if others of its datastores fail, too.
-    Disk(usize),
-}
-
 /// A disk that is on the target.
 struct Copied {
     leaves: LeafTable,
@@ -198,15 +191,15 @@ impl<'a> Journey<'a> {
             Err(error) => error,
         };
         let reached = self.reached;
-        let may_go_on = !is_told(error.cause()) && reached < Phase::Define && !self.context.stop.is_set();
-        let fault = self.fault().take().filter(|_| may_go_on);
+        let is_of_others = !is_told(error.cause()) && !self.context.stop.is_set();
+        let fault = self.fault().take().filter(|_| is_of_others);
         // Something that could not be undone is told by its end, which tries once more.
         if let Some(fault) = fault
-            && self.slots.host_failed(fault)
+            && self.fails_of(fault, &error, reached)
             && self.undo(reached).is_ok_and(|left| left.is_empty())
         {
             let at_ms = self.slots.retry();
-            self.note_retry(&error, at_ms);
+            self.note_retry(fault, &error, at_ms);
             return None;
         }
         let is_skipped = error.cause() == Cause::Skipped;
@@ -221,40 +214,15 @@ impl<'a> Journey<'a> {
         Some(end)
     }
 
-    fn note_retry(&self, error: &EngineError, at_ms: u64) {
+    fn note_retry(&self, fault: Fault, error: &EngineError, at_ms: u64) {
         let now_ms = u64::try_from(self.context.clock.now_ms()).unwrap_or(0);
         let seconds = at_ms.saturating_sub(now_ms).div_ceil(1000);
         let why = error.chain();
-        let what = "its host or its datastore fails, so it is tried again";
-        self.note(format!("{what} in {seconds} s at the earliest: {why}"));
-    }
-
-    /// A disk could not be opened or read: keeps what that is of.
-    fn keep_fault(&self, disk: &PlannedDisk, cause: Cause) {
-        let new = match (cause, self.place_of(disk)) {
-            (Cause::Source, Some(disk)) => Fault::Disk(disk),
-            (Cause::Source, None) | (Cause::Connection, _) => Fault::Host,
-            _ => return,
+        let what = match fault {
+            Fault::Host | Fault::Disk(_) => "its host or its datastore fails",
+            Fault::Target { .. } => "what it goes to fails",
         };
-        let mut fault = self.fault();
-        *fault = Some(match *fault {
-            Some(Fault::Disk(before)) if !self.is_at_same_datastore(before, disk) => Fault::Host,
-            Some(Fault::Host) => Fault::Host,
-            Some(Fault::Disk(_)) | None => new,
-        });
-    }
-
-    fn is_at_same_datastore(&self, place: usize, disk: &PlannedDisk) -> bool {
-        self.planned.disks.get(place).is_some_and(|it| it.disk.datastore == disk.disk.datastore)
-    }
-
-    /// The source serves well again.
-    fn forget_fault(&self) {
-        self.fault().take();
-    }
-
-    fn fault(&self) -> MutexGuard<'_, Option<Fault>> {
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
+        self.note(format!("{what}, so it is tried again in {seconds} s at the earliest: {why}"));
     }
 
     /// Ends before its first phase. An earlier try left nothing.
@@ -281,6 +249,7 @@ impl<'a> Journey<'a> {
         for phase in phases.iter().copied().filter(|phase| *phase >= first) {
             if phase == Phase::PowerOff {
                 self.leave_it_on_for_now()?;
+                self.await_target()?;
             }
             // What fails before a phase undoes nothing of it.
             self.call_before(phase)?;

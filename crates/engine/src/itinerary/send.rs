@@ -29,7 +29,8 @@ impl Journey<'_> {
         (notes, late): (Vec<String>, Option<LateNotes>),
         stop: &StopSignal,
     ) -> Outcome<Copied> {
-        let target = self.context.target.one_way(disk, self.planned)?;
+        let target = self.context.target.one_way(disk, self.planned);
+        let target = target.inspect_err(|error| self.keep_refusal(Some(disk), error))?;
         let label = &disk.disk.label;
         let live = self.enter(disk, DiskActivity::Copy);
         let reads = self.slots.reads(self.place_of(disk), &live);
@@ -85,7 +86,7 @@ impl Journey<'_> {
             let begun = target.begin(&first, source.size());
             let (tag, mut sink) = match begun {
                 Err(error) if error.cause == Cause::Cancelled => return Err(EngineError::Cancelled),
-                begun => begun?,
+                begun => begun.inspect_err(|error| self.keep_refusal(Some(disk), error))?,
             };
             let uploaded = match self.send_into(disk, source, sink.as_mut(), live, stop) {
                 Err(error) if stop.is_set() || error.cause() == Cause::Cancelled => {
@@ -117,9 +118,10 @@ impl Journey<'_> {
         let uploaded =
             upload(source, &mut &mut *sink, self.context.options, live, stop).map_err(|error| {
                 let failure = sink.failure();
+                let failure = failure.inspect(|failure| self.keep_refusal(Some(disk), failure));
                 failure.map_or_else(|| self.send_error(disk, error), EngineError::from)
             })?;
-        sink.finish()?;
+        sink.finish().inspect_err(|error| self.keep_refusal(Some(disk), error))?;
         Ok(uploaded)
     }
 
@@ -138,7 +140,7 @@ impl Journey<'_> {
             MoveError::Cancelled => Cause::Cancelled,
             MoveError::Journal(_) | MoveError::TooSmall { .. } | MoveError::Other { .. } => Cause::Target,
         };
-        self.keep_fault(disk, side);
+        self.keep_copy_fault(disk, &source, side);
         EngineError::Copy { disk: format!("{}/{}", self.planned.target_name, disk.disk.label), source, side }
     }
 }

@@ -66,7 +66,8 @@ impl Journey<'_> {
 
     pub(super) fn define(&mut self) -> Outcome<()> {
         self.memory.defined = Some(true);
-        let line = self.context.target.define(self.planned)?;
+        let line = self.context.target.define(self.planned);
+        let line = line.inspect_err(|error| self.keep_refusal(None, error))?;
         self.note(line);
         Ok(())
     }

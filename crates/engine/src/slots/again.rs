@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use drover_plan::PlannedVm;
 use drover_schedule::{Ended, JobId, Tenant};
 
-use super::job::{Left, key_of};
+use super::job::{Left, key_of, target_key};
 use super::{GivenUp, One, Schedule, State, now};
 use crate::clock::Clock;
 use crate::error::EngineError;
@@ -71,8 +71,8 @@ impl Schedule {
         self.lock().runs.get(&tenant).is_some_and(|run| run.shut.contains_key(wave))
     }
 
-    /// VMs of a run, each of which [`Schedule::failed`], wait again, with what is left of them. Hosts and datastores that were given up
-    /// are tried again for them, as for a new run.
+    /// VMs of a run, each of which [`Schedule::failed`], wait again, with what is left of them. Hosts, datastores and places at
+    /// targets that were given up are tried again for them, as for a new run.
     pub(crate) fn again(&self, tenant: Tenant, again: &Again<'_>, clock: &dyn Clock) {
         let Again { site, vms, left, copied, to_call } = *again;
         let mut state = self.lock();
@@ -85,6 +85,7 @@ impl Schedule {
             state.scheduler.try_again(&key_of(site, &vm.vm.host_id));
             for disk in &vm.disks {
                 state.scheduler.try_datastore_again(&key_of(site, &disk.disk.datastore));
+                state.scheduler.try_target_again(&target_key(vm, disk));
             }
             // Whatever it still holds goes to others.
             state.vms.remove(id);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use drover_plan::{Limits, PlannedVm, Verify, VmGroup};
+use drover_plan::{Limits, PlannedDisk, PlannedVm, Verify, VmGroup};
 use drover_schedule::{Budgets, Disk, Group, HostLimits, Job, Tenant};
 
 use crate::phase::Phase;
@@ -67,10 +67,10 @@ impl<'a> Left<'a> {
 fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>, copied: &Copied<'_>) -> Job {
     // Only its clean-up is left: for the waves and stages after its own it has arrived.
     let has_arrived = left.is_some_and(|left| left.state.has_arrived());
-    let disk = |disk: &drover_plan::PlannedDisk| Disk {
+    let disk = |disk: &PlannedDisk| Disk {
         bytes: left_bytes(vm, disk, copied),
         datastore: key_of(site, &disk.disk.datastore),
-        pool: Some(disk.pool.clone().unwrap_or_else(|| disk.base.display().to_string())),
+        pool: Some(target_key(vm, disk)),
     };
     Job {
         name: vm.target_name.clone(),
@@ -88,8 +88,30 @@ fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>, copied: &Copied<'_>)
     }
 }
 
+/// The site or the daemon that a VM goes to; absent for a folder of this machine.
+fn goes_to(vm: &PlannedVm) -> Option<&str> {
+    vm.daemon.as_deref().or(vm.site.as_deref())
+}
+
+fn pool_of(disk: &PlannedDisk) -> String {
+    disk.pool.clone().unwrap_or_else(|| disk.base.display().to_string())
+}
+
+/// What the place that a disk goes to is called in a schedule that several targets share.
+pub(super) fn target_key(vm: &PlannedVm, disk: &PlannedDisk) -> String {
+    key_of(goes_to(vm).unwrap_or_default(), &pool_of(disk))
+}
+
+/// What people call it.
+pub(super) fn target_label(vm: &PlannedVm, disk: &PlannedDisk) -> String {
+    match goes_to(vm) {
+        Some(at) => format!("{} of {at}", pool_of(disk)),
+        None => pool_of(disk),
+    }
+}
+
 /// Bytes of a disk that are still to be read.
-fn left_bytes(vm: &PlannedVm, disk: &drover_plan::PlannedDisk, copied: &Copied<'_>) -> u64 {
+fn left_bytes(vm: &PlannedVm, disk: &PlannedDisk, copied: &Copied<'_>) -> u64 {
     let data = vm.vm.data_bytes_of(&disk.disk);
     let copied = copied.get(&(vm.target_name.as_str(), disk.disk.label.as_str()));
     copied.map_or(data, |row| row.left_of(data))

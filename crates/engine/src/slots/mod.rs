@@ -9,6 +9,7 @@ mod job;
 mod learned;
 mod leave;
 mod rooms;
+mod targets;
 mod why;
 mod with_room;
 
@@ -28,7 +29,7 @@ use drover_types::Wave;
 
 pub(crate) use self::again::Again;
 use self::claims::{Claim, Claims};
-use self::job::{Left, key_of};
+use self::job::{Left, key_of, target_key, target_label};
 pub use self::job::{budgets_of, host_limits};
 use self::learned::Learned;
 pub(crate) use self::rooms::{Answer, Asks, Room, Rooms};
@@ -220,6 +221,11 @@ impl Schedule {
                 state.scheduler.set_datastore_label(&key_of(site, name), name);
                 state.scheduler.try_datastore_again(&key_of(site, name));
             }
+            for disk in &vm.disks {
+                let target = target_key(vm, disk);
+                state.scheduler.set_target_label(&target, &target_label(vm, disk));
+                state.scheduler.try_target_again(&target);
+            }
         }
         state.learn(site, vms);
         let own = TenantLimits::within(&budgets_of(limits), state.scheduler.budgets());
@@ -370,10 +376,12 @@ impl Schedule {
         in_use
     }
 
-    /// Hosts and datastores of a run because of which VMs failed, of whatever run.
+    /// Hosts, datastores and places at targets of a run because of which VMs failed, of whatever run.
     pub(crate) fn quarantine(&self, tenant: Tenant) -> Vec<Quarantined> {
         let state = self.lock();
-        state.scheduler.quarantine(&state.read_by(tenant))
+        let mut of = state.read_by(tenant);
+        of.extend(state.written_by(tenant));
+        state.scheduler.quarantine(&of)
     }
 
     /// What was found by measuring of the hosts and datastores of a run, a line for each: `esx3: 7 disks at once; an 8th gained 1 %`.
@@ -578,7 +586,7 @@ impl Slots<'_> {
         let mut state = self.schedule.lock();
         let disks = state.scheduler.job(self.id).map(|job| job.disks.as_slice()).unwrap_or_default();
         let datastore = match fault {
-            Fault::Host => None,
+            Fault::Host | Fault::Target { .. } => None,
             Fault::Disk(disk) => disks.get(disk).map(|disk| disk.datastore.clone()),
         };
         let again = state.scheduler.is_running(self.id)

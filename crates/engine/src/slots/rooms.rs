@@ -23,6 +23,7 @@ use drover_schedule::Wait;
 use drover_types::{BLOCK_BYTES, Bytes, file_name};
 
 use crate::error::{Cause, ProviderError};
+use crate::itinerary::full_words;
 use crate::provider::TargetPlace;
 
 /// Locks that are held by others are tried this often; after that they count as held for longer.
@@ -67,8 +68,16 @@ pub(crate) enum Answer {
     Promised(Room),
     /// Others have what it may need.
     Wait(Wait),
+    /// The place is full, although it may be overcommitted: this disk of the VM finds no room there for its first writes.
+    Full(usize, Full),
     /// It never fits.
     Never(ProviderError),
+}
+
+/// How a place that is full is told.
+pub(crate) struct Full {
+    pub(crate) wait: Wait,
+    pub(crate) why: String,
 }
 
 /// What is promised to a VM, at all places of its disks; free when dropped.
@@ -256,8 +265,8 @@ fn promise(
     Ok(promise)
 }
 
-fn no_room(asks: &Asks<'_>, place: &TargetPlace, free_bytes: u64, promised: Promised) -> Answer {
-    let (place, needs_bytes) = (place.label.clone(), place.needs_bytes());
+fn no_room(asks: &Asks<'_>, at: &TargetPlace, free_bytes: u64, promised: Promised) -> Answer {
+    let (place, needs_bytes) = (at.label.clone(), at.needs_bytes());
     // Others that write there may come to less than was promised to them.
     if !promised.plans.is_empty() {
         let plans = promised.plans.into_iter().collect();
@@ -268,6 +277,11 @@ fn no_room(asks: &Asks<'_>, place: &TargetPlace, free_bytes: u64, promised: Prom
             promised_bytes: promised.bytes,
             plans,
         });
+    }
+    if at.overcommits {
+        let wait = Wait::Room { place, needs_bytes, free_bytes, promised_bytes: 0, plans: Vec::new() };
+        let disk = at.needs.keys().next().copied().unwrap_or_default();
+        return Answer::Full(disk, Full { wait, why: full_words(free_bytes, asks.vm, needs_bytes) });
     }
     let what = format!(
         "{place} has {} left, and {} may need {} there",
@@ -297,13 +311,14 @@ mod tests {
 
     fn at(key: &str, needs: u64) -> Vec<TargetPlace> {
         let needs = BTreeMap::from([(0, needs * MIB)]);
-        vec![TargetPlace { key: key.into(), label: format!("/{key}"), at: PathBuf::from("/"), needs }]
+        let (label, at) = (format!("/{key}"), PathBuf::from("/"));
+        vec![TargetPlace { key: key.into(), label, at, needs, overcommits: false }]
     }
 
     fn promised_to(rooms: &Rooms, plan: &str, needs: u64) -> Room {
         match rooms.ask(&asks(plan), at("a", needs), &|_| Some(100 * MIB)) {
             Answer::Promised(room) => room,
-            Answer::Wait(wait) => panic!("{wait}"),
+            Answer::Wait(wait) | Answer::Full(_, Full { wait, .. }) => panic!("{wait}"),
             Answer::Never(error) => panic!("{error}"),
         }
     }
@@ -312,6 +327,7 @@ mod tests {
         match rooms.ask(&asks("other"), at("a", needs), &|_| Some(100 * MIB)) {
             Answer::Wait(wait) => Some(wait.to_string()),
             Answer::Promised(_) => None,
+            Answer::Full(_, full) => panic!("{}", full.why),
             Answer::Never(error) => panic!("{error}"),
         }
     }
@@ -355,6 +371,23 @@ mod tests {
         let insists = Asks { insists: true, ..asks("p") };
         assert!(matches!(ask(&insists, Some(40 * MIB)), Answer::Promised(_)));
         assert!(matches!(ask(&asks("p"), None), Answer::Promised(_)), "nobody knows what is free");
+    }
+
+    #[test]
+    fn a_place_that_may_be_overcommitted_and_is_full_is_told_as_such_and_refuses_nobody_for_good() {
+        let folder = tempfile::tempdir().unwrap();
+        let rooms = Rooms::new(folder.path()).unwrap();
+        let ask = |plan, free| {
+            let places =
+                at("a", 16).into_iter().map(|place| TargetPlace { overcommits: true, ..place }).collect();
+            rooms.ask(&asks(plan), places, &|_| Some(free * MIB))
+        };
+        let Answer::Full(disk, full) = ask("p", 3) else { panic!("it has no room") };
+        assert_eq!((disk, full.why.as_str()), (0, "it is full: 3 MiB free, and web may need 16 MiB"));
+        let Answer::Promised(held) = ask("p", 20) else { panic!("its first writes fit") };
+        assert!(matches!(ask("q", 20), Answer::Wait(_)), "others have what is left");
+        drop(held);
+        assert!(matches!(ask("q", 20), Answer::Promised(_)));
     }
 
     #[test]

@@ -28,6 +28,16 @@ impl State {
                 let why = format!("datastore {name} failed again and again, and is left alone");
                 (Cause::HostFailed, why, TRY_DATASTORE)
             }
+            Ended::TargetFailed => {
+                let (name, last) = self.scheduler.failed_target(id).unwrap_or_default();
+                let is_full = last.is_some_and(|last| last.is_full);
+                let why = last.map_or("it failed again and again", |last| last.why.as_str());
+                let why = format!("{name} is left alone: {why}");
+                match is_full {
+                    true => (Cause::TargetFull, why, TRY_ROOM),
+                    false => (Cause::Target, why, TRY_TARGET),
+                }
+            }
             Ended::HostFailed | Ended::Arrived | Ended::Failed | Ended::LeftOut => {
                 let host = self.vms.get(&id).map(|one| self.scheduler.label(&one.host)).unwrap_or_default();
                 let why = format!("host {host} failed again and again, and is left alone");
@@ -60,6 +70,9 @@ pub(super) enum Stays {
 const LATER: &str = "give the wave a later end in the plan's file, then give the file to `drover migrate` again: what was copied is kept";
 const TRY_HOST: &str = "see whether the host is well, then `drover resume` goes on with its VMs";
 const TRY_DATASTORE: &str = "see whether the datastore is well, then `drover resume` goes on with its VMs";
+const TRY_ROOM: &str = "make room there, then `drover resume` goes on with its VMs";
+const TRY_TARGET: &str =
+    "see whether the place is there and can be written to, then `drover resume` goes on with its VMs";
 pub(super) const TRY_WAVES: &str =
     "`drover resume` tries what failed again, and goes on in the order of the waves";
 const TRY_GROUP: &str = "`drover resume` goes on with the group, in its order";

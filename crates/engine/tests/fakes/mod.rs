@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use drover_copy::RetryPolicy;
 use drover_disk::memory::{Effect, Nth};
-use drover_disk::{Disk, DiskOp, Features, MemDisk};
+use drover_disk::{Disk, DiskErrorKind, DiskOp, Features, MemDisk};
 use drover_engine::{
     Answer, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Frozen, HookResult,
     HookRunner, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, PowerWatch, ProviderError,
@@ -118,6 +118,10 @@ pub struct World {
     pub is_given_away: AtomicBool,
     /// Bytes that are free at the target, whatever is written there; absent: nobody knows.
     pub free_bytes: Option<u64>,
+    /// Whether the plan may come to more there than is free.
+    pub overcommits: bool,
+    /// Nothing more can be written to the images of VMs that are begun from now on.
+    pub is_full: AtomicBool,
     /// VMs that go to a place which tells what is free there when all other VMs have arrived, or after half a minute.
     pub silent: Vec<String>,
     /// Whether it kept silent until then.
@@ -167,6 +171,8 @@ impl World {
             site: Default::default(),
             is_given_away: AtomicBool::new(false),
             free_bytes: None,
+            overcommits: false,
+            is_full: AtomicBool::new(false),
             silent: Vec::new(),
             was_silent: AtomicBool::new(false),
             patience: Duration::from_millis(50),

@@ -11,7 +11,13 @@ impl TargetProvider for World {
         let needs = vm.disks.iter().map(|disk| disk.disk.capacity_bytes).enumerate().collect();
         let at = self.folder.path().to_path_buf();
         let place = if self.silent.contains(&vm.vm.name) { "silence" } else { "world" };
-        Ok(vec![TargetPlace { key: place.into(), label: format!("the {place}"), at, needs }])
+        Ok(vec![TargetPlace {
+            key: place.into(),
+            label: format!("the {place}"),
+            at,
+            needs,
+            overcommits: self.overcommits,
+        }])
     }
 
     fn free_bytes(&self, _: &PlannedVm, place: &TargetPlace) -> Result<Option<u64>, ProviderError> {
@@ -42,6 +48,9 @@ impl TargetProvider for World {
             let name = disk.path.display().to_string();
             std::fs::write(&disk.path, "").unwrap();
             let image = state.images.entry(disk.path.clone()).or_insert_with(|| MemDisk::blank(&name, size));
+            if self.is_full.load(Ordering::SeqCst) {
+                image.add_fault(DiskOp::Write, Nth::From(1), Effect::Fail(DiskErrorKind::OutOfSpace));
+            }
             OpenedTarget { disk: Arc::new(image.clone()), tag: name, is_new, zeroed: is_new, link: None }
         })
     }

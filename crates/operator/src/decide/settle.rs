@@ -115,6 +115,7 @@ impl Run<'_> {
         let has_moved = [exit::SUCCESS, exit::NOT_CLEANED_UP].contains(&code);
         self.host = match has_moved {
             true => Some(HostTold::Served).filter(|_| !had_arrived),
+            false if code == exit::TARGET_FULL && !word.host_failed => Some(HostTold::TargetFull),
             false => match &word.datastore_failed {
                 Some(datastore) => Some(HostTold::DatastoreFailed(datastore.clone())),
                 None => Some(HostTold::Failed),

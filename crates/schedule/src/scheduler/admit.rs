@@ -306,6 +306,9 @@ impl Scheduler {
         for (datastore, _) in &entry.spread {
             self.datastores[*datastore].breaker.started(id, now_ms);
         }
+        for target in &entry.targets {
+            self.targets[*target].breaker.started(id, now_ms);
+        }
         if let Some(share) = self.shares.get_mut(&entry.tenant) {
             share.disks += slots;
             *share.vms.entry(entry.host).or_default() += 1;

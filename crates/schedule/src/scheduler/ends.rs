@@ -9,7 +9,7 @@ use drover_types::count;
 
 use super::entry::{Aside, State};
 use super::hold::Hold;
-use super::{Datastore, Host, Scheduler, entry::Held};
+use super::{Datastore, Host, Scheduler, Target, entry::Held};
 use crate::breaker::{Breaker, backoff_ms};
 use crate::job::{JobId, Tenant};
 use crate::random::Random;
@@ -40,9 +40,11 @@ pub enum Ended {
     HostFailed,
     /// A datastore of it failed so often that it was given up.
     DatastoreFailed,
+    /// A place that it goes to failed, or was full, so often that it was given up.
+    TargetFailed,
 }
 
-/// A host or a datastore that failed.
+/// A host, a datastore or a place at the target that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantined {
     /// Which one, by what people call it.
@@ -61,7 +63,11 @@ impl fmt::Display for Quarantined {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = if self.is_open { ", and it was left alone" } else { "" };
         let times = count(self.failures as usize, "time");
-        write!(f, "{}: VMs failed {times} because of it{now}", self.what)?;
+        match &self.what {
+            // Its name says what it is.
+            Resource::Pool(name) => write!(f, "target {name}: VMs failed {times} because of it{now}")?,
+            what => write!(f, "{what}: VMs failed {times} because of it{now}")?,
+        }
         match self.datastores.as_slice() {
             [] => Ok(()),
             names => write!(f, "; not read: {}", names.join(", ")),
@@ -179,9 +185,12 @@ impl Scheduler {
         for (datastore, _) in &entry.spread {
             self.datastores[*datastore].breaker.told_nothing(id, now_ms);
         }
+        for target in &entry.targets {
+            self.targets[*target].breaker.told_nothing(id, now_ms);
+        }
     }
 
-    /// Its host and its datastores served a running job well.
+    /// Its host, its datastores and the places at its target served a running job well.
     fn served(&mut self, id: JobId) {
         let entry = &self.jobs[&id];
         let host = &mut self.hosts[entry.host];
@@ -191,6 +200,9 @@ impl Scheduler {
             host.failing.remove(datastore);
             self.datastores[*datastore].failed_by.clear();
             self.datastores[*datastore].breaker.succeeded(id);
+        }
+        for target in &entry.targets {
+            self.targets[*target].breaker.succeeded(id);
         }
     }
 
@@ -287,6 +299,10 @@ impl Scheduler {
         {
             self.hosts[host].serves = false;
         }
+        self.jobs.get_mut(&id).expect("a job that failed is known").failed = match own {
+            Some(datastore) => format!("datastore {}", self.datastores[datastore].label),
+            None => self.hosts[host].label.clone(),
+        };
         let breaker = match own {
             Some(datastore) => &mut self.datastores[datastore].breaker,
             None => &mut self.hosts[host].breaker,
@@ -338,8 +354,13 @@ impl Scheduler {
         at_ms
     }
 
-    /// Gives up all jobs of a host or of a datastore that wait.
-    fn give_up_all(&mut self, ended: Ended, now_ms: u64, is_of_it: impl Fn(&super::Entry) -> bool) {
+    /// Gives up all jobs of a host, of a datastore or of a place that wait.
+    pub(super) fn give_up_all(
+        &mut self,
+        ended: Ended,
+        now_ms: u64,
+        is_of_it: impl Fn(&super::Entry) -> bool,
+    ) {
         let waits = |entry: &super::Entry| matches!(entry.state, State::Waiting | State::Aside(_));
         let of = self.jobs.iter().filter(|(_, entry)| waits(entry) && is_of_it(entry));
         let ids: Vec<JobId> = of.map(|(id, _)| *id).collect();
@@ -442,7 +463,7 @@ impl Scheduler {
         self.shares.remove(&tenant);
     }
 
-    /// Those of these hosts and datastores because of which VMs failed, by what people call them.
+    /// Those of these hosts, datastores and places at targets because of which VMs failed, by what people call them.
     pub fn quarantine(&self, of: &BTreeSet<Resource>) -> Vec<Quarantined> {
         let told = |what: Resource, breaker: &Breaker, failing: &BTreeSet<usize>| Quarantined {
             what,
@@ -464,8 +485,12 @@ impl Scheduler {
                     let what = |it: &Datastore| Resource::Datastore(it.label.clone());
                     all.extend(datastore.map(|it| told(what(it), &it.breaker, &none)));
                 }
-                Resource::Stream | Resource::Link | Resource::Line(_) | Resource::Pool(_) | Resource::Cpu => {
+                Resource::Pool(name) => {
+                    let target = self.target_of.get(name).map(|it| &self.targets[*it]);
+                    let what = |it: &Target| Resource::Pool(it.label.clone());
+                    all.extend(target.map(|it| told(what(it), &it.breaker, &none)));
                 }
+                Resource::Stream | Resource::Link | Resource::Line(_) | Resource::Cpu => {}
             }
         }
         all.retain(|it| it.failures > 0);

@@ -17,6 +17,8 @@ pub(super) struct Entry {
     pub(super) datastores: Vec<usize>,
     /// How many disks lie in each datastore, the most first.
     pub(super) spread: Vec<(usize, u32)>,
+    /// Places at the target that its disks go to.
+    pub(super) targets: Vec<usize>,
     /// How long it would take alone.
     pub(super) own_ms: u64,
     pub(super) state: State,
@@ -40,6 +42,8 @@ pub(super) struct Entry {
     pub(super) counted: Vec<bool>,
     /// Times it was put back after a failure.
     pub(super) retries: u32,
+    /// What it failed because of last, as people call it.
+    pub(super) failed: String,
     /// It is parked because of its wave alone.
     pub(super) awaits_wave: bool,
     /// What was told of the room that it lacked last.
@@ -72,6 +76,8 @@ pub(super) enum Aside {
     Room(u64),
     /// A datastore of it failed, and is left alone for a while.
     Datastore(usize),
+    /// A place at its target failed, and is left alone for a while.
+    Target(usize),
     /// A job of the same anti-affinity key runs.
     Affinity,
     /// An earlier stage of its group is left.
@@ -136,6 +142,7 @@ impl Entry {
             own_ms: copy_ms.saturating_add(job.fixed_ms),
             counted: vec![false; job.disks.len()],
             spread: spread(&datastores),
+            targets: Vec::new(),
             job,
             host,
             datastores,
@@ -149,6 +156,7 @@ impl Entry {
             due,
             key: Key::default(),
             retries: 0,
+            failed: String::new(),
             awaits_wave: false,
             room: None,
         }

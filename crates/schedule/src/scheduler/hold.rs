@@ -22,6 +22,8 @@ pub(super) struct Holds {
     waves: BTreeSet<(u64, JobId)>,
     /// Those that wait for a datastore that is left alone.
     datastores: BTreeMap<usize, BTreeSet<JobId>>,
+    /// The same of places at targets.
+    targets: BTreeMap<usize, BTreeSet<JobId>>,
 }
 
 /// Why a job may not start.
@@ -68,6 +70,11 @@ impl Holds {
     pub(super) fn datastores(&self) -> impl Iterator<Item = usize> {
         self.datastores.keys().copied()
     }
+
+    /// Places at targets that jobs wait for.
+    pub(super) fn targets(&self) -> impl Iterator<Item = usize> {
+        self.targets.keys().copied()
+    }
 }
 
 impl Scheduler {
@@ -80,6 +87,9 @@ impl Scheduler {
         }
         if self.datastore_given_up(id).is_some() {
             return Some(Hold::Ever(Ended::DatastoreFailed));
+        }
+        if self.target_given_up(entry).is_some() {
+            return Some(Hold::Ever(Ended::TargetFailed));
         }
         // What has begun goes on, whatever its window.
         if !goes_on && !entry.job.windows.is_empty() && !entry.job.windows.iter().any(|it| it.holds(now_ms)) {
@@ -94,7 +104,8 @@ impl Scheduler {
         let other = key.and_then(|key| self.holds.runs(key)).filter(|other| *other != id);
         let left_alone =
             || self.left_alone_of(entry, now_ms).map(|(datastore, _)| Aside::Datastore(datastore));
-        other.map(|_| Aside::Affinity).or_else(left_alone).map(Hold::For)
+        let no_target = || self.target_left_alone_of(entry, now_ms).map(|(target, _)| Aside::Target(target));
+        other.map(|_| Aside::Affinity).or_else(left_alone).or_else(no_target).map(Hold::For)
     }
 
     /// A datastore of a job that is left alone now, and until when.
@@ -130,6 +141,7 @@ impl Scheduler {
             Aside::Datastore(datastore) => {
                 self.holds.datastores.entry(datastore).or_default().insert(id);
             }
+            Aside::Target(target) => drop(self.holds.targets.entry(target).or_default().insert(id)),
             Aside::Wave(until) => {
                 self.holds.at.insert((until, id));
                 self.holds.waves.insert((until, id));
@@ -154,6 +166,11 @@ impl Scheduler {
             Aside::Stage => drop(self.holds.stages.remove(&id)),
             Aside::Datastore(datastore) => {
                 if let Some(waiting) = self.holds.datastores.get_mut(&datastore) {
+                    waiting.remove(&id);
+                }
+            }
+            Aside::Target(target) => {
+                if let Some(waiting) = self.holds.targets.get_mut(&target) {
                     waiting.remove(&id);
                 }
             }
@@ -182,6 +199,7 @@ impl Scheduler {
             self.wait_again(id, now_ms);
         }
         self.release_datastores(now_ms);
+        self.release_targets(now_ms);
     }
 
     /// Datastores that are to be read again: the first of their jobs shows whether they can be.
@@ -191,6 +209,17 @@ impl Scheduler {
         let free: Vec<usize> = self.holds.datastores().filter(is_free).collect();
         for datastore in free {
             let waiting = self.holds.datastores.remove(&datastore).unwrap_or_default();
+            waiting.into_iter().for_each(|id| self.wait_again(id, now_ms));
+        }
+    }
+
+    /// The same of places at targets.
+    fn release_targets(&mut self, now_ms: u64) {
+        let permit = |target: &usize| self.targets[*target].breaker.permit(now_ms);
+        let is_free = |target: &usize| !matches!(permit(target), Permit::Not(_));
+        let free: Vec<usize> = self.holds.targets().filter(is_free).collect();
+        for target in free {
+            let waiting = self.holds.targets.remove(&target).unwrap_or_default();
             waiting.into_iter().for_each(|id| self.wait_again(id, now_ms));
         }
     }

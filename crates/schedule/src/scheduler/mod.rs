@@ -13,6 +13,7 @@ mod cutover;
 mod ends;
 mod entry;
 mod hold;
+mod targets;
 mod tells;
 mod tenants;
 #[cfg(test)]
@@ -32,6 +33,8 @@ use self::cutover::Groups;
 pub use self::ends::{Ended, Quarantined};
 use self::entry::{Entry, Key, State};
 use self::hold::Holds;
+use self::targets::Target;
+pub use self::targets::TargetFailure;
 pub use self::tells::{DatastoreUsage, Usage};
 use self::tenants::Share;
 pub use self::tenants::TenantLimits;
@@ -49,6 +52,8 @@ pub struct Scheduler {
     host_of: BTreeMap<String, usize>,
     datastores: Vec<Datastore>,
     datastore_of: BTreeMap<String, usize>,
+    targets: Vec<Target>,
+    target_of: BTreeMap<String, usize>,
     jobs: BTreeMap<JobId, Entry>,
     next_id: u64,
     /// Jobs that were admitted so far; the clock by which a job counts as overtaken.
@@ -143,6 +148,8 @@ impl Scheduler {
             host_of: BTreeMap::new(),
             datastores: Vec::new(),
             datastore_of: BTreeMap::new(),
+            targets: Vec::new(),
+            target_of: BTreeMap::new(),
             jobs: BTreeMap::new(),
             next_id: 0,
             admissions: 0,
@@ -214,7 +221,8 @@ impl Scheduler {
     fn entry(&mut self, tenant: Tenant, job: Job, due: u64) -> Entry {
         let host = self.host(&job.host);
         let datastores = job.disks.iter().map(|disk| self.datastore(&disk.datastore)).collect();
-        Entry::new(tenant, job, host, datastores, due, &self.budgets.rates)
+        let targets = self.targets_of(&job);
+        Entry { targets, ..Entry::new(tenant, job, host, datastores, due, &self.budgets.rates) }
     }
 
     /// The host of that name, made known if it is not.

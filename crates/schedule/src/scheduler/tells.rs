@@ -85,7 +85,13 @@ impl Scheduler {
             Permit::Not(_) | Permit::Yes | Permit::One | Permit::Never => None,
         };
         let datastores = self.holds.datastores().filter_map(left_alone);
-        self.hosts.iter().filter_map(closed).chain(datastores).chain(self.holds.next_ms()).min()
+        let place = |target: usize| match self.targets[target].breaker.permit(now_ms) {
+            Permit::Not(until) if until < u64::MAX => Some(until),
+            Permit::Not(_) | Permit::Yes | Permit::One | Permit::Never => None,
+        };
+        let targets = self.holds.targets().filter_map(place);
+        let hosts = self.hosts.iter().filter_map(closed);
+        hosts.chain(datastores).chain(targets).chain(self.holds.next_ms()).min()
     }
 
     /// Hosts that failed and are left alone, or are being tried.
@@ -188,8 +194,8 @@ impl Scheduler {
     fn why_aside(&self, entry: &Entry, aside: Aside, now_ms: u64) -> Wait {
         match aside {
             Aside::Window(opens_ms) => Wait::Window { opens_ms, opens: self.waves.moment(entry, opens_ms) },
-            Aside::Retry(at_ms) => Wait::Retry { at_ms },
-            Aside::Room(at_ms) => entry.room.clone().unwrap_or(Wait::Retry { at_ms }),
+            Aside::Retry(at_ms) => Wait::Retry { of: entry.failed.clone(), at_ms },
+            Aside::Room(at_ms) => entry.room.clone().unwrap_or(Wait::Retry { of: String::new(), at_ms }),
             Aside::Affinity => {
                 let other = entry.job.anti_affinity.as_deref().and_then(|key| self.holds.runs(key));
                 let other = other.and_then(|id| self.job(id)).map(|job| job.name.clone());
@@ -207,6 +213,10 @@ impl Scheduler {
                 let until_ms = self.left_alone_of(entry, now_ms).map_or(now_ms, |(_, until_ms)| until_ms);
                 Wait::Datastore { datastore: self.datastores[datastore].label.clone(), until_ms }
             }
+            Aside::Target(target) => {
+                let until = self.target_left_alone_of(entry, now_ms);
+                self.target_wait(target, until.map_or(now_ms, |(_, until_ms)| until_ms))
+            }
         }
     }
 
@@ -218,6 +228,9 @@ impl Scheduler {
         }
         if let Some((datastore, until_ms)) = self.left_alone_of(entry, now_ms) {
             return Wait::Datastore { datastore: self.datastores[datastore].label.clone(), until_ms };
+        }
+        if let Some((target, until_ms)) = self.target_left_alone_of(entry, now_ms) {
+            return self.target_wait(target, until_ms);
         }
         if let Some(share) = self.shares.get(&entry.tenant) {
             let (held, of) = (share.vms_at(entry.host), share.vms_max());

@@ -10,6 +10,7 @@ use crate::wait::Wait;
 
 mod again;
 mod hosts;
+mod targets;
 mod waves;
 
 fn job(host: &str, disks: usize, bytes: u64, priority: i32) -> Job {

@@ -156,7 +156,8 @@ impl Waves {
             | Ended::GroupFailed
             | Ended::WaveShut
             | Ended::HostFailed
-            | Ended::DatastoreFailed => state.failed += 1,
+            | Ended::DatastoreFailed
+            | Ended::TargetFailed => state.failed += 1,
         }
         state.pass();
         state.left == 0

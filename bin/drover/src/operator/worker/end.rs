@@ -57,9 +57,15 @@ pub(super) fn word(exit: Exit, message: &str) -> String {
     first.map_or_else(|| word_of(exit), |(_, word)| word.to_string())
 }
 
+/// Whether it is a host or a datastore; a place at the target is told by the exit code.
+pub(super) fn is_of_source(failed: &Quarantined) -> bool {
+    !matches!(failed.what, Resource::Pool(_))
+}
+
 /// The one datastore that could not be read. A worker knows no other VM of its host, so that for it the host failed.
 pub(super) fn datastore_of(quarantine: &[Quarantined]) -> Option<String> {
-    let [Quarantined { what, datastores, .. }] = quarantine else { return None };
+    let of_source: Vec<&Quarantined> = quarantine.iter().filter(|it| is_of_source(it)).collect();
+    let [Quarantined { what, datastores, .. }] = of_source.as_slice() else { return None };
     match (what, datastores.as_slice()) {
         (Resource::Datastore(name), _) | (Resource::Host(_), [name]) => Some(name.clone()),
         _ => None,

@@ -310,6 +310,7 @@ fn the_scheduler_is_told_once_what_the_end_of_a_worker_says_of_the_host() {
     let told = |exit: u8, host_failed: bool| told_of(exit, host_failed, None);
     assert_eq!([told(0, false), told(13, false)], [const { Some(HostTold::Served) }; 2]);
     assert_eq!([told(6, true), told(5, true), told(9, true)], [const { Some(HostTold::Failed) }; 3]);
+    assert_eq!(told(8, false), Some(HostTold::TargetFull));
     assert_eq!([told(6, false), told(3, false), told(130, false)], [const { None }; 3]);
     assert_eq!(told_of(6, true, Some("ds")), Some(HostTold::DatastoreFailed("ds".into())));
     assert_eq!(told_of(0, true, Some("ds")), Some(HostTold::Served));

@@ -232,7 +232,11 @@ fn one_vm_shows_whether_a_datastore_can_be_read_again_and_others_wait_for_it() {
     }
     assert_eq!(admitted(&mut scheduler), [12, 11, 10], "the others of the host go on");
     let wait = scheduler.wait_of(JobId(9), 0).unwrap();
-    assert_eq!(wait.to_string(), "datastore bad: failed, tried again later");
+    let Wait::Datastore { until_ms, .. } = wait else { panic!("{wait}") };
+    assert_eq!(
+        wait.to_string(),
+        format!("datastore bad: failed, tried again from {} on", utc_moment(until_ms))
+    );
     assert_eq!(wait.kind(), "datastore");
     [12, 11, 10].iter().for_each(|id| arrive(&mut scheduler, *id));
     assert_eq!(admitted(&mut scheduler), [0; 0]);

@@ -1,0 +1,105 @@
+//! Places at targets that are full or fail.
+
+use super::*;
+use crate::breaker::BACKOFF_MS;
+use crate::budgets::HOST_TRIES;
+use crate::wait::Resource;
+
+/// A job of host `a` that goes to a place.
+fn to(pool: &str, bytes: u64) -> Job {
+    let disk = Disk { bytes: bytes << 30, datastore: "ds".into(), pool: Some(pool.into()) };
+    Job { name: format!("{pool}-{bytes}"), host: "a".into(), disks: vec![disk], ..Job::default() }
+}
+
+fn failure(is_full: bool) -> TargetFailure {
+    TargetFailure { why: "it is full: 3 MiB free".into(), is_full }
+}
+
+/// A job fails because of its place; whether it is tried again.
+fn target_fails(scheduler: &mut Scheduler, id: u64, is_full: bool, now_ms: u64) -> bool {
+    let again = scheduler.target_failed(JobId(id), &[], &failure(is_full), now_ms);
+    match again {
+        true => _ = scheduler.retry(JobId(id), now_ms),
+        false => scheduler.finished(JobId(id), Ended::Failed, now_ms),
+    }
+    again
+}
+
+#[test]
+fn one_vm_that_finds_its_place_full_holds_back_all_that_go_there_and_no_other() {
+    let jobs: Vec<Job> =
+        (0..9).map(|gib| to("full", 90 + gib)).chain((0..3).map(|gib| to("roomy", 1 + gib))).collect();
+    let mut scheduler = of(&jobs, 1, 200);
+    let first = admitted(&mut scheduler);
+    assert_eq!(first, [8]);
+    assert!(!target_fails(&mut scheduler, 8, true, 0), "its guest went down in vain once");
+    // One after the other, as the host takes one at a time.
+    for id in [11, 10, 9] {
+        assert_eq!(admitted(&mut scheduler), [id], "the others go on");
+        arrive(&mut scheduler, id);
+    }
+    assert_eq!(admitted(&mut scheduler), [0; 0]);
+    let wait = scheduler.wait_of(JobId(7), 0).unwrap();
+    let Wait::Target { until_ms, .. } = wait else { panic!("{wait}") };
+    let told = format!("full: it is full: 3 MiB free; tried again from {} on", utc_moment(until_ms));
+    assert_eq!((wait.to_string(), wait.kind()), (told, "target"));
+    assert_eq!(scheduler.next_event_ms(0), Some(until_ms));
+    assert!((BACKOFF_MS / 2..=BACKOFF_MS).contains(&until_ms));
+    // One VM shows whether there is room again.
+    assert_eq!(admitted_at(&mut scheduler, until_ms), [7]);
+    assert!(scheduler.was_target_full(JobId(7)) && !scheduler.is_target_held(JobId(7)));
+    assert!(scheduler.is_target_held(JobId(6)));
+    scheduler.finished(JobId(7), Ended::Arrived, until_ms);
+    assert!(!scheduler.was_target_full(JobId(6)));
+    assert_eq!(admitted_at(&mut scheduler, until_ms), [6]);
+}
+
+#[test]
+fn a_place_that_stays_full_is_given_up_and_says_why() {
+    let jobs: Vec<Job> = (0..30).map(|gib| to("full", 90 + gib)).chain([to("roomy", 1)]).collect();
+    let mut scheduler = of(&jobs, 20, 200);
+    scheduler.set_target_label("full", "/vms");
+    let (mut now, mut began) = (0, 0);
+    for id in admitted(&mut scheduler) {
+        began += 1;
+        match id {
+            30 => arrive(&mut scheduler, 30),
+            _ => _ = target_fails(&mut scheduler, id, true, now),
+        }
+    }
+    assert_eq!(began, 20);
+    while !scheduler.is_done() {
+        now = scheduler.next_event_ms(now).unwrap_or(now + BACKOFF_MS_MAX);
+        for id in admitted_at(&mut scheduler, now) {
+            began += 1;
+            match id {
+                30 => arrive(&mut scheduler, 30),
+                _ => _ = target_fails(&mut scheduler, id, true, now),
+            }
+        }
+        assert!(began < 50);
+    }
+    assert!((20 + HOST_TRIES..=21 + HOST_TRIES).contains(&began), "{began} began");
+    let given_up = scheduler.take_given_up();
+    assert!(!given_up.is_empty() && given_up.iter().all(|(_, ended)| *ended == Ended::TargetFailed));
+    let id = given_up[0].0;
+    assert_eq!(scheduler.failed_target(id), Some(("/vms", Some(&failure(true)))));
+    assert_eq!(scheduler.targets_left_alone().collect::<Vec<_>>(), ["full"]);
+    let told = scheduler.quarantine(&["full", "roomy"].map(|pool| Resource::Pool(pool.into())).into());
+    assert_eq!((told.len(), &told[0].what, told[0].is_open), (1, &Resource::Pool("/vms".into()), true));
+    // Somebody made room, and orders it anew.
+    scheduler.try_target_again("full");
+    let again = scheduler.add_again(Tenant(0), vec![(id, to("full", 1))], now);
+    assert_eq!(admitted_at(&mut scheduler, now), [again[0].0]);
+}
+
+#[test]
+fn a_place_that_refuses_one_vm_may_have_nothing_against_the_others() {
+    let jobs: Vec<Job> = (0..9).map(|gib| to("odd", 90 + gib)).collect();
+    let mut scheduler = of(&jobs, 20, 200);
+    let all = admitted(&mut scheduler);
+    let again: Vec<bool> = all[..3].iter().map(|id| target_fails(&mut scheduler, *id, false, 0)).collect();
+    assert_eq!(again, [false, false, true], "three in a row are of the place, and the third is tried again");
+    let wait = scheduler.wait_of(JobId(all[2]), 0).unwrap();
+    assert!(wait.to_string().starts_with("its next try after a failure of odd, from "), "{wait}");
+}
