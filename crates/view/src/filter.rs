@@ -149,6 +149,15 @@ impl Extent<'_> {
     pub(crate) fn groups(self, vms: usize) -> bool {
         self == Extent::Short && vms > LISTED_MAX
     }
+
+    /// How the errors of so many VMs are told.
+    pub(crate) fn errors(self, vms: usize) -> Errors {
+        match self {
+            Extent::Short if vms > LISTED_MAX => Errors::ByCause(2),
+            Extent::Short => Errors::ByCause(OF_ONE_CAUSE),
+            Extent::Whole | Extent::Of(_) => Errors::Each,
+        }
+    }
 }
 
 /// `3000 VMs: 2400 done, 588 queued, 12 failed`.
@@ -174,22 +183,32 @@ pub(crate) fn others(listed: usize, all: usize) -> String {
     }
 }
 
-/// Errors of VMs and what to try, each for itself; or those of one cause once.
+/// In a list of few VMs, a cause of so many is told once.
+const OF_ONE_CAUSE: usize = 4;
+
+/// How errors of VMs are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Errors {
+    /// Each for itself.
+    Each,
+    /// Those of one cause once, if so many VMs have it.
+    ByCause(usize),
+}
+
+/// Errors of VMs and what to try.
 pub(crate) fn write_errors(
     text: &mut String,
     vms: &[&VmRow],
-    groups: bool,
+    errors: Errors,
     one: impl Fn(&mut String, &VmRow) -> fmt::Result,
 ) -> fmt::Result {
-    if !groups {
+    let Errors::ByCause(from) = errors else {
         return vms.iter().try_for_each(|vm| one(text, vm));
-    }
+    };
     let mut causes: Vec<Vec<&VmRow>> = Vec::new();
     let mut by_key: HashMap<_, usize> = HashMap::new();
     for vm in vms.iter().filter(|vm| vm.error.is_some()) {
-        let words = |text: &Option<String>| {
-            without_numbers(&text.as_deref().unwrap_or_default().replace(vm.name.as_str(), ""))
-        };
+        let words = |text: &Option<String>| words_of_cause(text.as_deref().unwrap_or_default(), &vm.name);
         let key = (words(&vm.error), words(&vm.advice));
         let at = *by_key.entry(key).or_insert_with(|| {
             causes.push(Vec::new());
@@ -198,12 +217,31 @@ pub(crate) fn write_errors(
         causes[at].push(vm);
     }
     for cause in causes {
-        match cause.as_slice() {
-            [alone] => one(text, alone)?,
-            several => write_cause(text, several)?,
+        match cause.len() >= from {
+            true => write_cause(text, &cause)?,
+            false => cause.into_iter().try_for_each(|vm| one(text, vm))?,
         }
     }
     Ok(())
+}
+
+/// What an error says apart from which VM, which of its files, and where in it: the same for VMs that failed for one cause.
+fn words_of_cause(text: &str, vm: &str) -> String {
+    let text = text.replace(vm, "");
+    // What stands in parentheses counts as little.
+    let bare = |word: &str| word.trim_matches([',', ';', ':']).to_string();
+    let is_number = |word: &str| {
+        let word = bare(word);
+        word.starts_with(|c: char| c.is_ascii_digit()) && word.chars().all(|c| c.is_ascii_digit() || c == '.')
+    };
+    let is_unit = |word: &str| ["B", "KiB", "MiB", "GiB", "TiB"].contains(&bare(word).as_str());
+    let mut after_number = false;
+    let kept = text.split(' ').filter(|word| {
+        let is_size = std::mem::replace(&mut after_number, is_number(word)) && is_unit(word);
+        // Spans and addresses are told in hexadecimal digits.
+        !(is_size || after_number || word.starts_with('/') || word.starts_with("0x"))
+    });
+    without_numbers(&kept.collect::<Vec<_>>().join(" "))
 }
 
 fn write_cause(text: &mut String, vms: &[&VmRow]) -> fmt::Result {
@@ -289,13 +327,13 @@ mod tests {
         rows.push(failed(8, "NAME is encrypted"));
         let rows: Vec<&VmRow> = rows.iter().collect();
         let one = |text: &mut String, vm: &VmRow| writeln!(text, "{} alone", vm.name);
-        let told = |groups| {
+        let told = |errors| {
             let mut text = String::new();
-            write_errors(&mut text, &rows, groups, one).unwrap();
+            write_errors(&mut text, &rows, errors, one).unwrap();
             text
         };
         assert_eq!(
-            told(true),
+            told(Errors::ByCause(2)),
             "
 7 VMs: copy of web1/Hard disk 1: no space; similar for the others
   try: make room for web1
@@ -304,6 +342,28 @@ mod tests {
 web8 alone
 "
         );
-        assert_eq!(told(false).lines().count(), 8);
+        assert_eq!(told(Errors::Each).lines().count(), 8);
+        assert_eq!(told(Errors::ByCause(8)).lines().count(), 8);
+        assert_eq!(
+            (Extent::Short.errors(20), Extent::Whole.errors(3000)),
+            (Errors::ByCause(4), Errors::Each)
+        );
+    }
+
+    #[test]
+    fn a_cause_is_the_same_whatever_the_file_the_offset_the_size_and_the_vm_are() {
+        let full = |vm: &str, at: &str, free: &str| {
+            let text = format!(
+                "copy of {vm}/Hard disk 1: write of {at} on /vms/small/{vm}/{vm}-0.raw: No space left on device (os error 28), \
+                 {free} free"
+            );
+            words_of_cause(&text, vm)
+        };
+        let one = full("db01", "0x2900000+0xa0000", "3.2 MiB");
+        assert_eq!(one, full("db17", "0xd00000+0x100000", "0 B"));
+        let other =
+            words_of_cause("copy of db02/Hard disk 1: read of 0x0+0x1 on [ds1] db02: it is locked", "db02");
+        assert_ne!(one, other);
+        assert_ne!(words_of_cause("disk is 3 GiB", "a"), words_of_cause("disk is locked", "a"));
     }
 }

@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::clock::local;
 use crate::evidence::evidence;
-use crate::filter::{Extent, LISTED_MAX, ShownState, VmFilter, others, write_errors};
+use crate::filter::{Errors, Extent, LISTED_MAX, ShownState, VmFilter, others, write_errors};
 use crate::foreseen::{self, compared, order_line, waits_for_cutover};
 use crate::hooks::{write_hooks, write_rehearsals};
 use crate::now::rate_text;
@@ -147,7 +147,9 @@ fn write_short(text: &mut String, mut report: PlanReport, at: &str) -> fmt::Resu
     let all = report.vms.len();
     let mut notes = String::new();
     let rows: Vec<&VmRow> = report.vms.iter().map(|vm| &vm.row).collect();
-    write_errors(&mut notes, &rows, Extent::Short.groups(all), write_notes)?;
+    // Of few VMs each has its notes.
+    let errors = if Extent::Short.groups(all) { Extent::Short.errors(all) } else { Errors::Each };
+    write_errors(&mut notes, &rows, errors, write_notes)?;
     keep(&mut report, Extent::Short);
     let listed = report.vms.len();
     if listed > 0 {

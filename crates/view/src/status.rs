@@ -241,7 +241,7 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
     }
     // Of those that failed for one cause all are counted.
     let told = if groups { vms.iter().collect() } else { listed.clone() };
-    write_errors(text, &told, groups, write_error)?;
+    write_errors(text, &told, extent.errors(vms.len()), write_error)?;
     text.push_str(&warm_text(listed.iter().filter_map(|vm| {
         let is_at_work = runs && vm.state == VmState::Running;
         Some((&*vm.name, status.warm.get(&vm.name)?, is_at_work))
