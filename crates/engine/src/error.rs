@@ -201,6 +201,9 @@ impl EngineError {
         match self {
             EngineError::Provider(error) => error.advice.clone(),
             EngineError::Copy { source: MoveError::Disk(error), side, .. } => disk_advice(error, *side),
+            EngineError::Copy { source, side: Cause::Target, .. } if source.is_out_of_space() => {
+                Some(MAKE_ROOM.into())
+            }
             EngineError::Differs { .. } => Some(
                 "the target's disk or memory may be faulty, or someone else wrote to the image; remove the image and its \
                  journal, check the machine's log, and run the plan again"
@@ -218,20 +221,67 @@ impl EngineError {
     }
 }
 
+/// Whether the NFC server of a host, which the error names, and this machine agree on no TLS.
+fn is_of_nfc_tls(error: &DiskError) -> bool {
+    error.source.to_string().contains(NFC_TLS)
+}
+
+/// What errors of `drover_nfc` say that are of TLS.
+const NFC_TLS: &str = "TLS with the NFC server of ";
+const MAKE_ROOM: &str = "make room on the target, then `drover resume`";
+
 fn disk_advice(error: &DiskError, side: Cause) -> Option<String> {
     let text = match error.kind {
         DiskErrorKind::OutOfSpace if side != Cause::Target => {
             "the source's side ran out of something; look at its log, then `drover resume`"
         }
-        DiskErrorKind::OutOfSpace => "make room on the target, then `drover resume`",
+        DiskErrorKind::OutOfSpace => MAKE_ROOM,
         DiskErrorKind::Transient => {
             "the source or the line was away for longer than `limits.retry_for`; when it is back: `drover resume`"
         }
         DiskErrorKind::Denied => "check permissions and whether another program uses the disk",
         DiskErrorKind::Corrupt => "answers that cannot be right kept coming; look at the source's log",
         DiskErrorKind::Gone => "look whether the disk was moved or removed",
-        DiskErrorKind::Failed => "the device reports an error that does not pass; look at the machine's log",
+        DiskErrorKind::Failed if is_of_nfc_tls(error) => {
+            "the host that is named, not this machine, refuses TLS on port 902: look at its certificate and at the logs of its hostd \
+             and vpxa; reconnect it in the vCenter if its certificate was changed; `data.path: https` reads without port 902"
+        }
+        DiskErrorKind::Failed if side == Cause::Target => {
+            "the device reports an error that does not pass; look at the log of the machine that has the target"
+        }
+        DiskErrorKind::Failed => {
+            "the source reports an error that does not pass; look at the log of the host that serves the disk"
+        }
         DiskErrorKind::Unsupported | DiskErrorKind::Misuse => return None,
     };
     Some(text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use drover_disk::DiskOp;
+    use drover_types::ByteSpan;
+
+    use super::*;
+
+    fn advice(side: Cause, why: &str) -> String {
+        let source = io::Error::other(why.to_string());
+        let error =
+            DiskError::with_kind(DiskErrorKind::Failed, DiskOp::Read, ByteSpan::new(0, 1), "d", source);
+        EngineError::Copy { disk: "a/b".into(), source: MoveError::Disk(error), side }.advice().unwrap()
+    }
+
+    #[test]
+    fn advice_names_the_machine_that_failed() {
+        let tls =
+            advice(Cause::Source, "TLS with the NFC server of esx3: received fatal alert: HandshakeFailure");
+        assert!(
+            tls.starts_with("the host that is named, not this machine") && tls.contains("hostd"),
+            "{tls}"
+        );
+        assert!(advice(Cause::Source, "an I/O error").contains("the host that serves the disk"));
+        assert!(advice(Cause::Target, "an I/O error").contains("the machine that has the target"));
+    }
 }

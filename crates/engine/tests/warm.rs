@@ -427,9 +427,12 @@ fn a_pass_that_fails_is_done_again_and_three_in_a_row_end_it() {
     (0..3).for_each(|_| world.set_trouble("freeze", Trouble::Fails));
     let row = world.fails();
     assert_eq!(row.phase.as_deref(), Some("passes"));
+    let hint = || world.store.warm(PLAN, "vm-on").unwrap().hint.unwrap_or_default();
+    assert!(hint().contains("a pass failed and is done again (2 of 3): "), "{}", hint());
     assert_eq!(world.power("vm-on"), PowerState::On);
     world.run(&NoObserver);
     world.assert_arrived("the second time");
+    assert!(!hint().contains("failed"), "{}", hint());
 }
 
 #[test]

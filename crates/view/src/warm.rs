@@ -89,7 +89,10 @@ fn passes_words(warm: &WarmReport, is_at_work: bool) -> String {
 
 /// Where warm VMs of these names stand, and whether they are at work, a line each; empty if there is none.
 pub(crate) fn warm_text<'a>(vms: impl Iterator<Item = (&'a str, &'a WarmReport, bool)>) -> String {
-    let line = |(name, warm, is_at_work)| format!("{}: {}\n", clean(name), warm_words(warm, is_at_work));
+    let line = |(name, warm, is_at_work): (&str, &WarmReport, bool)| {
+        let hint = warm.row.hint.as_deref().map(|hint| format!("{}: {}\n", clean(name), clean(hint)));
+        format!("{}: {}\n{}", clean(name), warm_words(warm, is_at_work), hint.unwrap_or_default())
+    };
     let lines: String = vms.map(line).collect();
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }

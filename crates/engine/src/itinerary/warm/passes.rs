@@ -204,14 +204,18 @@ impl Journey<'_> {
             self.note(told);
             self.memory.snapshot = Held::No;
         }
-        self.note(format!(
-            "a pass failed and is done again ({failures} of {FAILURES_MAX}): {}",
-            error.chain()
-        ));
+        let told =
+            format!("a pass failed and is done again ({failures} of {FAILURES_MAX}): {}", error.chain());
         let interval = self.contract()?.interval.unwrap_or(AFTER_FAILURE).min(AFTER_FAILURE);
         let until_ms = self.context.clock.now_ms() + interval.as_millis() as i64;
         self.slots.park();
-        self.sleep_until(until_ms, false)
+        // Until the next pass is complete, status and page say so beside the VM, and when it is done again.
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        store.set_hint(plan, id, Some(&told))?;
+        store.set_next_pass(plan, id, Some(until_ms), None)?;
+        self.note(told);
+        self.sleep_until(until_ms, false)?;
+        Ok(store.set_next_pass(plan, id, None, None)?)
     }
 
     /// Advice that the trend gives, told when it is new.
