@@ -38,6 +38,11 @@ pub trait Around: Send + Sync {
         self.inner().flush()
     }
 
+    /// As [`Disk::withdraw`].
+    fn withdraw(&self) -> bool {
+        self.inner().withdraw()
+    }
+
     /// As [`Disk::hashes`].
     ///
     /// # Errors
@@ -81,7 +86,7 @@ impl<T: Around> Disk for T {
     }
 
     fn withdraw(&self) -> bool {
-        self.inner().withdraw()
+        Around::withdraw(self)
     }
 
     fn withdrawn(&self) -> Vec<ByteSpan> {

@@ -1,6 +1,6 @@
 //! The trait a disk backend implements, the buffers that travel through it, the conformance
-//! suite every backend passes, the backend for files and block devices, and for those who serve disks to others the
-//! fence between writers and lanes to lend.
+//! suite every backend passes, the backend for files and block devices, for those who serve disks to others the
+//! fence between writers and lanes to lend, and disks whose reads wait for their turn.
 //!
 //! A [`Disk`] is shared between threads; each worker thread opens its own [`Lane`] (a connection,
 //! a file handle), keeps several requests in flight on it, and takes completions as they come:
@@ -24,6 +24,7 @@ pub mod fence;
 mod file;
 mod lanes;
 pub mod memory;
+mod paced;
 mod patience;
 mod threads;
 
@@ -37,6 +38,7 @@ pub use file::{
 };
 pub use lanes::Lanes;
 pub use memory::MemDisk;
+pub use paced::{Pace, Paced};
 pub use patience::{claim_file, lock_file, open_locked};
 pub use threads::in_threads;
 

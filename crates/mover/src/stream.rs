@@ -105,6 +105,10 @@ pub(crate) fn stream_telling(
         }
         let written = pipe.write(sink, progress, leaf);
         pipe.end(None);
+        if written.is_err() {
+            // Reads that wait for their turn give up.
+            disk.withdraw();
+        }
         written
     });
     written.and_then(|()| check_same([disk]))
