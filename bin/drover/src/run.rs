@@ -15,7 +15,7 @@ use drover_landing::{PlanPolicy, PlanTarget, found};
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, NAMES_SHOWN_MAX, Others, PlannedVm, Problem, as_begun};
-use drover_source::{PlanSource, hide_what_passes_see_to, inventories};
+use drover_source::{PlanSource, SharedReads, hide_what_passes_see_to, inventories};
 use drover_types::inventory::{About, Inventory};
 use drover_types::{count, some_of};
 
@@ -57,6 +57,8 @@ pub struct Setting<'a> {
     pub schedule: Option<&'a Arc<Schedule>>,
     /// The buffer memory that it shares with other plans, its own within it; absent: only its own.
     pub memory: Option<&'a MemoryBudget>,
+    /// What all plans of this process may read of their sources; absent: as much as each may by itself.
+    pub reads: Option<&'a SharedReads>,
     /// The one VM that is meant, by what tells it from others, where the plan was made for it.
     pub meant: Option<&'a Meant>,
     /// How many runs share the plan's `rate_limit`.
@@ -138,8 +140,9 @@ impl Prepared {
     ) -> Result<Prepared, Failure> {
         let Setting { store, state, stop, words, policy, meant, sharers, .. } = *setting;
         policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
-        let provider = source_of(&file, state)?;
+        let mut provider = source_of(&file, state)?;
         provider.stop_when(stop);
+        provider.hold_back(&file.plan, setting.reads, stop, |words| crate::out::say(words));
         let read = provider.shared_inventory()?;
         meant.map_or(Ok(()), |meant| meant.check(&read.inventory))?;
         // Before all VMs but the plan's are left out.
@@ -206,8 +209,10 @@ impl Prepared {
         drover_relay::raise_files(FILES_MIN + disks * FILES_PER_DISK);
         // Beside the run: neither a plan that is refused nor a first transfer waits for it.
         let (plan, facts) = (&self.file.plan, &self.facts);
-        let shared = setting.schedule.map(|schedule| schedule.budgets());
-        let foresight = drover_foresight::begin(setting.store, plan, &self.vms, facts, shared.as_ref());
+        let budgets = setting.schedule.map(|schedule| schedule.budgets());
+        let rate_limit = setting.reads.map_or(&[][..], SharedReads::limits);
+        let shared = drover_foresight::Shared { budgets: budgets.as_ref(), rate_limit };
+        let foresight = drover_foresight::begin(setting.store, plan, &self.vms, facts, shared);
         let plan = &self.file.plan.name;
         log!(
             "run",

@@ -21,6 +21,7 @@ use drover_mover::MemoryBudget;
 use drover_plan::Others;
 use drover_schedule::Budgets;
 use drover_server::{EventHub, Kind, Message, Operations, Problem, Submission, Wanted, default_project};
+use drover_source::SharedReads;
 
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
@@ -51,6 +52,8 @@ struct Inner {
     schedule: Arc<Schedule>,
     /// Their buffer memory together.
     memory: MemoryBudget,
+    /// What they may read of their sources together.
+    reads: Option<SharedReads>,
     /// What plans may do here.
     policy: PlanPolicy,
     jobs: Mutex<BTreeMap<String, Arc<Job>>>,
@@ -66,7 +69,7 @@ impl Daemon {
     pub fn open(
         folder: &Path,
         policy: PlanPolicy,
-        (budgets, memory): (Budgets, MemoryBudget),
+        (budgets, memory, reads): (Budgets, MemoryBudget, Option<SharedReads>),
         hub: EventHub,
     ) -> Result<Daemon, Failure> {
         let (store, look) = (Store::open(folder)?, Store::open(folder)?);
@@ -85,6 +88,7 @@ impl Daemon {
             hub,
             schedule,
             memory,
+            reads,
             policy,
             jobs,
             errors,

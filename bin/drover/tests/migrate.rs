@@ -4,7 +4,7 @@
 use std::process::Stdio;
 
 use drover_stage::collector::Collector;
-use drover_stage::process::{PATIENCE, wait_until};
+use drover_stage::process::{EndsWithTest, PATIENCE, wait_until};
 use drover_stage::{MIB, Stage, disk_file, same_bytes, signer, vm, with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -147,6 +147,33 @@ fn plans_of_one_state_read_the_inventory_one_after_the_other() {
     let output = waiting.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     stage.assert_equal("one", 0, &stage.path("a"));
+}
+
+/// What may be read in the time of the test is far less than one request: the first of all is the last.
+#[test]
+fn a_rate_limit_holds_what_all_vms_read_together_and_ctrl_c_ends_the_wait() {
+    let Some(stage) = Stage::new(41, |folder| {
+        let a = disk_file(folder, "a", 16 * MIB);
+        vec![vm("one", &[&a]), with(vm("two", &[&a]), json!({"host": "esx2.lab"}))]
+    }) else {
+        return;
+    };
+    let limit = "overcommit: true\n  rate_limit: [2g, 'Mon-Sun=1KiB']";
+    let plan = stage.plan("held", &[("overcommit: true", limit)]);
+    let mut command = stage.drover.command(&["migrate", &plan]);
+    let mut started = EndsWithTest(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    wait_until("both are copied", PATIENCE, || {
+        let images = ["one", "two"].iter().all(|vm| stage.image(vm, 0).exists());
+        images && stage.served() > 0
+    });
+    kill_process(Pid::from_child(&started.0), Signal::INT).unwrap();
+    assert_eq!(started.0.wait().unwrap().code(), Some(130));
+    let served = stage.served();
+    assert!(served < 2 * MIB, "{served} of 24 MiB were read");
+    // What was begun goes on without the limit, as the plan says by now.
+    let plan = stage.plan("held", &[]);
+    stage.migrate(&plan);
+    ["one", "two"].iter().for_each(|vm| stage.assert_equal(vm, 0, &stage.path("a")));
 }
 
 #[test]

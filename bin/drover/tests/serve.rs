@@ -132,6 +132,28 @@ fn a_plan_goes_on_when_its_daemon_is_started_again_after_sigterm_and_after_kill(
 }
 
 #[test]
+fn plans_share_the_rate_limit_of_their_daemon() {
+    let Some(stage) = stage(43, 16) else { return };
+    let plans = [("first", "two"), ("second", "one")]
+        .map(|(plan, other)| stage.plan(plan, &[(&format!("  - name: \"{other}\"\n"), "")]));
+    let daemon = Daemon::start_with(&stage.drover, &["--rate-limit", "2g", "--rate-limit", "1KiB"]);
+    plans.iter().for_each(|plan| drop(daemon.submit(plan)));
+    daemon.wait_for("images of both", || {
+        let images = ["one", "two"].iter().all(|vm| stage.image(vm, 0).exists());
+        (images && stage.served() > 0).then_some(())
+    });
+    daemon.stop();
+    // No more than the first request of all, whoever made it.
+    let served = stage.served();
+    assert!(served < 2 * MIB, "{served} of 24 MiB were read");
+    let daemon = Daemon::start(&stage.drover);
+    assert_eq!(daemon.went_on, json!(["first", "second"]));
+    ["first", "second"].iter().for_each(|plan| drop(daemon.wait(plan, "done")));
+    assert_arrived(&stage);
+    daemon.stop();
+}
+
+#[test]
 fn orders_pause_resume_and_cancel_a_plan_and_leave_the_source_as_it_was() {
     let Some(stage) = slow_stage(123, 48, 12) else { return };
     let before = stage.source_state();

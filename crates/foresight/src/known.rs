@@ -27,12 +27,14 @@ pub fn seen(store: &Store) -> Result<Seen, StoreError> {
     for plan in store.plans()?.into_iter().take(PLANS_MAX) {
         let mut copies = Copies::default();
         let source = store.runs(&plan.name)?.pop().map(|run| run.facts.source_uuid).unwrap_or_default();
+        // What was held back shows nothing of hosts and datastores.
+        let is_held = Plan::parse(&plan.text).is_ok_and(|plan| plan.target.limits_reads());
         let is_limited = OnceCell::new();
         let is_limited = || *is_limited.get_or_init(|| limits_its_line(&plan, store.folder()));
         drover_engine::arrived_vms(store, &plan.name, |vm| {
             let measured = measured(vm);
             seen.see(&measured, vm.row.ended_ms);
-            if let Some(host) = &vm.source_host {
+            if let Some(host) = vm.source_host.as_ref().filter(|_| !is_held) {
                 copies.see(host, &measured, &parts(vm, &source, &is_limited));
             }
         })?;
@@ -122,7 +124,7 @@ pub fn limit_hosts(
     }
 }
 
-/// What plans may send over their lines: each by its own `rate_limit`, and all that go to one site by the limit of that.
+/// What plans may send over their lines, or read of their sources: each by its own `rate_limit`, and all that go to one site by the limit of that.
 pub fn lines_of(plans: &[&Plan], state: &Path) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut sites: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
@@ -196,12 +198,18 @@ mod tests {
             plan("two", ", via: site-b"),
             plan("three", ""),
             plan("four", ", via: site-c"),
+            plan("five", ", rate_limit: [2g]"),
         ];
         let lines = lines_of(&plans.iter().collect::<Vec<_>>(), state.path());
         let of: Vec<(&str, &[usize])> =
             lines.iter().map(|line| (line.name.as_str(), line.plans.as_slice())).collect();
-        assert_eq!(of, [("rate_limit of plan one", &[0][..]), ("limit of site site-b", &[0, 1][..])]);
-        assert_eq!(lines[1].limits, limits);
+        let expected = [
+            ("rate_limit of plan one", &[0][..]),
+            ("rate_limit of plan five", &[4][..]),
+            ("limit of site site-b", &[0, 1][..]),
+        ];
+        assert_eq!(of, expected);
+        assert_eq!(lines[2].limits, limits);
     }
 
     #[test]

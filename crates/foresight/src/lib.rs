@@ -11,4 +11,4 @@ mod known;
 mod run;
 
 pub use known::{fleet, host_of, limit_hosts, lines_of, measured, seen, sites_of};
-pub use run::begin;
+pub use run::{Shared, begin};

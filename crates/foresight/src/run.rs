@@ -11,11 +11,12 @@ use drover_engine::{
     StoreError, SystemClock, VmRow, VmState, budgets_of,
 };
 use drover_forecast::{
-    FleetVm, Forecast, Progress, Quantity, Question, Rates, Spread, VmForecast, foresee_roughly, left_of,
-    together,
+    FleetVm, Forecast, Line, Progress, Quantity, Question, Rates, Spread, VmForecast, foresee_roughly,
+    left_of, together,
 };
 use drover_plan::{Plan, PlannedVm};
 use drover_schedule::Budgets;
+use drover_types::DayLimit;
 
 use crate::known::{limit_hosts, lines_of, seen, sites_of};
 
@@ -26,14 +27,22 @@ const KEPT: Duration = Duration::from_secs(20);
 /// After a forecast of all runs comes a pause of so many times what it took: runs that begin meanwhile share the next one.
 const PAUSE_TIMES: u32 = 9;
 
-/// Foresees a run that begins, beside it: what is foreseen is kept with the run, and compared with what comes. `facts` tell its source,
-/// and `shared` the budgets of a schedule that it shares with other plans.
+/// What a run shares with the other plans of its process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shared<'a> {
+    /// The budgets of their schedule; absent: it has its own.
+    pub budgets: Option<&'a Budgets>,
+    /// What all of them may read of their sources, by the time.
+    pub rate_limit: &'a [DayLimit],
+}
+
+/// Foresees a run that begins, beside it: what is foreseen is kept with the run, and compared with what comes. `facts` tell its source.
 pub fn begin(
     store: &Store,
     plan: &Plan,
     vms: &[PlannedVm],
     facts: &RunFacts,
-    shared: Option<&Budgets>,
+    shared: Shared<'_>,
 ) -> Foresight {
     let run = Arc::new(Begun::new(store, plan, vms, facts, shared));
     run.enter();
@@ -173,6 +182,12 @@ fn millis(Spread { p10, p50, p90 }: Spread) -> [u64; 3] {
     [p10, p50, p90].map(|seconds| (seconds * 1000.0) as u64)
 }
 
+/// A limit that all plans of the process share; of one name for all of them.
+fn line_of_all(limits: &[DayLimit]) -> Option<Line> {
+    let line = || Line { name: "rate limit of the daemon".into(), limits: limits.to_vec(), plans: vec![0] };
+    (!limits.is_empty()).then(line)
+}
+
 /// A run that goes on.
 struct Begun {
     folder: PathBuf,
@@ -196,7 +211,7 @@ impl Begun {
         plan: &Plan,
         vms: &[PlannedVm],
         RunFacts { source_uuid, source_hosts, .. }: &RunFacts,
-        shared: Option<&Budgets>,
+        shared: Shared<'_>,
     ) -> Begun {
         let host = |vm: &PlannedVm| source_hosts.get(&vm.vm.host_id).unwrap_or(&vm.vm.host_id).clone();
         let fleet_vm =
@@ -204,14 +219,16 @@ impl Begun {
         let mut hosts = BTreeMap::new();
         limit_hosts(&mut hosts, vms, host);
         let budgets = budgets_of(&plan.limits);
-        let shared = shared.unwrap_or(&budgets).clone();
+        let mut lines = lines_of(&[plan], store.folder());
+        lines.extend(line_of_all(shared.rate_limit));
+        let shared = shared.budgets.unwrap_or(&budgets).clone();
         let question = Question {
             vms: vms.iter().map(fleet_vm).collect(),
             plans: vec![plan.name.clone()],
             waves: [(0, plan.waves())].into(),
             budgets,
             hosts,
-            lines: lines_of(&[plan], store.folder()),
+            lines,
             sites: sites_of(&[plan], store.folder()),
             start_ms: SystemClock.now_ms().max(0) as u64,
             seed: 1,

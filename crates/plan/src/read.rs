@@ -40,6 +40,8 @@ impl Plan {
 #[derive(Default)]
 struct Reader {
     problems: Vec<Problem>,
+    /// Whether VMs come from files, by no network that the plan knows of.
+    is_appliance: bool,
 }
 
 /// The entries of a map that belongs to a table, and where it is.
@@ -110,7 +112,8 @@ impl Reader {
 
     fn source(&mut self, plan: &Fields<'_>) -> Source {
         let kind = self.kind_of(plan, "source", keys::SOURCES);
-        if kind == Some("ova") {
+        self.is_appliance = kind == Some("ova");
+        if self.is_appliance {
             return Source::Ova(self.ova(plan));
         }
         let fields = self.map(plan, "source", &keys::SOURCE);

@@ -7,6 +7,7 @@
 //! vddk         the ways to vSphere's disks, and VDDK as one; nfc: NFC, and whether hosts can be reached by it
 //! hot_add      disks that proxy VMs read, what is attached there, and what stands in the way
 //! hidden       what of an inventory does not count for a plan that goes on
+//! reads        how much may be read in a second
 //! rights       what a plan needs its user to be allowed
 //! inventories  one inventory of a source at a time, for all plans of a state folder
 //! login        from what a plan names to a session
@@ -25,6 +26,7 @@ mod hot_add;
 pub mod inventories;
 pub mod login;
 pub mod nfc;
+mod reads;
 mod rights;
 mod setting;
 pub mod single;
@@ -35,6 +37,7 @@ mod vsphere;
 
 pub use appliance::Appliance;
 pub use hidden::{hide_own_snapshots, hide_what_passes_see_to};
+pub use reads::SharedReads;
 pub use setting::{Setting, SourceError};
 pub use source::{PlanSource, to_give_up, write_rates};
 pub use vsphere::{VsphereSource, frozen, provider_error};

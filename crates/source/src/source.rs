@@ -16,6 +16,7 @@ use crate::appliance::{self, Appliance, LeftAlone};
 use crate::hot_add::{HotAdd, check_proxies};
 use crate::inventories::Read;
 use crate::login::connect_plan;
+use crate::reads::{Reads, SharedReads};
 use crate::rights;
 use crate::setting::{Setting, SourceError};
 use crate::vddk::{self, Way, unused_memory};
@@ -42,7 +43,8 @@ impl PlanSource {
                 let session = connect_plan(source, setting)?;
                 let hot_add = HotAdd::new(source, &setting.plan.limits, &setting.host);
                 let (folder, state) = (setting.folder.to_path_buf(), setting.host.state.clone());
-                Ok(PlanSource::Vsphere(Box::new(VsphereSource { session, folder, state, way, hot_add })))
+                let source = VsphereSource { session, folder, state, way, hot_add, reads: None };
+                Ok(PlanSource::Vsphere(Box::new(source)))
             }
             Source::Ova(source) => {
                 let appliance = Appliance::open(source, setting.folder, &setting.plan.name)?;
@@ -64,6 +66,14 @@ impl PlanSource {
     pub fn outlast(&self, patience: Duration) {
         if let PlanSource::Vsphere(source) = self {
             source.session.outlast(patience);
+        }
+    }
+
+    /// From now on a run reads its disks as its plan's `rate_limit` lets it, and within what other plans share, until it is
+    /// stopped. An appliance is read where it lies, over no network.
+    pub fn hold_back(&mut self, plan: &Plan, shared: Option<&SharedReads>, stop: &StopSignal, say: fn(&str)) {
+        if let PlanSource::Vsphere(source) = self {
+            source.reads = Some(Reads::new(&plan.target, shared, stop, say));
         }
     }
 
@@ -232,7 +242,7 @@ pub fn to_give_up(
                 hot_add.find(plan, &session.inventory().map_err(provider_error)?);
             }
             let (folder, state) = (setting.folder.to_path_buf(), setting.host.state.clone());
-            Ok((Box::new(VsphereSource { session, folder, state, way, hot_add }), about))
+            Ok((Box::new(VsphereSource { session, folder, state, way, hot_add, reads: None }), about))
         }
         Source::Ova(source) => {
             let unread =

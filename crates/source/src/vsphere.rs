@@ -18,6 +18,7 @@ use crate::hot_add::{self, HotAdd};
 use crate::inventories::{self, Asker, Read};
 use crate::login::{self, LoginError};
 use crate::nfc::{self, Asked, NfcWay};
+use crate::reads::Reads;
 use crate::vddk::{Frozen as FrozenFile, VddkWay, Way};
 
 /// A vSphere session, for a plan whose paths are relative to `folder`.
@@ -31,6 +32,8 @@ pub struct VsphereSource {
     pub way: Way,
     /// Proxies that read disks, where there are any; `way` is for what they do not give.
     pub(crate) hot_add: Option<HotAdd>,
+    /// What holds its reads back, where anything does.
+    pub(crate) reads: Option<Reads>,
 }
 
 impl SourceProvider for VsphereSource {
@@ -85,15 +88,10 @@ impl SourceProvider for VsphereSource {
         snapshot: &str,
         record: Record<'_>,
     ) -> Result<OpenedSource, ProviderError> {
-        let Some(hot_add) = &self.hot_add else { return self.open_directly(vm, disk, snapshot) };
-        match self.open_by_proxy(hot_add, vm, disk, snapshot, record) {
-            Err(error) if !hot_add.insists && error.cause != Cause::Cancelled => {
-                let mut opened = self.open_directly(vm, disk, snapshot)?;
-                opened.notes.insert(0, chain(&error));
-                Ok(opened)
-            }
-            opened => opened,
-        }
+        let opened = self.open_by_any(vm, disk, snapshot, record)?;
+        let held = |reads: &Reads| reads.hold(vm, opened.disk.clone());
+        let disk = self.reads.as_ref().map_or_else(|| opened.disk.clone(), held);
+        Ok(OpenedSource { disk, ..opened })
     }
 
     fn detach(&self, vm: &Vm, recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {
@@ -177,6 +175,25 @@ impl VsphereSource {
         // Why one cannot be detached is told by the next run, which begins with that; the removal is what failed.
         let detach = |hot_add: &HotAdd| hot_add.detach(&self.session, vm, &[]);
         self.hot_add.as_ref().is_some_and(|it| detach(it).is_ok_and(|lines| !lines.is_empty()))
+    }
+
+    /// By a proxy where one gives it, else by the way of the plan.
+    fn open_by_any(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        record: Record<'_>,
+    ) -> Result<OpenedSource, ProviderError> {
+        let Some(hot_add) = &self.hot_add else { return self.open_directly(vm, disk, snapshot) };
+        match self.open_by_proxy(hot_add, vm, disk, snapshot, record) {
+            Err(error) if !hot_add.insists && error.cause != Cause::Cancelled => {
+                let mut opened = self.open_directly(vm, disk, snapshot)?;
+                opened.notes.insert(0, chain(&error));
+                Ok(opened)
+            }
+            opened => opened,
+        }
     }
 
     fn open_by_proxy(

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::agent::LimitArg;
+
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct ServeArgs {
@@ -19,6 +21,10 @@ pub struct ServeArgs {
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,
+    /// How much all plans together may read of their sources in a second, beside their own rate_limit: RATE, or WINDOW=RATE
+    /// such as "Mon-Fri 08:00-18:00 Europe/Berlin=200m"; may be given more than once, the lowest of those that hold counts
+    #[arg(long, value_name = "LIMIT")]
+    pub rate_limit: Vec<LimitArg>,
     /// Print one JSON object when it listens, on standard output
     #[arg(long)]
     pub json: bool,

@@ -79,6 +79,7 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
         policy: None,
         schedule: None,
         memory: None,
+        reads: None,
         meant: None,
         sharers: &Sharers::default(),
         leave: &|| Ok(()),

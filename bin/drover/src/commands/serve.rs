@@ -13,7 +13,8 @@ use drover_schedule::Budgets;
 use drover_server::{
     Bounds, EventHub, KeyPair, OidcOptions, Role, Server, ServerOptions, TokenFile, TokenFileError,
 };
-use drover_types::Bytes;
+use drover_source::SharedReads;
+use drover_types::{Bytes, DayLimit};
 use drover_view::{Align, Table, local_time};
 use serde_json::json;
 
@@ -56,7 +57,9 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     let bounds = Bounds::default();
     let hub = EventHub::new(bounds.event_queue);
     let memory = config.memory.map_or_else(|| TransferOptions::default().memory, MemoryBudget::new);
-    let daemon = Daemon::open(&folder, config.policy, (config.budgets, memory), hub.clone())?;
+    let limits: Vec<DayLimit> = args.rate_limit.iter().map(|limit| limit.0.clone()).collect();
+    let reads = (!limits.is_empty()).then(|| SharedReads::new(limits, |words| crate::out::say(words)));
+    let daemon = Daemon::open(&folder, config.policy, (config.budgets, memory, reads), hub.clone())?;
     let options = ServerOptions {
         listen: args.listen.or(config.listen).unwrap_or(LISTEN),
         tls: config.tls,

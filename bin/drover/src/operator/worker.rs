@@ -583,6 +583,7 @@ impl Desk<'_> {
             policy: Some(&policy),
             schedule: Some(&schedule),
             memory: None,
+            reads: None,
             meant: Some(&meant),
             sharers: &self.sharers,
             leave: &leave,

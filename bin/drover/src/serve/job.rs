@@ -191,6 +191,7 @@ impl Daemon {
             policy: Some(&self.0.policy),
             schedule: Some(&self.0.schedule),
             memory: Some(&self.0.memory),
+            reads: self.0.reads.as_ref(),
             meant: None,
             sharers: &Sharers::default(),
             leave: &|| Ok(()),

@@ -4,12 +4,17 @@
 //! share     pure: who gets how much of a limit
 //! slot      STATE/link/limits/SITE/N: a locked file for each that keeps to it, and what it wants and takes
 //! followed  one that keeps to it, and what it may take at each moment
+//! hours     limits by the hours that belong to no site, kept to by one process
 //! ```
 
 mod followed;
+mod hours;
 mod share;
 mod slot;
 
+pub use drover_link::RateLimit;
+
 pub use followed::{OfPeers, Own, Sharers, followed};
+pub use hours::by_hours;
 pub use share::{Part, Sent, share, wanted};
 pub use slot::{SLOTS_MAX, Slot, parts};

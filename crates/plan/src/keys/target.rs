@@ -7,6 +7,11 @@ pub(crate) const TARGETS: &[(&str, &Table)] =
 
 const FOLDER_DOC: &str =
     "Folder that the VMs' own folders are made in. With `via`: POOL or POOL/FOLDER of that site's agent.";
+/// With a choice of where the data goes.
+const MOVED_LIMIT_DOC: &str = "How much may go over the network in a second: to the site, or, of VMs that come to this machine, from the source, all of them \
+                               together. RATE or WINDOW=RATE, such as 500m (bits), 12MiB (bytes), 08:00-18:00=200m (UTC) or \
+                               Mon-Fri 08:00-18:00 Europe/Berlin=200m. The lowest of those that hold counts, also among those of `drover agent limit` and \
+                               of `drover serve --rate-limit`.";
 const RATE_LIMIT_DOC: &str = "How much may go to the site in a second: RATE or WINDOW=RATE, such as 500m (bits), 12MiB (bytes), 08:00-18:00=200m (UTC) or \
                               Mon-Fri 08:00-18:00 Europe/Berlin=200m. The lowest of those that hold counts, also among those of `drover agent limit`.";
 
@@ -19,7 +24,7 @@ pub(crate) static TARGET: Table = Table {
             "",
             "Name of a paired site: its agent takes the disks, over a link. See docs/how-to/via.md.",
         ),
-        key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
+        key("rate_limit", Kind::TextList, "", MOVED_LIMIT_DOC),
         must("folder", Kind::Path, FOLDER_DOC),
         key("format", Kind::Choice(FORMAT), "raw", "Format of disk images."),
         key("qcow2", Kind::One(&QCOW2), "", "How qcow2 images are made."),
@@ -57,7 +62,7 @@ pub(crate) static LIBVIRT: Table = Table {
             "",
             "Name of a paired site: the agent of the daemon's host, which writes the volumes. Its pools have the names of the daemon's.",
         ),
-        key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
+        key("rate_limit", Kind::TextList, "", MOVED_LIMIT_DOC),
         key(
             "hosts",
             Kind::Many(&LIBVIRT_HOST),

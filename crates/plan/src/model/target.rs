@@ -14,7 +14,8 @@ pub struct Target {
     pub kind: TargetKind,
     /// The site whose agent takes the disks; absent for this machine. With libvirt that of the daemon's host.
     pub via: Option<String>,
-    /// How much may go to that site, by the time; the lowest of those that hold counts.
+    /// How much may go to that site, by the time; the lowest of those that hold counts. Of VMs that go to this machine: how
+    /// much may be read of the source.
     pub rate_limit: Vec<DayLimit>,
     /// Folder that the VMs' own folders are made in. With `via` a folder of that site, whose first part is a pool of
     /// its agent. Empty if the target is a libvirt daemon.
@@ -48,6 +49,11 @@ impl Target {
     pub fn is_far(&self) -> bool {
         let hosts = self.libvirt().map_or(&[][..], |libvirt| &libvirt.hosts);
         self.via.is_some() || self.kubevirt().is_some() || hosts.iter().any(|host| host.via.is_some())
+    }
+
+    /// Whether `rate_limit` holds back what is read of the source: VMs may go to this machine, and no link is between.
+    pub fn limits_reads(&self) -> bool {
+        !self.rate_limit.is_empty() && self.via.is_none() && self.kubevirt().is_none()
     }
 
     /// What is said of KubeVirt, if that is the target.

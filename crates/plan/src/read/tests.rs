@@ -597,7 +597,7 @@ fn what_does_not_go_with_a_site_is_told_with_what_to_do() {
         ("via: site-b, folder: /", "is not POOL or POOL/FOLDER"),
         ("via: site-b, folder: vms, uefi: {code: /a, vars: /b}", "firmware files cannot be named"),
         ("via: site-b, folder: vms, qcow2: {compressed: true}", "writes raw images"),
-        ("folder: /vms, rate_limit: [1g]", "limits a link, and there is none"),
+        ("folder: /vms, rate_limit: [1g]", "an appliance is read where it lies"),
         ("via: site-b, folder: vms, rate_limit: [fast]", "'fast' is no rate"),
     ] {
         let problems = target(lines).unwrap_err();

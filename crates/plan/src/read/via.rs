@@ -62,9 +62,12 @@ impl Reader {
         let Some(entry) = fields.find("rate_limit") else { return Vec::new() };
         // Where there is a choice: workers of a cluster are always reached over a link.
         let has_hosts = fields.table.key("hosts").is_some() && fields.find("hosts").is_some();
-        if fields.table.key("via").is_some() && fields.find("via").is_none() && !has_hosts {
-            let problem = Problem::error(fields.path_of("rate_limit"), "it limits a link, and there is none");
-            self.problems.push(problem.at(entry.at).advise("give `via`, or leave it out"));
+        let stays_here = fields.table.key("via").is_some() && fields.find("via").is_none() && !has_hosts;
+        if stays_here && self.is_appliance {
+            let text =
+                "it limits what comes or goes over the network, and an appliance is read where it lies";
+            let problem = Problem::error(fields.path_of("rate_limit"), text);
+            self.problems.push(problem.at(entry.at).advise("leave it out"));
         }
         let mut limits = Vec::new();
         for text in self.texts(fields, "rate_limit").unwrap_or_default() {

@@ -50,6 +50,27 @@ fn every_key_of_a_daemon_is_read_its_kind_checked_and_its_default_true() {
 }
 
 #[test]
+fn a_rate_limit_holds_on_the_link_or_else_at_the_source() {
+    for (text, limits_reads) in [
+        (
+            SMALL.replace(
+                "type: qemu",
+                "type: qemu, rate_limit: ['Mon-Fri 08:00-18:00 Europe/Berlin=200m', 2g]",
+            ),
+            true,
+        ),
+        (LOCAL.replace("pool: images", "pool: images, rate_limit: [500m, 2g]"), true),
+        (LOCAL.replace("pool: images", "pool: images, rate_limit: [500m, 2g], via: site-b"), false),
+        (LOCAL.to_string(), false),
+    ] {
+        let target = Plan::parse(&text).unwrap().target;
+        assert_eq!(target.limits_reads(), limits_reads, "{text}");
+        let count = if text == LOCAL { 0 } else { 2 };
+        assert_eq!(target.rate_limit.len(), count, "{text}");
+    }
+}
+
+#[test]
 fn what_does_not_go_with_the_type_of_target_is_refused() {
     let only = |text: String| {
         let found = problems(&text);
@@ -62,7 +83,6 @@ fn what_does_not_go_with_the_type_of_target_is_refused() {
         ("pool: images", "pool: images, cpu: 'a b'", "not made of letters"),
         ("pool: images", "pool: images, cpu_features: [aes, \"a'b\"]", "not made of letters"),
         ("pool: images", "pool: images, uri: qemu+ssh://b/system, via: 'b b'", "no name of a site"),
-        ("pool: images", "pool: images, rate_limit: [500m]", "it limits a link, and there is none"),
         ("pool: images", "pool: images, apart: ['db*']", "VMs of one host cannot be apart"),
         (
             "pool: images",
