@@ -276,7 +276,13 @@ impl<'a> Shared<'a> {
         log!("copy", "{error}: {}", error.source);
         let mut core = self.core();
         let now = self.now();
-        if core.is_withdrawn {
+        // Whoever waited for its turn may have heard of the stop first.
+        let is_given_up = self.stop.is_set() && matches!(error.kind, DiskErrorKind::Transient);
+        if is_given_up {
+            core.copier.stop(StopCause::Cancelled);
+        }
+        let is_cancelled = core.copier.stop_cause() == Some(StopCause::Cancelled);
+        if core.is_withdrawn || (is_given_up && is_cancelled) {
             core.copier.dropped(span);
         } else if core.copier.failed(span, failure_of(error.kind), now) {
             log!("copy", "{span} is tried again");

@@ -4,7 +4,7 @@ use clap::Parser;
 
 use super::Cli;
 
-const RATES: [&str; 8] = [
+const RATES: [&str; 9] = [
     "copy a b --rate-limit",
     "agent run --rate-limit",
     "relay --listen 127.0.0.1:1 --to 127.0.0.1:2 --via site --rate-limit",
@@ -13,6 +13,7 @@ const RATES: [&str; 8] = [
     "live a --to b --connection",
     "tune --rtt 5ms --rate",
     "forecast plan.yaml --link",
+    "serve --rate-limit",
 ];
 const SIZES: [&str; 2] = ["copy a b --request", "agent run --memory"];
 const TIMES: [&str; 4] = [
