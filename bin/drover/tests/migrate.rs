@@ -158,7 +158,7 @@ fn a_rate_limit_holds_what_all_vms_read_together_and_ctrl_c_ends_the_wait() {
     }) else {
         return;
     };
-    let limit = "overcommit: true\n  rate_limit: [2g, 'Mon-Sun=1KiB']";
+    let limit = "overcommit: true\n  rate_limit: [2g, '00:00-24:00=1KiB']";
     let plan = stage.plan("held", &[("overcommit: true", limit)]);
     let mut command = stage.drover.command(&["migrate", &plan]);
     let mut started = EndsWithTest(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());

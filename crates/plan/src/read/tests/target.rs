@@ -60,7 +60,13 @@ fn a_rate_limit_holds_on_the_link_or_else_at_the_source() {
             true,
         ),
         (LOCAL.replace("pool: images", "pool: images, rate_limit: [500m, 2g]"), true),
-        (LOCAL.replace("pool: images", "pool: images, rate_limit: [500m, 2g], via: site-b"), false),
+        (
+            LOCAL.replace(
+                "pool: images",
+                "pool: images, rate_limit: [500m, 2g], uri: qemu+ssh://b/system, via: site-b",
+            ),
+            false,
+        ),
         (LOCAL.to_string(), false),
     ] {
         let target = Plan::parse(&text).unwrap().target;
