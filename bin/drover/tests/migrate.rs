@@ -169,7 +169,7 @@ fn a_rate_limit_holds_what_all_vms_read_together_and_ctrl_c_ends_the_wait() {
     kill_process(Pid::from_child(&started.0), Signal::INT).unwrap();
     assert_eq!(started.0.wait().unwrap().code(), Some(130));
     let served = stage.served();
-    assert!(served < 2 * MIB, "{served} of 24 MiB were read");
+    assert!(served <= 4 * MIB, "{served} of 24 MiB were read, and a request has 4 at most");
     // What was begun goes on without the limit, as the plan says by now.
     let plan = stage.plan("held", &[]);
     stage.migrate(&plan);
