@@ -166,7 +166,7 @@ impl Turn {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use super::*;
 
@@ -216,14 +216,16 @@ mod tests {
             in_turn(state.path(), &asker, &go_on, read).unwrap().unwrap().warnings.clone()
         };
         // The first reads until the others wait: what it reads is older than their question.
+        let has_turn = AtomicBool::new(false);
         let until_others_wait = || {
+            has_turn.store(true, Ordering::SeqCst);
             while waiting() < 4 {
                 thread::sleep(LOOK_PAUSE);
             }
         };
         let told = thread::scope(|scope| {
             let first = scope.spawn(|| ask(&until_others_wait));
-            while waiting() < 1 {
+            while !has_turn.load(Ordering::SeqCst) {
                 thread::sleep(LOOK_PAUSE);
             }
             let others: Vec<_> = (0..3).map(|_| scope.spawn(|| ask(&|| {}))).collect();
