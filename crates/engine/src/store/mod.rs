@@ -153,7 +153,9 @@ const VM: &str = "SELECT * FROM vm WHERE plan = ?1 AND id = ?2";
 const IN_OTHER_PLANS: &str = "SELECT * FROM vm WHERE id = ?2 AND plan <> ?1";
 const ALL_IN_OTHER_PLANS: &str =
     "SELECT * FROM vm WHERE id IN (SELECT value FROM json_each(?2)) AND plan <> ?1 ORDER BY plan, rowid";
-const DISKS_OF: &str = "SELECT * FROM disk WHERE plan = ?1 AND vm = ?2 ORDER BY number";
+const DISKS_OF: &str = "SELECT disk.*, read_bytes_all, written_bytes_all
+    FROM disk LEFT JOIN disk_sum ON disk_sum.plan = disk.plan AND disk_sum.vm = disk.vm AND disk_sum.number = disk.number
+    WHERE disk.plan = ?1 AND disk.vm = ?2 ORDER BY disk.number";
 const EVENTS_OF: &str =
     "SELECT at_ms, vm, phase, kind, text FROM event WHERE plan = ?1 AND vm = ?2 ORDER BY id";
 
@@ -430,8 +432,7 @@ impl Store {
         self.change(Durable::WithTheNext, |db| {
             db.execute(
                 "INSERT OR REPLACE INTO disk VALUES
-                 (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
-                  ?23)",
+                 (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
                 params![
                     plan,
                     disk.vm,
@@ -454,6 +455,15 @@ impl Store {
                     disk.attribution,
                     disk.note,
                     disk.link,
+                ],
+            )?;
+            db.execute(
+                "INSERT OR REPLACE INTO disk_sum (plan, vm, number, read_bytes_all, written_bytes_all)
+                 VALUES (?1, ?2, ?3, ?4, ?5)",
+                params![
+                    plan,
+                    disk.vm,
+                    disk.number as i64,
                     number(disk.read_bytes_all),
                     number(disk.written_bytes_all),
                 ],
@@ -464,7 +474,10 @@ impl Store {
 
     /// Disks of a plan.
     pub fn disks(&self, plan: &str) -> Outcome<Vec<DiskRow>> {
-        self.rows("SELECT * FROM disk WHERE plan = ?1 ORDER BY vm, number", [plan], disk_row)
+        let sql = "SELECT disk.*, read_bytes_all, written_bytes_all FROM disk LEFT JOIN disk_sum
+                   ON disk_sum.plan = disk.plan AND disk_sum.vm = disk.vm AND disk_sum.number = disk.number
+                   WHERE disk.plan = ?1 ORDER BY disk.vm, disk.number";
+        self.rows(sql, [plan], disk_row)
     }
 
     /// Disks of a VM of a plan.
@@ -628,6 +641,7 @@ fn add_event(
 /// Forgets what runs of a VM came to that was given up.
 fn forget_vm(db: &Connection, plan: &str, id: &str, name: &str) -> rusqlite::Result<()> {
     db.execute("DELETE FROM disk WHERE plan = ?1 AND vm = ?2", [plan, id])?;
+    db.execute("DELETE FROM disk_sum WHERE plan = ?1 AND vm = ?2", [plan, id])?;
     db.execute("DELETE FROM progress WHERE plan = ?1 AND vm = ?2", [plan, name])?;
     let sql =
         "UPDATE vm SET phase = NULL, touched = 0, started = NULL, error = NULL, cause = NULL, advice = NULL,

@@ -152,11 +152,20 @@ CREATE TABLE give_up (
     PRIMARY KEY (plan, vm));
 ";
 
-/// What version 15 added: bytes of a disk over all its copies. Of those that an earlier drover copied, they count from then on.
+/// What version 15 added: bytes of a disk over all its copies. Of those that an earlier drover copied, they count from then on. They have a
+/// table of their own, since a process of version 14 that still runs writes whole rows of `disk`.
 const IN_ALL: &str = "
-ALTER TABLE disk ADD COLUMN read_bytes_all INTEGER;
-ALTER TABLE disk ADD COLUMN written_bytes_all INTEGER;
+CREATE TABLE disk_sum (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, number INTEGER NOT NULL,
+    read_bytes_all INTEGER, written_bytes_all INTEGER,
+    PRIMARY KEY (plan, vm, number));
 ";
+
+/// What each version added, from the first.
+const STEPS: [&str; SCHEMA_VERSION as usize] = [
+    FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE, TRACE, RETRIES,
+    GIVE_UPS, IN_ALL,
+];
 
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
@@ -174,12 +183,7 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps = [
-            FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE, TRACE,
-            RETRIES, GIVE_UPS, IN_ALL,
-        ]
-        .into_iter()
-        .skip(version.max(0) as usize);
+        let mut steps = STEPS.into_iter().skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;
         change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     }
@@ -229,6 +233,36 @@ mod tests {
             let disk = store.disks("p").unwrap().remove(0);
             assert_eq!((disk.read_in_all(), disk.written_in_all()), (7, 0), "what was known counts");
         }
+    }
+
+    #[test]
+    fn a_process_of_version_14_that_still_runs_goes_on_beside_this_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let old = Connection::open(folder.path().join("drover.db")).unwrap();
+        old.pragma_update(None, "journal_mode", "wal").unwrap();
+        STEPS[..14].iter().for_each(|step| old.execute_batch(step).unwrap());
+        old.pragma_update(None, "user_version", 14).unwrap();
+        let plan =
+            "INSERT INTO plan (name, text, folder, state, started_ms) VALUES ('p', 't', '/f', 'running', 5)";
+        old.execute_batch(plan).unwrap();
+        // All 21 places, as it writes them.
+        let put = |read: i64| {
+            let nulls = ", NULL".repeat(12);
+            let sql =
+                format!("INSERT OR REPLACE INTO disk VALUES ('p', 'vm-1', 0, 'd', '/i', 9, 9, ?1, 3{nulls})");
+            old.execute(&sql, [read]).unwrap();
+        };
+        put(7);
+        let store = Store::open(folder.path()).unwrap();
+        let disk = || store.disks("p").unwrap().remove(0);
+        assert_eq!((disk().read_in_all(), disk().written_in_all()), (7, 3));
+        put(8);
+        assert_eq!((disk().read_in_all(), disk().written_in_all()), (8, 3), "it goes on");
+        store.put_disk("p", &disk().plus_moved(5, 1)).unwrap();
+        assert_eq!((disk().read_in_all(), disk().written_in_all()), (13, 4));
+        put(8);
+        assert_eq!((disk().read_in_all(), disk().written_in_all()), (13, 4), "the sums stay");
+        assert_eq!(store.disks_of("p", "vm-1").unwrap().remove(0).read_in_all(), 13);
     }
 
     #[test]

@@ -195,6 +195,9 @@ fn a_vm_that_was_given_up_and_is_begun_anew_has_copied_nothing() {
     let disks: Vec<String> = store.disks("p").unwrap().into_iter().map(|disk| disk.vm).collect();
     let at_work: Vec<String> = store.progress("p").unwrap().into_iter().map(|row| row.vm).collect();
     assert_eq!((disks, at_work), (vec!["b".to_string()], vec!["stopped".to_string()]));
+    let sums = "SELECT group_concat(vm) FROM disk_sum";
+    let sums = store.lock().query_row(sums, [], |row| row.get::<_, String>(0)).unwrap();
+    assert_eq!(sums, "b");
 }
 
 /// Steps of SQLite's machine for each question about one VM, in a store that has so many of them in two plans.
