@@ -143,14 +143,15 @@ pub fn ask_give_up(store: &Store, plan: &str, names: &[String]) -> Result<Vec<St
     Ok(wanted.into_iter().map(|row| row.name.clone()).collect())
 }
 
-/// Names of the VMs of a wave that can be given up: those that have not arrived.
+/// Names of the VMs of a wave that can be given up: those that have not arrived, also where that was ordered and is not undone yet.
 ///
 /// # Errors
 /// If there are none, the plan has no such wave, or the state cannot be read.
 pub fn wave_to_give_up(store: &Store, plan: &str, wave: &str) -> Result<Vec<String>, EngineError> {
     let rows = store.vms(plan)?;
     let given_up = store.give_ups(plan)?;
-    let goes = |row: &&VmRow| !row.state.has_arrived() && !given_up.contains(&row.id);
+    let is_undone = |row: &VmRow| row.state == VmState::Cancelled && given_up.contains(&row.id);
+    let goes = |row: &&VmRow| !row.state.has_arrived() && !is_undone(row);
     let names = names_of(members_of(plan, wave, &rows)?.into_iter().filter(goes));
     match names.is_empty() {
         true => refuse(

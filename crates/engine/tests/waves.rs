@@ -191,6 +191,7 @@ fn the_vms_of_a_wave_are_given_up_or_tried_again_that_can_be() {
     assert!(give_up("z").unwrap_err().chain().contains("has no VM in a wave 'z'"));
     // What was given up is taken back.
     ask_give_up(&world.store, PLAN, &give_up("b").unwrap()).unwrap();
+    assert_eq!(give_up("b").unwrap(), ["b1", "b2"], "nothing is undone yet: it can be ordered again");
     cancel_ordered(PLAN, &world.store, &world, &world).unwrap();
     assert_eq!(again("b").unwrap(), ["b1", "b2"]);
     assert!(give_up("b").is_err() && states(&world)[0] == state("b", WaveState::Cancelled, 0, 0));
