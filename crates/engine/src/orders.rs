@@ -123,14 +123,12 @@ pub fn ask_give_up(store: &Store, plan: &str, names: &[String]) -> Result<Vec<St
     let goes = |row: &VmRow| !row.state.has_arrived() && row.state != VmState::Cancelled;
     let wanted = rows_of(plan, names, &rows, goes)?;
     if let Some(row) = wanted.iter().find(|row| row.state.has_arrived()) {
-        let others: Vec<&str> = wanted.iter().filter(|row| goes(row)).map(|row| row.name.as_str()).collect();
-        let others = match others.as_slice() {
-            [] => String::new(),
-            [one] => format!("; {one} is not given up either, and goes on with the plan"),
-            several => {
-                let some = some_of(several, NAMES_MAX);
-                format!("; {some} are not given up either, and go on with the plan")
-            }
+        let given_up = store.give_ups(plan)?;
+        let is_new = |row: &&&VmRow| goes(row) && !given_up.contains(&row.id);
+        let others: Vec<&str> = wanted.iter().filter(is_new).map(|row| row.name.as_str()).collect();
+        let others = match others.is_empty() {
+            true => String::new(),
+            false => format!("; nothing was ordered of {}", some_of(&others, NAMES_MAX)),
         };
         let what = format!("{} has arrived already, and is not given up{others}", row.name);
         return refuse(
