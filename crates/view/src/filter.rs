@@ -244,6 +244,32 @@ fn words_of_cause(text: &str, vm: &str) -> String {
     without_numbers(&kept.collect::<Vec<_>>().join(" "))
 }
 
+/// Snapshots of VMs without an error: an interrupted run leaves such.
+pub(crate) fn write_snapshots(text: &mut String, vms: &[&VmRow], errors: Errors) -> fmt::Result {
+    let held: Vec<(String, String)> = vms
+        .iter()
+        .filter(|vm| vm.error.is_none())
+        .filter_map(|vm| Some((clean(&vm.name).to_string(), clean(vm.snapshot.as_deref()?).to_string())))
+        .collect();
+    match errors {
+        Errors::ByCause(from) if held.len() >= from => {
+            let names: Vec<&str> = held.iter().map(|(name, _)| name.as_str()).collect();
+            writeln!(
+                text,
+                "\n{} still at the source; resume and cancel remove them\n  {}",
+                count(held.len(), "snapshot"),
+                some_of(&names, NAMES_MAX)
+            )
+        }
+        _ => held.iter().try_for_each(|(name, snapshot)| {
+            writeln!(
+                text,
+                "\n{name}: snapshot {snapshot} is still at the source; resume and cancel remove it"
+            )
+        }),
+    }
+}
+
 fn write_cause(text: &mut String, vms: &[&VmRow]) -> fmt::Result {
     let first = vms[0];
     let error = clean(first.error.as_deref().unwrap_or_default());

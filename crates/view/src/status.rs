@@ -9,7 +9,7 @@ use drover_types::some_of;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::local;
-use crate::filter::{Extent, VmFilter, by_state, others, write_errors};
+use crate::filter::{Extent, VmFilter, by_state, others, write_errors, write_snapshots};
 use crate::follow::{Counts, PlanProgress, VmProgress, progress_table};
 use crate::foreseen::{WaitsForCutover, end_text};
 use crate::report::plan_state;
@@ -241,7 +241,12 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
     }
     // Of those that failed for one cause all are counted.
     let told = if groups { vms.iter().collect() } else { listed.clone() };
-    write_errors(text, &told, extent.errors(vms.len()), write_error)?;
+    let errors = extent.errors(vms.len());
+    write_errors(text, &told, errors, write_error)?;
+    // One at work needs its own.
+    let at_rest: Vec<&VmRow> =
+        told.iter().copied().filter(|vm| !(runs && vm.state == VmState::Running)).collect();
+    write_snapshots(text, &at_rest, errors)?;
     text.push_str(&warm_text(listed.iter().filter_map(|vm| {
         let is_at_work = runs && vm.state == VmState::Running;
         Some((&*vm.name, status.warm.get(&vm.name)?, is_at_work))
@@ -306,9 +311,8 @@ fn vm_table(vms: &[&VmRow], status: &PlanStatus) -> Table {
 }
 
 fn write_error(text: &mut String, vm: &VmRow) -> fmt::Result {
-    if let Some(error) = &vm.error {
-        writeln!(text, "\n{}: {}", clean(&vm.name), clean(error))?;
-    }
+    let Some(error) = &vm.error else { return Ok(()) };
+    writeln!(text, "\n{}: {}", clean(&vm.name), clean(error))?;
     if let Some(advice) = &vm.advice {
         writeln!(text, "  try: {}", clean(advice))?;
     }
@@ -439,6 +443,36 @@ resume with:     drover resume lab --state s
 give it up with: drover cancel lab --state s, which removes what was copied
 "
         );
+    }
+
+    #[test]
+    fn a_snapshot_of_a_vm_without_an_error_is_told_with_its_name() {
+        let held = |at: usize| VmRow {
+            snapshot: Some(format!("snapshot-{at}")),
+            ended_ms: None,
+            ..vm(&format!("vm-{at}"), &format!("web{at}"), VmState::Running)
+        };
+        let text = |pid: u32, vms: usize, extent: Extent<'_>| {
+            let rows: Vec<VmRow> = (0..vms).map(held).collect();
+            status(PlanRow { pid: Some(pid), ..plan("lab", PlanState::Running) }, &rows, &[]).text(extent, "")
+        };
+        let gone = u32::MAX;
+        let one = |at: usize| {
+            format!("\nweb{at}: snapshot snapshot-{at} is still at the source; resume and cancel remove it\n")
+        };
+        for extent in [Extent::Short, Extent::Whole] {
+            let few = text(gone, 2, extent);
+            assert!(few.contains("2 interrupted") && few.contains(&one(0)) && few.contains(&one(1)), "{few}");
+        }
+        let shared = "snapshots still at the source; resume and cancel remove them\n  web0, web1, web2, web3, web4 and";
+        for vms in [20, 50] {
+            let many = text(gone, vms, Extent::Short);
+            let told = format!("\n{vms} {shared} {} more\n", vms - 5);
+            assert!(many.contains(&told) && !many.contains(&one(0)), "{many}");
+        }
+        assert!(text(gone, 20, Extent::Whole).contains(&one(19)));
+        let at_work = text(std::process::id(), 2, Extent::Short);
+        assert!(at_work.contains("2 running") && !at_work.contains("still at the source"), "{at_work}");
     }
 
     #[test]
