@@ -12,6 +12,7 @@ use crate::filter::{Errors, Extent, LISTED_MAX, ShownState, VmFilter, others, wr
 use crate::foreseen::{self, compared, order_line, waits_for_cutover};
 use crate::hooks::{write_hooks, write_rehearsals};
 use crate::now::rate_text;
+use crate::status::runs;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, clean, count, duration};
@@ -22,26 +23,34 @@ use crate::waves::waves_text;
 pub fn report_text(report: &PlanReport) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
-    let _ = write_head(&mut text, report, &Summary::of(report)).and_then(|()| write_whole(&mut text, report));
+    let _ = write_head(&mut text, report, &Summary::of(report))
+        .and_then(|()| write_whole(&mut text, report, runs(&report.plan)));
     text
 }
 
 /// A part of it, below the sums of all: of some VMs everything; or, in short, what became of all, with details of those that
-/// failed. `at` is the option that says where the plan is.
-pub fn report_part_text(report: PlanReport, extent: Extent<'_>, at: &str) -> String {
+/// failed. `runs`: whether a process runs the plan, which is known where it would run alone. `at` is the option that says where the
+/// plan is.
+pub fn report_part_text(report: PlanReport, runs: bool, extent: Extent<'_>, at: &str) -> String {
     let mut text = String::new();
-    let _ = write_part(&mut text, report, extent, at);
+    let _ = write_part(&mut text, report, runs, extent, at);
     text
 }
 
-fn write_part(text: &mut String, mut report: PlanReport, extent: Extent<'_>, at: &str) -> fmt::Result {
+fn write_part(
+    text: &mut String,
+    mut report: PlanReport,
+    runs: bool,
+    extent: Extent<'_>,
+    at: &str,
+) -> fmt::Result {
     write_head(text, &report, &Summary::of(&report))?;
     if extent == Extent::Short {
-        return write_short(text, report, at);
+        return write_short(text, report, runs, at);
     }
     let all = report.vms.len();
     keep(&mut report, extent);
-    write_whole(text, &report)?;
+    write_whole(text, &report, runs)?;
     text.push_str(&others(report.vms.len(), all));
     Ok(())
 }
@@ -120,13 +129,13 @@ impl<T: Serialize> Serialize for Each<'_, T> {
     }
 }
 
-fn write_whole(text: &mut String, report: &PlanReport) -> fmt::Result {
+fn write_whole(text: &mut String, report: &PlanReport, runs: bool) -> fmt::Result {
     if !report.vms.is_empty() {
         write!(text, "\n{}", vm_table(report))?;
     }
     text.push_str(&waves_text(&report.waves));
     report.vms.iter().try_for_each(|vm| write_notes(text, &vm.row))?;
-    write_passes(text, report)?;
+    write_passes(text, report, runs)?;
     write_hooks(text, report)?;
     write_rehearsals(text, report)?;
     if report.vms.iter().any(|vm| !vm.disks.is_empty()) {
@@ -143,7 +152,7 @@ fn write_whole(text: &mut String, report: &PlanReport) -> fmt::Result {
     lines.iter().try_for_each(|line| writeln!(text, "  {line}"))
 }
 
-fn write_short(text: &mut String, mut report: PlanReport, at: &str) -> fmt::Result {
+fn write_short(text: &mut String, mut report: PlanReport, runs: bool, at: &str) -> fmt::Result {
     let all = report.vms.len();
     let mut notes = String::new();
     let rows: Vec<&VmRow> = report.vms.iter().map(|vm| &vm.row).collect();
@@ -158,7 +167,7 @@ fn write_short(text: &mut String, mut report: PlanReport, at: &str) -> fmt::Resu
     text.push_str(&waves_text(&report.waves));
     text.push_str(&notes);
     report.vms.retain(|vm| vm.row.error.is_some());
-    write_passes(text, &report)?;
+    write_passes(text, &report, runs)?;
     write_hooks(text, &report)?;
     if report.vms.iter().any(|vm| !vm.disks.is_empty()) {
         write!(text, "\n{}", disk_table(&report))?;
@@ -398,7 +407,7 @@ Evidence:
             vm
         };
         report.vms = (0..100).map(|at| named(if at < 3 { &failed } else { &done }, at)).collect();
-        let short = report_part_text(report.clone(), Extent::Short, " --state s");
+        let short = report_part_text(report.clone(), false, Extent::Short, " --state s");
         for part in [
             "97 of 100 VMs arrived, 3 failed;",
             "web0001  FAILED",
@@ -413,7 +422,7 @@ Evidence:
             "{short}"
         );
         let filter = VmFilter { names: vec!["web0003".into()], ..VmFilter::default() };
-        let part = report_part_text(report.clone(), filter.extent(), "");
+        let part = report_part_text(report.clone(), false, filter.extent(), "");
         assert!(part.contains("97 of 100 VMs arrived") && part.contains("listed: 1 of 100 VMs"), "{part}");
         assert!(part.contains("web0003: vm-3 at the source") && !part.contains("web0004"), "{part}");
         let json = sample::json(&report_of(report.clone(), &filter));
@@ -421,7 +430,7 @@ Evidence:
         let read: PlanReport = serde_json::from_value(sample::json(&report)).unwrap();
         assert_eq!(report_text(&read), report_text(&report), "a daemon's is told as one's own");
         // Of a small plan a run tells the VMs, and no proof.
-        let small = report_part_text(sample::report(), Extent::Short, "");
+        let small = report_part_text(sample::report(), false, Extent::Short, "");
         assert!(
             small.contains("web01          done")
                 && small.contains("web01 started: ")
@@ -429,6 +438,23 @@ Evidence:
             "{small}"
         );
         assert!(small.ends_with("\nall VMs and their proof: drover report lab\n"), "{small}");
+    }
+
+    #[test]
+    fn a_plan_that_a_process_elsewhere_runs_is_told_as_one_that_runs() {
+        let mut report = sample::report();
+        // No process of this machine has that number.
+        (report.plan.state, report.plan.pid) = (PlanState::Running, Some(u32::MAX));
+        let mut warm = sample::warm();
+        (warm.ready_ms, warm.row.down_ms) = (None, None);
+        warm.row.next_ms = Some(sample::START + 90_000);
+        report.vms[0].row.state = VmState::Running;
+        report.vms[0].warm = Some(warm);
+        let text =
+            |runs| report_part_text(report.clone(), runs, Extent::Whole, " --server https://mover:8443");
+        assert!(text(true).contains("web01: pass 3 at 14:06:40, down for 12 s"), "{}", text(true));
+        assert!(text(false).contains("web01: 2 passes done, predicted downtime 12 s"), "{}", text(false));
+        assert!(report_text(&report).contains("web01: 2 passes done"), "here nobody runs it");
     }
 
     #[test]

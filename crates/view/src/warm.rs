@@ -7,7 +7,6 @@ use drover_engine::{Downtime, PassKind, PassRow, PassState, PlanReport, VmReport
 use drover_types::Bytes;
 
 use crate::clock::{local, time_of_day};
-use crate::status::runs;
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, between, clean, count, duration};
 
@@ -97,14 +96,13 @@ pub(crate) fn warm_text<'a>(vms: impl Iterator<Item = (&'a str, &'a WarmReport, 
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
-/// Passes of all warm VMs of a report as text.
-pub(crate) fn write_passes(text: &mut String, report: &PlanReport) -> fmt::Result {
+/// Passes of all warm VMs of a report as text. `runs`: whether a process runs its plan.
+pub(crate) fn write_passes(text: &mut String, report: &PlanReport, runs: bool) -> fmt::Result {
     let warm: Vec<&VmReport> = report.vms.iter().filter(|vm| vm.warm.is_some()).collect();
     if warm.is_empty() {
         return Ok(());
     }
     write!(text, "\n{}", pass_table(&warm))?;
-    let runs = runs(&report.plan);
     for vm in warm {
         let name = clean(&vm.row.name);
         if let Some(words) = downtime_words(vm, runs) {
@@ -181,7 +179,7 @@ mod tests {
         report.vms[0].warm = Some(sample::warm());
         report.vms[1].warm = None;
         let mut text = String::new();
-        write_passes(&mut text, &report).unwrap();
+        write_passes(&mut text, &report, false).unwrap();
         let page = crate::report_html(&report);
         assert!(page.contains("<td>hash diff</td>") && page.contains("down for 14 s, predicted 12 s"));
         assert_eq!(

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::time::Duration;
 
-use drover_engine::{Board, Event, Observer, PlanReport};
+use drover_engine::{Board, Event, Observer, PlanReport, PlanState};
 use drover_server::{Order, OrderKind, Ordered, Page, Plan, Submission, Wanted, default_project};
 use drover_view::{Display, DisplayMode, Extent};
 use serde_json::{Value, json};
@@ -147,7 +147,10 @@ fn end(daemon: &Remote, plan: &Plan, args: &RunArgs) -> Result<Exit, Failure> {
     if !args.json && !args.quiet {
         let at = format!(" --server {}", daemon.url);
         match daemon.get::<PlanReport>(&format!("/v1/plans/{}/report", part(&plan.name))) {
-            Ok(report) => crate::out::print(&drover_view::report_part_text(report, Extent::Short, &at)),
+            Ok(report) => {
+                let runs = runs_there(&report);
+                crate::out::print(&drover_view::report_part_text(report, runs, Extent::Short, &at));
+            }
             // It ended as it ended, told or not.
             Err(failure) => crate::out::say(failure),
         }
@@ -313,7 +316,14 @@ pub fn report(daemon: &Remote, args: &ReportArgs) -> Result<Exit, Failure> {
         crate::out::say(format_args!("wrote {}", file.display()));
         return Ok(Exit::Success);
     }
-    show::tell_report(daemon.get(&path)?, args, &format!(" --server {}", daemon.url))
+    let report: PlanReport = daemon.get(&path)?;
+    let runs = runs_there(&report);
+    show::tell_report(report, runs, args, &format!(" --server {}", daemon.url))
+}
+
+/// Whether a daemon runs the plan: its process is on another machine, and cannot be looked for.
+fn runs_there(report: &PlanReport) -> bool {
+    report.plan.state == PlanState::Running
 }
 
 #[cfg(test)]

@@ -126,7 +126,8 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
         let report = open_store_to_read(args).and_then(|store| Ok(drover_engine::plan_report(&store, name)?));
         match report {
             Ok(Some(report)) => {
-                let text = drover_view::report_part_text(report, Extent::Short, &state_option(args));
+                let runs = drover_view::runs(&report.plan);
+                let text = drover_view::report_part_text(report, runs, Extent::Short, &state_option(args));
                 crate::out::print(&text);
             }
             Ok(None) => {}

@@ -137,11 +137,12 @@ pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
         }
         return Ok(Exit::Success);
     }
-    tell_report(report, args, &state_option(&args.run))
+    let runs = drover_view::runs(&report.plan);
+    tell_report(report, runs, args, &state_option(&args.run))
 }
 
-/// What a plan did, as far as it is asked for; `at` is the option that says where it is.
-pub fn tell_report(report: PlanReport, args: &ReportArgs, at: &str) -> Result<Exit, Failure> {
+/// What a plan did, as far as it is asked for; `runs`: whether a process runs it; `at` is the option that says where it is.
+pub fn tell_report(report: PlanReport, runs: bool, args: &ReportArgs, at: &str) -> Result<Exit, Failure> {
     let filter = args.filter.filter();
     check_filter(
         &filter,
@@ -157,7 +158,7 @@ pub fn tell_report(report: PlanReport, args: &ReportArgs, at: &str) -> Result<Ex
             Extent::Short if report.vms.len() <= LISTED_MAX => Extent::Whole,
             extent => extent,
         };
-        crate::out::print(&drover_view::report_part_text(report, extent, at));
+        crate::out::print(&drover_view::report_part_text(report, runs, extent, at));
     }
     Ok(Exit::Success)
 }
