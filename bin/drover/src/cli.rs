@@ -466,7 +466,7 @@ pub struct RetryArgs {
     /// Name of a VM at the target, or a pattern (web*), that failed or was given up
     #[arg(value_name = "VM", required_unless_present_any = ["all_failed", "wave"])]
     pub vms: Vec<String>,
-    /// Name of a wave, of which all VMs are meant that failed or were given up
+    /// Name of a wave: its VMs that failed or, if none did, were given up
     #[arg(long, value_name = "NAME", conflicts_with_all = ["vms", "all_failed"])]
     pub wave: Option<String>,
     /// All VMs that failed, and those that did not begin because of them
