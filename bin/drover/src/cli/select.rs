@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 use drover_plan::{Selector, Wanted};
 use drover_types::inventory::PowerState;
+use drover_types::shell_word;
 use drover_view::clean;
 
 /// Each but the last may be given more than once: a VM fits any value of one, and all of those that are given.
@@ -67,7 +68,7 @@ impl SelectArgs {
             ("--datastore", &self.datastores),
             ("--tag", &self.tags),
         ];
-        let option = |name: &str, value: &str| format!(" {name} {}", quoted(&clean(value)));
+        let option = |name: &str, value: &str| format!(" {name}={}", shell_word(&clean(value)));
         let of = |(name, values): (&str, &Vec<String>)| {
             values.iter().map(|value| option(name, value)).collect::<String>()
         };
@@ -85,15 +86,6 @@ impl SelectArgs {
     }
 }
 
-/// A word as a shell takes it whole.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "/._:@%+=,-".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.to_string(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,7 +94,7 @@ mod tests {
     fn options_ask_for_the_same_again() {
         let own = |list: &[&str]| list.iter().map(|it| it.to_string()).collect::<Vec<_>>();
         let select = SelectArgs {
-            vms: own(&["web*", "bob's"]),
+            vms: own(&["web*", "bob's", "-old"]),
             folders: own(&["test/new ones"]),
             tags: own(&["app:shop", "tier:db"]),
             power: Some(PowerWord::Off),
@@ -110,7 +102,7 @@ mod tests {
         };
         assert_eq!(
             select.options(),
-            r" --vm 'web*' --vm 'bob'\''s' --folder 'test/new ones' --tag app:shop --tag tier:db --power off"
+            r" --vm='web*' --vm='bob'\''s' --vm=-old --folder='test/new ones' --tag=app:shop --tag=tier:db --power off"
         );
         assert_eq!(SelectArgs::default().options(), "");
     }

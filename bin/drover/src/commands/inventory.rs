@@ -6,6 +6,7 @@ use std::path::Path;
 use drover_plan::{Concern, ConcernContext, ManifestUse, Namesakes, OvaSource, Wanted, concerns_among};
 use drover_source::{Appliance, appliance, write_rates};
 use drover_types::inventory::{Inventory, Vm, WriteRates};
+use drover_types::shell_word;
 use drover_view::clean;
 
 use crate::cli::{InventoryArgs, ProviderArgs, SelectArgs};
@@ -61,23 +62,25 @@ pub fn check_wanted(wanted: &Wanted, provider: &str, inventory: &Inventory) -> R
 
 /// The command that comes after a look at these VMs of a provider, to people.
 pub fn say_what_is_next(args: &ProviderArgs, select: &SelectArgs) {
-    let (provider, secret) = (args.provider.as_str(), &args.secret);
-    let path = Path::new(provider);
+    crate::out::say(format_args!("next: {}", next_command(args, select)));
+}
+
+fn next_command(args: &ProviderArgs, select: &SelectArgs) -> String {
+    let secret = &args.secret;
+    let path = Path::new(&args.provider);
+    let provider = shell_word(&clean(&args.provider));
     // As this command was believed, so is the next.
     let trust = match (&secret.thumbprint, &secret.ca_file) {
-        (Some(thumbprint), _) => format!(" --thumbprint {thumbprint}"),
-        (_, Some(file)) => format!(" --ca-file {}", file.display()),
+        (Some(thumbprint), _) => format!(" --thumbprint={}", shell_word(&clean(thumbprint))),
+        (_, Some(file)) => format!(" --ca-file={}", shell_word(&clean(&file.to_string_lossy()))),
         _ if secret.insecure => " --insecure".into(),
         _ => String::new(),
     };
     let is_plan = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
-    match (is_plan, appliance::path_of(provider)) {
-        (true, _) => crate::out::say(format_args!("next: drover plan check {provider}")),
-        (_, Some(_)) => crate::out::say(format_args!("next: drover import {provider}")),
-        _ => {
-            let select = select.options();
-            crate::out::say(format_args!("next: drover plan new {provider}{trust}{select} -o plan.yaml"));
-        }
+    match (is_plan, appliance::path_of(&args.provider)) {
+        (true, _) => format!("drover plan check {provider}"),
+        (_, Some(_)) => format!("drover import {provider}"),
+        _ => format!("drover plan new {provider}{trust}{} -o plan.yaml", select.options()),
     }
 }
 
@@ -125,4 +128,26 @@ pub fn all_concerns(inventory: &Inventory) -> BTreeMap<String, Vec<Concern>> {
     let (names, context) = (Namesakes::of(inventory), ConcernContext::default());
     let of_vm = |vm: &Vm| (vm.id.clone(), concerns_among(vm, inventory, &names, &context));
     inventory.vms.iter().map(of_vm).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::SecretArgs;
+
+    #[test]
+    fn what_is_next_can_be_given_to_a_shell_as_it_is() {
+        let next = |provider: &str, ca_file: Option<&str>| {
+            let ca_file = ca_file.map(Into::into);
+            let secret = SecretArgs { password_file: None, ca_file, thumbprint: None, insecure: false };
+            let args = ProviderArgs { provider: provider.into(), user: None, secret };
+            next_command(&args, &SelectArgs { vms: vec!["web*".into()], ..SelectArgs::default() })
+        };
+        assert_eq!(
+            next("vc.lab:8989", Some("my site/it's.pem")),
+            r"drover plan new vc.lab:8989 --ca-file='my site/it'\''s.pem' --vm='web*' -o plan.yaml"
+        );
+        assert_eq!(next("vc.lab", None), "drover plan new vc.lab --vm='web*' -o plan.yaml");
+        assert_eq!(next("my plans/a.yaml", None), "drover plan check 'my plans/a.yaml'");
+    }
 }
