@@ -241,6 +241,11 @@ fn write_lines(page: &mut String, it: &Forecast) -> fmt::Result {
 
 pub(super) fn write_why(page: &mut String, it: &Forecast) -> fmt::Result {
     begin_table(page, "What limits", &["Resource", "#For", "#From", "#Until", "#Used"])?;
+    for idle in &it.without_copy {
+        let cells = [time(idle.seconds), UNKNOWN.into(), UNKNOWN.into(), "nothing is copied".into()];
+        let name = [("name", idle.name.clone())];
+        write_row(page, &name.into_iter().chain(cells.map(|it| ("number", it))).collect::<Vec<_>>())?;
+    }
     for by in &it.limiting {
         let cells = [time(by.seconds), time(by.from_s), time(by.to_s), format!("{:.0} %", by.part * 100.0)];
         let name = [("name", by.name.clone())];
@@ -335,6 +340,8 @@ fn write_vms(page: &mut String, it: &Forecast) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
+    use drover_forecast::{Limiting, WithoutCopy};
+
     use super::*;
     use crate::forecast::tests::{forecast, in_zones};
     use crate::html::tests::texts;
@@ -392,6 +399,24 @@ mod tests {
         forecast.vms.retain(|vm| !vm.on_order);
         let page = forecast_html(&forecast);
         assert!(!page.contains("<polygon") && !texts(&page).contains("open end"), "{page}");
+    }
+
+    #[test]
+    fn the_page_says_first_what_goes_on_without_copies() {
+        let mut forecast = forecast();
+        let host = Limiting { name: "host esx1".into(), seconds: 60.0, from_s: 0.0, to_s: 60.0, part: 0.9 };
+        (forecast.limiting, forecast.without_copy) = (vec![host], Vec::new());
+        let limits = |page: &str| {
+            let (_, rest) = page.split_once("What limits").unwrap();
+            rest.split_once("What more of it buys").unwrap().0.to_string()
+        };
+        assert!(!limits(&forecast_html(&forecast)).contains("nothing is copied"));
+        forecast.without_copy = vec![WithoutCopy { name: "shutdown <b>".into(), seconds: 90.0 }];
+        let part = limits(&forecast_html(&forecast));
+        let rows: Vec<&str> = part.split("<tr>").filter(|row| row.contains("<td")).collect();
+        let [idle, limiting] = &rows[..] else { panic!("{part}") };
+        assert!(idle.contains("shutdown &lt;b&gt;") && idle.contains(&time(90.0)), "{part}");
+        assert!(idle.contains("nothing is copied") && limiting.contains("host esx1"), "{part}");
     }
 
     #[test]
