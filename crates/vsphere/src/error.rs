@@ -94,6 +94,18 @@ impl VsphereError {
         VsphereError::new(http_kind(&error), op, error)
     }
 
+    /// Of a task that was begun and that the server does not know any more: tasks do not survive a restart of its services. What
+    /// became of it is not known, and it may go on at the host.
+    pub(crate) fn of_lost_task(op: &str) -> Self {
+        let why = "its task is not known to the server any more, whose services restarted";
+        VsphereError::new(VsphereErrorKind::Unreachable, op, why)
+    }
+
+    /// Whether it is that of a task that was lost.
+    pub(crate) fn is_lost_task(&self) -> bool {
+        self.kind == VsphereErrorKind::Unreachable && self.fault.is_none() && self.http().is_none()
+    }
+
     /// Whether the same may succeed later without anybody's doing.
     pub fn is_transient(&self) -> bool {
         use VsphereErrorKind as K;
@@ -302,6 +314,15 @@ mod tests {
         assert!(!away.advice().unwrap().contains("task"));
         assert!(!error(VsphereErrorKind::Timeout).is_away(), "a task that takes too long");
         assert!(!fault("TaskInProgress").is_away());
+    }
+
+    #[test]
+    fn of_a_lost_task_nobody_knows_what_became() {
+        let lost = VsphereError::of_lost_task("remove snapshot snapshot-1");
+        assert!(lost.is_lost_task() && lost.is_unclear());
+        assert!(!lost.is_gone(), "it is the task that is gone");
+        assert!(!lost.is_away(), "the API answers");
+        assert!(!fault("ManagedObjectNotFound").is_lost_task());
     }
 
     #[test]

@@ -19,6 +19,8 @@ const BUSY_FIRST_PAUSE: Duration = Duration::from_secs(1);
 const BUSY_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Tries at once after something made way.
 const UNBLOCKED_MAX: u32 = 3;
+/// Tries of a removal after the server forgot its task.
+const LOST_MAX: u32 = 3;
 /// A pause is slept in pieces of this length, so that a stop is noticed.
 const TICK: Duration = Duration::from_millis(250);
 /// Consolidation writes everything that changed since back into the disk.
@@ -185,9 +187,9 @@ impl Session {
             false => Then::Later,
         };
         let mut patience = self.inner.patience();
+        let mut lost = 0;
         loop {
             let error = match self.inner.when_free(&call, CONSOLIDATION_TIME_MAX, &mut then) {
-                Err(error) if error.is_gone() => return Ok(()),
                 Err(error) if error.is_unclear() || GONE_MEANWHILE.iter().any(|it| error.is_fault(it)) => {
                     error
                 }
@@ -196,6 +198,12 @@ impl Session {
             // Somebody else removed it meanwhile. One that is gone while files of it stay is told.
             if self.inner.is_gone(this) {
                 return Ok(());
+            }
+            // A removal that goes on at the host keeps the VM busy until it has ended.
+            if error.is_lost_task() && lost < LOST_MAX {
+                lost += 1;
+                patience.work.check(&op)?;
+                continue;
             }
             patience.wait(&op, error)?;
         }
@@ -233,7 +241,7 @@ pub(crate) fn busy_pauses() -> impl Iterator<Item = Duration> {
 }
 
 /// What vSphere says of a removal where another came first.
-const GONE_MEANWHILE: [&str; 2] = ["NotFound", "TaskInProgress"];
+const GONE_MEANWHILE: [&str; 3] = ["ManagedObjectNotFound", "NotFound", "TaskInProgress"];
 
 impl Work<'_> {
     /// Sleeps, unless the stop is asked for.
@@ -289,7 +297,7 @@ impl Inner {
                 done => return done.map(drop),
             };
             // One that got through may be under way yet.
-            let ended = match error.is_away() {
+            let ended = match error.is_away() || error.is_lost_task() {
                 true => self.wait_for_tasks(&op, vm, "power", POWER_TIME_MAX),
                 false => Ok(()),
             };

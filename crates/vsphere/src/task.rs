@@ -75,7 +75,10 @@ impl Inner {
         timeout: Duration,
     ) -> Result<Option<Element>, VsphereError> {
         let is_over = |info: &Element| end_of(info) != End::NotYet;
-        let info = self.wait_for(op, task, "info.state", "info", timeout, is_over)?;
+        let info = self.wait_for(op, task, "info.state", "info", timeout, is_over);
+        // It was there. What its end says of other objects comes with the end.
+        let info =
+            info.map_err(|error| if error.is_gone() { VsphereError::of_lost_task(op) } else { error })?;
         if end_of(&info) == End::Success {
             return Ok(info.child("result").cloned());
         }
