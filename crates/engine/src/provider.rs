@@ -22,7 +22,7 @@ pub trait SourceProvider: Send + Sync {
     fn vm(&self, id: &str) -> Result<Vm, ProviderError>;
 
     /// Asks the guest to shut down. A VM that is off is fine, and so is a request of which nobody knows whether it
-    /// arrived; an error says that the guest was not asked.
+    /// arrived; an error says that the guest was not asked, unless a stop cut it short ([`Cause::Cancelled`]).
     fn ask_shutdown(&self, vm: &Vm) -> Result<(), ProviderError>;
 
     /// Waits until a VM whose guest was asked is off. After an error it may go off yet.

@@ -193,3 +193,17 @@ fn a_stop_is_noticed_while_a_guest_is_waited_for() {
     world.assert_arrived("after a stop");
     assert_eq!(world.calls("shut down"), 1);
 }
+
+#[test]
+fn a_guest_whose_shutdown_was_asked_for_as_the_run_was_stopped_is_not_taken_for_one_that_stays_on() {
+    let world = World::with(&[vm("on", PowerState::On, 1)], "start: true");
+    world.shutdowns_take(SHUTDOWN);
+    world.set_trouble("shut down", Trouble::Stopped);
+    world.run(&NoObserver);
+    assert_eq!((world.power("vm-on"), world.row("vm-on").switched_off), (PowerState::On, true));
+    world.clock.sleep(SHUTDOWN);
+    assert_eq!(world.power("vm-on"), PowerState::Off);
+    let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+    assert!(given_up.left.is_empty(), "{given_up:?}");
+    assert_eq!(world.power("vm-on"), PowerState::On);
+}

@@ -32,7 +32,8 @@ impl Session {
     /// Asks the guest to shut down. A VM that is off is fine; so is a request of which nobody knows whether it arrived.
     ///
     /// # Errors
-    /// [`VsphereErrorKind::State`] if no guest tools run. The guest was not asked.
+    /// [`VsphereErrorKind::State`] if no guest tools run. The guest was not asked, unless it is [`VsphereErrorKind::Stopped`]: then
+    /// nobody knows.
     pub fn ask_shutdown(&self, vm: &str) -> Result<(), VsphereError> {
         let session = &self.inner;
         let op = session.op("shut down", vm);
@@ -41,8 +42,11 @@ impl Session {
         let mut patience = session.patience();
         let mut was_lost = false;
         loop {
-            if session.power(&op, vm)? == PowerState::Off {
-                return Ok(());
+            match session.power(&op, vm) {
+                Ok(PowerState::Off) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if was_lost && error.kind != VsphereErrorKind::Stopped => return Ok(()),
+                Err(error) => return Err(error),
             }
             match session.call(&call) {
                 // It may not have arrived. Asked twice, a guest goes down once.
@@ -55,8 +59,8 @@ impl Session {
                     }
                 }
                 Err(error) if error.is_fault("InvalidPowerState") || error.is_unclear() => return Ok(()),
-                // Of a guest that goes down already, no tools run any more.
-                Err(error) if was_lost && error.kind == VsphereErrorKind::State => return Ok(()),
+                // It may have arrived the first time. Of a guest that goes down already, no tools run any more.
+                Err(error) if was_lost && error.kind != VsphereErrorKind::Stopped => return Ok(()),
                 done => return done.map(drop),
             }
         }

@@ -93,7 +93,11 @@ impl Journey<'_> {
                 self.note(format!("the guest did not shut down ({}), so it was switched off", chain(&error)));
                 self.may_go_down = false;
                 (self.context.leave)()?;
-                Ok(self.context.source.power_off(&now)?)
+                let off = self.context.source.power_off(&now);
+                // It may have been asked for, and the answer is lost.
+                Ok(off.inspect_err(|error| {
+                    self.may_go_down = matches!(error.cause, Cause::Cancelled | Cause::Connection);
+                })?)
             }
             (done, _) => Ok(done?),
         }
@@ -111,7 +115,9 @@ impl Journey<'_> {
     }
 
     fn shut_down(&mut self, now: &Vm) -> Result<(), ProviderError> {
-        self.context.source.ask_shutdown(now)?;
+        let asked = self.context.source.ask_shutdown(now);
+        // One that is cut short by a stop does not tell whether the guest was asked.
+        asked.inspect_err(|error| self.may_go_down |= error.cause == Cause::Cancelled)?;
         let off = self.context.source.wait_until_off(now, self.planned.shutdown_timeout);
         self.may_go_down = off.is_err();
         off

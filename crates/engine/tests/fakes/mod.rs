@@ -33,6 +33,8 @@ pub enum Trouble {
     FailsAfter,
     /// The call does its work, and its answer is lost.
     Unanswered,
+    /// The call does its work, and a stop cuts it short.
+    Stopped,
     /// The process dies before the call does anything.
     DiesBefore,
     /// The process dies when it has done its work.
@@ -480,6 +482,10 @@ impl World {
             Some(Trouble::Unanswered) => {
                 work(&mut state);
                 return Err(ProviderError { cause: Cause::Connection, ..ordered(name) });
+            }
+            Some(Trouble::Stopped) => {
+                work(&mut state);
+                return Err(ProviderError { cause: Cause::Cancelled, ..ordered(name) });
             }
             Some(Trouble::DiesBefore) => {
                 drop(state);
