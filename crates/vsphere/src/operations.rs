@@ -1,5 +1,5 @@
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drover_types::inventory::{PowerState, Snapshot};
 
@@ -10,6 +10,9 @@ use crate::vm::power_of;
 use crate::xml::Element;
 
 const POWER_TIME_MAX: Duration = Duration::from_secs(10 * 60);
+/// An API that does not answer is waited for so long at most before a VM is switched on: whoever asks has just seen that it may
+/// run, and after a longer time has to look again.
+const SWITCH_ON_PATIENCE: Duration = Duration::from_secs(5);
 /// Quiescing a busy guest takes minutes, and vSphere has its own limits.
 const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(60 * 60);
 /// How long a snapshot waits to be made or removed for another task of the VM, a backup's above all: one that stays slows
@@ -95,7 +98,8 @@ impl Session {
         self.inner.set_power(vm, "power off", "PowerOffVM_Task", PowerState::Off)
     }
 
-    /// Powers a VM on. A VM that is on stays on.
+    /// Powers a VM on. A VM that is on stays on. It is asked for at once: an API that does not answer is waited for some seconds only,
+    /// whatever [`Session::outlast`] says.
     ///
     /// # Errors
     /// When vSphere refuses, or it cannot be told whether the VM is on.
@@ -124,15 +128,12 @@ impl Session {
         let this = &vm_ref(vm);
         let call =
             Call { op: &op, method: "CreateSnapshot_Task", this, arguments: &arguments, is_read: false };
-        // Not where an answer was lost: a second snapshot would be made.
+        // Where an answer was lost, the VM may be busy with this very snapshot: a second one would be made.
         let is_none = || matches!(session.find_snapshot(&op, vm, name), Ok(None));
-        let then = |busy: &VsphereError| match busy.fault.is_some() && is_none() {
-            true => Then::Later,
-            false => Then::GiveUp,
-        };
         let mut patience = session.patience();
+        let mut was_lost = false;
         loop {
-            let unclear = match session.when_free(&call, SNAPSHOT_TIME_MAX, then) {
+            let unclear = match session.when_free(&call, SNAPSHOT_TIME_MAX, |_| Then::Later, is_none) {
                 Ok(Some(id)) => {
                     let (name, description) = (name.to_string(), description.to_string());
                     return Ok(Snapshot { id: id.text, name, description, created_s: None });
@@ -147,8 +148,12 @@ impl Session {
                     });
                 }
                 Err(error) if error.is_unclear() => error,
+                Err(busy) if was_lost && busy.kind == VsphereErrorKind::Busy => {
+                    return session.find_late_snapshot(&op, vm, name)?.ok_or(busy);
+                }
                 Err(error) => return Err(error),
             };
+            was_lost = true;
             // Asking again could make a second snapshot, so look first whether this one was made.
             if let Some(made) = session.find_late_snapshot(&op, vm, name)? {
                 return Ok(made);
@@ -193,7 +198,7 @@ impl Session {
         let mut patience = self.inner.patience();
         let mut lost = 0;
         loop {
-            let error = match self.inner.when_free(&call, CONSOLIDATION_TIME_MAX, &mut then) {
+            let error = match self.inner.when_free(&call, CONSOLIDATION_TIME_MAX, &mut then, || true) {
                 Err(error) if error.is_unclear() || GONE_MEANWHILE.iter().any(|it| error.is_fault(it)) => {
                     error
                 }
@@ -266,12 +271,14 @@ impl Inner {
         format!("{what} {}", self.name_of(vm))
     }
 
-    /// Runs a task, and again after a pause as long as the VM is busy with another, for ten minutes in all.
+    /// Runs a task, and again after a pause as long as the VM is busy with another, for ten minutes in all, if it is still wanted
+    /// after the pause.
     fn when_free(
         &self,
         call: &Call<'_>,
         timeout: Duration,
         mut then: impl FnMut(&VsphereError) -> Then,
+        is_wanted: impl Fn() -> bool,
     ) -> Result<Option<Element>, VsphereError> {
         let work = self.begin();
         let mut pauses = busy_pauses();
@@ -279,7 +286,12 @@ impl Inner {
             match self.run_task(call, timeout) {
                 Err(busy) if busy.kind == VsphereErrorKind::Busy => match (then(&busy), pauses.next()) {
                     (Then::AtOnce, _) => {}
-                    (Then::Later, Some(pause)) => work.sleep(call.op, pause)?,
+                    (Then::Later, Some(pause)) => {
+                        work.sleep(call.op, pause)?;
+                        if !is_wanted() {
+                            return Err(busy);
+                        }
+                    }
                     (Then::Later, None) | (Then::GiveUp, _) => return Err(busy),
                 },
                 done => return done,
@@ -290,12 +302,20 @@ impl Inner {
     fn set_power(&self, vm: &str, what: &str, method: &str, wanted: PowerState) -> Result<(), VsphereError> {
         let op = self.op(what, vm);
         let call = Call { op: &op, method, this: &vm_ref(vm), arguments: "", is_read: false };
-        let mut patience = self.patience();
+        let until = (wanted == PowerState::On).then(|| Instant::now() + SWITCH_ON_PATIENCE);
+        let missed = self.outage.missed();
+        // A look that took its time where all is answered is no outage.
+        let is_late = || until.is_some_and(|until| Instant::now() >= until && self.outage.missed() != missed);
+        let mut patience = self.patience().until(until);
         loop {
             if self.power(&op, vm)? == wanted {
                 return Ok(());
             }
-            let error = match self.run_task(&call, POWER_TIME_MAX) {
+            if is_late() {
+                let why = "the API did not answer for a while, and then it was not asked for any more";
+                return Err(VsphereError::new(VsphereErrorKind::Timeout, &op, why));
+            }
+            let error = match self.run_task_with(&call, self.patience().until(until), POWER_TIME_MAX) {
                 // Somebody else was faster, or our own request got through after all.
                 Err(error) if error.is_fault("InvalidPowerState") || error.is_unclear() => error,
                 done => return done.map(drop),

@@ -99,11 +99,18 @@ pub(crate) struct Patience<'a> {
     /// When it had no answer first.
     since: Option<Instant>,
     pause: Duration,
+    /// When it is given up at the latest, whatever the session's patience is.
+    until: Option<Instant>,
 }
 
 impl<'a> Patience<'a> {
     pub fn new(session: &'a Inner) -> Self {
-        Patience { session, work: session.begin(), since: None, pause: FIRST_PAUSE }
+        Patience { session, work: session.begin(), since: None, pause: FIRST_PAUSE, until: None }
+    }
+
+    /// The same, that waits no longer than until then.
+    pub fn until(self, moment: Option<Instant>) -> Self {
+        Patience { until: moment, ..self }
     }
 
     /// Waits a little after an error that may pass by itself, for the next try.
@@ -117,6 +124,7 @@ impl<'a> Patience<'a> {
         }
         let since = *self.since.get_or_insert_with(Instant::now);
         let left = self.session.outage.left(since);
+        let left = self.until.map_or(left, |until| left.min(until.saturating_duration_since(Instant::now())));
         if left.is_zero() {
             return Err(error);
         }

@@ -273,7 +273,11 @@ impl Inner {
 
     /// Calls a method under the session, logging in again if it has expired.
     pub fn call(&self, call: &Call<'_>) -> Result<Element, VsphereError> {
-        let mut patience = self.patience();
+        self.call_with(call, self.patience())
+    }
+
+    /// The same, with this patience.
+    pub fn call_with(&self, call: &Call<'_>, mut patience: Patience<'_>) -> Result<Element, VsphereError> {
         let mut renewed = false;
         let mut tries = 1;
         loop {

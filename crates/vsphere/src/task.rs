@@ -3,6 +3,7 @@ use std::time::{Duration, Instant};
 
 use crate::collect::{filter_spec, just};
 use crate::error::{VsphereError, VsphereErrorKind};
+use crate::outage::Patience;
 use crate::session::{Call, Inner};
 use crate::soap::{Moref, tag, task_fault};
 use crate::xml::Element;
@@ -35,7 +36,17 @@ fn end_of(info: &Element) -> End {
 impl Inner {
     /// Starts a task and waits for its end: its result, if it has one.
     pub fn run_task(&self, call: &Call<'_>, timeout: Duration) -> Result<Option<Element>, VsphereError> {
-        let answer = self.call(call)?;
+        self.run_task_with(call, self.patience(), timeout)
+    }
+
+    /// The same, and it is sent with this patience. Its end is waited for in any case.
+    pub fn run_task_with(
+        &self,
+        call: &Call<'_>,
+        patience: Patience<'_>,
+        timeout: Duration,
+    ) -> Result<Option<Element>, VsphereError> {
+        let answer = self.call_with(call, patience)?;
         let task = answer.child("returnval").map(Moref::of).filter(|task| !task.id.is_empty());
         let task = task.ok_or_else(|| {
             VsphereError::new(VsphereErrorKind::NotVsphere, call.op, "no task in the answer")

@@ -103,6 +103,52 @@ fn what_may_have_been_done_is_looked_at_before_it_is_asked_for_again() {
 }
 
 #[test]
+fn what_became_of_a_task_that_the_server_forgot_is_looked_at() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "prod/web", "web01").id;
+    let forgets = |skip: u32| {
+        let fault = json!({"method": "RetrievePropertiesEx", "fault": "ManagedObjectNotFound", "skip": skip});
+        sim.post("/fault/soap", fault);
+    };
+    forgets(0);
+    let made = session.create_snapshot(&vm, "drover-1", "", false).unwrap();
+    let seen = session.vm(&vm).unwrap().snapshots;
+    assert_eq!(seen.iter().filter(|it| it.name == "drover-1").count(), 1, "{seen:?}");
+    // The task fails, and nobody hears of it: the snapshot is there yet, and is removed by the next try.
+    sim.post("/fault/soap", json!({"method": "RemoveSnapshot_Task", "fault": "FileFault", "as": "task"}));
+    forgets(0);
+    session.remove_snapshot(&made.id).unwrap();
+    let left = session.vm(&vm).unwrap().snapshots;
+    assert!(left.len() + 1 == seen.len() && left.iter().all(|it| it.id != made.id), "{left:?}");
+    // One that is gone is fine.
+    session.remove_snapshot(&made.id).unwrap();
+    // The first question is for the power as it is.
+    let is_off = session.vm(&vm).unwrap().power == PowerState::Off;
+    forgets(1);
+    if is_off {
+        session.power_on(&vm).unwrap()
+    } else {
+        session.power_off(&vm).unwrap()
+    }
+    assert_eq!(session.vm(&vm).unwrap().power == PowerState::Off, !is_off);
+}
+
+#[test]
+fn after_an_outage_a_vm_is_not_switched_on_by_leave_from_before_it() {
+    let sim = simulator!();
+    let session = sim.session();
+    session.outlast(PATIENT);
+    let vm = sim::vm(&session, "prod/web", "web01").id;
+    session.power_off(&vm).unwrap();
+    spoil(&sim, json!({"status": 503, "count": 5}));
+    assert_eq!(session.power_on(&vm).unwrap_err().kind, VsphereErrorKind::Timeout);
+    assert_eq!(session.vm(&vm).unwrap().power, PowerState::Off);
+    session.power_on(&vm).unwrap();
+    assert_eq!(session.vm(&vm).unwrap().power, PowerState::On);
+}
+
+#[test]
 fn a_guest_that_may_not_have_heard_is_asked_again_to_shut_down() {
     let sim = simulator!();
     let session = sim.session();
