@@ -105,8 +105,9 @@ pub(crate) fn stream_telling(
         }
         let written = pipe.write(sink, progress, leaf);
         pipe.end(None);
-        if written.is_err() {
-            // Reads that wait for their turn give up.
+        if written.is_err() && stop.is_set() {
+            // Reads that wait for their turn give up. Where only the sink failed the disk may be sent again, and is not withdrawn:
+            // the last reads take their turn.
             disk.withdraw();
         }
         written

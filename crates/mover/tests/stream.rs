@@ -2,11 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use drover_copy::{Leaf, LeafTable, RetryPolicy};
 use drover_disk::memory::{Effect, MemDisk, Nth};
-use drover_disk::{Disk, DiskErrorKind, DiskOp};
+use drover_disk::{Disk, DiskErrorKind, DiskOp, Pace, Paced};
 use drover_mover::{
     MemoryBudget, MoveError, Progress, StopSignal, TransferOptions, record_upload, stream, upload,
     was_uploaded,
@@ -99,6 +100,31 @@ fn a_sink_that_closes_ends_the_run_and_is_told() {
         other => panic!("{other:?}"),
     }
     assert!(disk.counts().reads < 20, "the window bounds what is read ahead: {}", disk.counts().reads);
+}
+
+/// Holds nothing back.
+struct Unhindered;
+
+impl Pace for Unhindered {
+    fn take(&self, _: u64) -> Result<(), Duration> {
+        Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_disk_whose_sink_closed_is_sent_again() {
+    let bytes = content(40 * BLOCK);
+    let disk = Paced::new(Arc::new(MemDisk::new("disk", bytes.clone())), Arc::new(Unhindered));
+    assert!(streamed(&disk, &mut Closing(100_000), &options()).is_err());
+    let mut hasty = options();
+    hasty.retry.give_up_after = Duration::from_millis(100);
+    let mut out = Vec::new();
+    let root = streamed(&disk, &mut out, &hasty).unwrap();
+    assert!(out == bytes && root == root_of(&bytes));
 }
 
 #[test]
