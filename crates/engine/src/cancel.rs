@@ -179,20 +179,7 @@ fn context<'a>(
     let (observer, clock) = (&NoObserver, &SystemClock);
     // It is asked for here, before each step.
     let leave = &|| Ok(());
-    Context {
-        plan,
-        source,
-        target,
-        store,
-        observer,
-        board,
-        options,
-        stop,
-        leave,
-        clock,
-        outside: None,
-        at_work: None,
-    }
+    Context { plan, source, target, store, observer, board, options, stop, leave, clock, outside: None }
 }
 
 /// Of a VM that was given up before, and begun anew since, only change tracking may be left to switch off.

@@ -1,42 +1,9 @@
-//! A source that does not answer for the moment: what is told of it, and how many VMs of a run wait for nothing else.
+//! A source that does not answer for the moment: what is told of it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::event::Event;
-use crate::parallel::OnDrop;
 use crate::runner::Runner;
-
-/// How many VMs of a run are at work, and how many of them failed and only wait until they can be undone.
-#[derive(Debug, Default)]
-pub(crate) struct AtWork {
-    all: AtomicUsize,
-    undone: AtomicUsize,
-}
-
-impl AtWork {
-    /// A VM is at work until this is dropped.
-    pub(crate) fn enter(&self) -> impl Drop + use<'_> {
-        counted(&self.all)
-    }
-
-    /// One that is at work waits until it can be undone, until this is dropped.
-    pub(crate) fn waits_to_be_undone(&self) -> impl Drop + use<'_> {
-        counted(&self.undone)
-    }
-
-    /// Whether the run goes on whatever becomes of those that wait to be undone.
-    pub(crate) fn has_others(&self) -> bool {
-        self.all.load(Ordering::Relaxed) > self.undone.load(Ordering::Relaxed)
-    }
-}
-
-fn counted(counter: &AtomicUsize) -> impl Drop + use<'_> {
-    counter.fetch_add(1, Ordering::Relaxed);
-    OnDrop::new(|| {
-        counter.fetch_sub(1, Ordering::Relaxed);
-    })
-}
 
 /// What was told of the source.
 #[derive(Debug, Default)]
@@ -68,26 +35,5 @@ impl Runner<'_> {
             }
             (_, before) => told.0 = before,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn those_that_wait_to_be_undone_do_not_keep_each_other_waiting() {
-        let at_work = AtWork::default();
-        let first = at_work.enter();
-        let second = at_work.enter();
-        let undone = at_work.waits_to_be_undone();
-        assert!(at_work.has_others());
-        let both = at_work.waits_to_be_undone();
-        assert!(!at_work.has_others());
-        drop((both, undone));
-        drop(second);
-        assert!(at_work.has_others());
-        drop(first);
-        assert!(!at_work.has_others());
     }
 }

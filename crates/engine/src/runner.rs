@@ -23,7 +23,7 @@ use crate::foresight::{Foresaw, Foresight};
 use crate::give_up::{GiveUps, Was, give_up};
 use crate::hooks::HookRunner;
 use crate::itinerary::{Context, Journey, Outside, end_untouched};
-use crate::outage::{self, AtWork};
+use crate::outage;
 use crate::pace::Paces;
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetPlace, TargetProvider};
@@ -216,8 +216,7 @@ impl Runner<'_> {
         let tenant = schedule.join(&joining, self.clock);
         // Also if something panics: others share the schedule.
         let _left = OnDrop::new(|| schedule.leave(tenant, self.clock));
-        let at_work = &AtWork::default();
-        let context = &self.context(number, at_work);
+        let context = &self.context(number);
         let (waves, ends) = (Mutex::default(), &Mutex::default());
         let calls = WaveCalls {
             context,
@@ -380,7 +379,7 @@ impl Runner<'_> {
         }
     }
 
-    fn context<'a>(&'a self, run: i64, at_work: &'a AtWork) -> Context<'a> {
+    fn context(&self, run: i64) -> Context<'_> {
         Context {
             plan: self.plan,
             source: self.source,
@@ -393,7 +392,6 @@ impl Runner<'_> {
             leave: self.leave,
             clock: self.clock,
             outside: Some(Outside { runner: self.hooks, facts: self.facts, run }),
-            at_work: Some(at_work),
         }
     }
 
@@ -596,7 +594,6 @@ fn run_vm(
         if let Some(why) = slots.take_given_up() {
             return Some(journey.end_given_up(why));
         }
-        let _at_work = context.at_work.map(AtWork::enter);
         loop {
             let end = journey.run();
             if end.is_some() {

@@ -11,7 +11,6 @@ use super::source::{switch_on_again, switch_on_recorded};
 use super::{Context, Journey, is_own_snapshot, own_name};
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::Event;
-use crate::outage::AtWork;
 use crate::phase::Phase;
 use crate::standing::{AtTarget, Standing, VmEnd};
 use crate::store::{StoreError, VmRow, VmState};
@@ -292,19 +291,21 @@ impl Journey<'_> {
     }
 
     /// Undoes, and again while the source does not answer: a guest that drover switched off does not stay off because of a short
-    /// outage. That takes as long as the run does, and as long as the plan waits for a source at the least; a stop ends it.
+    /// outage. That takes as long as others of the run are at work with their slots, and as long as the plan waits for a source at the
+    /// least; a stop ends it.
     ///
     /// # Errors
     /// As [`Journey::undo`].
     fn undo_patiently(&mut self, reached: Phase) -> Result<Vec<String>, ProviderError> {
-        let Context { source, clock, stop, options, at_work, .. } = *self.context;
+        let Context { source, clock, stop, options, .. } = *self.context;
+        let slots = self.slots;
         let until_ms = clock.now_ms() + options.retry.give_up_after.as_millis() as i64;
         let mut waits = None;
         loop {
             let missed = source.missed();
             let left = self.undo(reached)?;
             let may_pass = !left.is_empty() && source.missed() != missed;
-            let is_over = clock.now_ms() >= until_ms && !at_work.is_some_and(AtWork::has_others);
+            let is_over = clock.now_ms() >= until_ms && !slots.has_others();
             if !may_pass || is_over || stop.is_set() {
                 if waits.is_some() && left.is_empty() {
                     self.note("the source answers again, and all is undone".into());
@@ -312,7 +313,7 @@ impl Journey<'_> {
                 return Ok(left);
             }
             if waits.is_none() {
-                waits = Some(at_work.map(AtWork::waits_to_be_undone));
+                waits = Some(slots.waits_to_be_undone());
                 self.note(format!("what it did is undone once the source answers: {}", left.join("; ")));
             }
             for _ in 0..UNDO_LOOKS {

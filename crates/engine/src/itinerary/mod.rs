@@ -38,7 +38,6 @@ use crate::cancel::Leave;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
-use crate::outage::AtWork;
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::slots::Slots;
@@ -88,8 +87,6 @@ pub(crate) struct Context<'a> {
     pub(crate) clock: &'a dyn Clock,
     /// Absent where nothing is called: while a plan is given up.
     pub(crate) outside: Option<Outside<'a>>,
-    /// The VMs of the run; absent while a plan is given up.
-    pub(crate) at_work: Option<&'a AtWork>,
 }
 
 /// A VM on its way.

@@ -10,6 +10,7 @@ mod learned;
 mod leave;
 mod rooms;
 mod targets;
+mod undone;
 mod why;
 mod with_room;
 
@@ -61,6 +62,8 @@ struct State {
     asking: BTreeMap<JobId, Asking>,
     /// VMs that were called up to move over: they wait for their slots, or have them and wait for others that move over.
     called_up: BTreeSet<JobId>,
+    /// VMs that failed and wait until they can be undone.
+    undone: BTreeSet<JobId>,
     learned: Learned,
 }
 
@@ -194,6 +197,7 @@ impl Schedule {
             no_room: BTreeSet::new(),
             asking: BTreeMap::new(),
             called_up: BTreeSet::new(),
+            undone: BTreeSet::new(),
             learned: Learned::default(),
         };
         Schedule { state: Mutex::new(state), changed: Condvar::new() }
