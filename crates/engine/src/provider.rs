@@ -52,6 +52,18 @@ pub trait SourceProvider: Send + Sync {
         record: Record<'_>,
     ) -> Result<OpenedSource, ProviderError>;
 
+    /// The same, for what changed since the pass before, while the guest is down for it: a limit that holds other reads back does
+    /// not hold back these.
+    fn open_urgent(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        record: Record<'_>,
+    ) -> Result<OpenedSource, ProviderError> {
+        self.open_disk(vm, disk, snapshot, record)
+    }
+
     /// Detaches whatever of a VM's disks is attached elsewhere to be read: what was recorded, and what is found. Goes before the
     /// removal of a snapshot, which an attached disk blocks. Gives a line about each that there was.
     fn detach(&self, _: &Vm, _recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {

@@ -101,7 +101,7 @@ impl RateLimit {
     }
 
     /// Takes so many bytes in any case; who comes later waits the longer.
-    pub(crate) fn spend(&self, bytes: u64) {
+    pub fn spend(&self, bytes: u64) {
         if let Some(wider) = &self.wider {
             wider.spend(bytes);
         }

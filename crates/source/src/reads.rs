@@ -51,11 +51,20 @@ impl Reads {
 
     /// A disk of a VM, held back as its plan says.
     pub(crate) fn hold(&self, vm: &PlannedVm, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        self.pace(vm, disk, true)
+    }
+
+    /// One whose reads do not wait, because a guest is down for them. They count: others wait the longer.
+    pub(crate) fn count(&self, vm: &PlannedVm, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        self.pace(vm, disk, false)
+    }
+
+    fn pace(&self, vm: &PlannedVm, disk: Arc<dyn Disk>, waits: bool) -> Arc<dyn Disk> {
         let limit = if vm.site.is_some() { &self.far } else { &self.here };
         match limit {
             None => disk,
             Some(limit) => {
-                let pace = ByLimit { limit: limit.clone(), stop: self.stop.clone() };
+                let pace = ByLimit { limit: limit.clone(), stop: self.stop.clone(), waits };
                 Arc::new(Paced::new(disk, Arc::new(pace)))
             }
         }
@@ -65,11 +74,16 @@ impl Reads {
 struct ByLimit {
     limit: Arc<RateLimit>,
     stop: StopSignal,
+    waits: bool,
 }
 
 impl Pace for ByLimit {
     fn take(&self, bytes: u64) -> Result<(), Duration> {
-        self.limit.take(bytes)
+        if self.waits {
+            return self.limit.take(bytes);
+        }
+        self.limit.spend(bytes);
+        Ok(())
     }
 
     fn is_stopped(&self) -> bool {
@@ -125,6 +139,20 @@ mod tests {
         stop.stop();
         read_span(&mut *disks[1].open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap_err();
         assert_eq!(shared.limit.used().bytes, MIB);
+    }
+
+    #[test]
+    fn what_a_guest_is_down_for_does_not_wait_and_counts() {
+        let shared = SharedReads::new(vec![DayLimit::always(1 << 10)], |_| {});
+        let pace = |waits| ByLimit { limit: shared.limit.clone(), stop: StopSignal::default(), waits };
+        assert!(pace(false).take(MIB).is_ok() && pace(false).take(MIB).is_ok());
+        assert!(pace(true).take(MIB).is_err(), "others wait for what was taken");
+        assert_eq!(shared.limit.used().bytes, 2 * MIB);
+        let (plan, vm) = plan("");
+        let reads = Reads::new(&plan.target, Some(&shared), &StopSignal::default(), |_| {});
+        let urgent = reads.count(&vm, disk());
+        read_span(&mut *urgent.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
+        assert_eq!(shared.limit.used().bytes, 3 * MIB);
     }
 
     #[test]

@@ -94,6 +94,19 @@ impl SourceProvider for VsphereSource {
         Ok(OpenedSource { disk, ..opened })
     }
 
+    fn open_urgent(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        record: Record<'_>,
+    ) -> Result<OpenedSource, ProviderError> {
+        let opened = self.open_by_any(vm, disk, snapshot, record)?;
+        let counted = |reads: &Reads| reads.count(vm, opened.disk.clone());
+        let disk = self.reads.as_ref().map_or_else(|| opened.disk.clone(), counted);
+        Ok(OpenedSource { disk, ..opened })
+    }
+
     fn detach(&self, vm: &Vm, recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {
         match &self.hot_add {
             Some(hot_add) => hot_add.detach(&self.session, vm, recorded),

@@ -86,7 +86,12 @@ impl Journey<'_> {
                 ProviderError::new(Cause::State, "recording what is attached").because(error)
             })
         };
-        let opened = self.context.source.open_disk(from, disk, snapshot, &record);
+        let source = self.context.source;
+        // A guest is down for the changes of a last pass. A disk that has to be compared whole takes its turn.
+        let opened = match pass.as_ref().is_some_and(|pass| pass.is_last && !pass.is_whole) {
+            true => source.open_urgent(from, disk, snapshot, &record),
+            false => source.open_disk(from, disk, snapshot, &record),
+        };
         let opened = opened.inspect_err(|error| self.keep_fault(disk, error.cause))?;
         // What is told of every pass is told once.
         if pass.as_ref().is_none_or(|pass| pass.job.number == 1) {

@@ -92,6 +92,17 @@ impl SourceProvider for World {
         })
     }
 
+    fn open_urgent(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        record: Record<'_>,
+    ) -> Result<OpenedSource, ProviderError> {
+        self.state().calls.push(("open urgent", vm.vm.name.clone()));
+        self.open_disk(vm, disk, snapshot, record)
+    }
+
     fn detach(&self, vm: &Vm, recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {
         self.call("detach", &vm.name, |state| {
             let is_known = |file: &String| recorded.iter().any(|it| it.file == *file);
