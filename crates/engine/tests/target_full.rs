@@ -65,3 +65,16 @@ fn no_guest_goes_down_for_a_place_that_says_beforehand_that_it_is_full() {
     world.free_bytes = Some(u64::MAX);
     assert_eq!(world.run(&NoObserver).done, VMS);
 }
+
+#[test]
+fn a_pass_that_finds_the_place_full_counts_for_it_and_its_guest_stays_up() {
+    let world = World::warm_auto();
+    world.is_full.store(true, Ordering::SeqCst);
+    let outcome = world.run(&NoObserver);
+    assert_eq!((outcome.done, outcome.failed.len()), (0, 1), "{outcome:?}");
+    assert_eq!((world.calls("shut down"), world.power("vm-on")), (0, PowerState::On));
+    let place = world.folder.path().display().to_string();
+    let told: Vec<_> =
+        outcome.quarantine.iter().map(|it| (it.what.clone(), it.failures, it.is_open)).collect();
+    assert_eq!(told, [(Resource::Pool(place), 1, true)]);
+}

@@ -10,7 +10,7 @@ use drover_plan::PlannedDisk;
 use drover_schedule::TargetFailure;
 use drover_types::Bytes;
 
-use super::{Journey, Outcome};
+use super::{Journey, Outcome, is_told};
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::phase::Phase;
 
@@ -95,13 +95,33 @@ impl Journey<'_> {
     pub(super) fn fails_of(&self, fault: Fault, error: &EngineError, reached: Phase) -> bool {
         let may_go_on = reached < Phase::Define;
         match fault {
-            Fault::Target { disk, is_full } => {
-                let room = if is_full { self.room_words(disk) } else { None };
-                let failure = TargetFailure { why: room.unwrap_or_else(|| error.chain()), is_full };
-                self.slots.target_failed(disk, &failure) && may_go_on
-            }
+            Fault::Target { disk, is_full } => self.target_fails(disk, is_full, error) && may_go_on,
             Fault::Host | Fault::Disk(_) => may_go_on && self.slots.host_failed(fault),
         }
+    }
+
+    fn target_fails(&self, disk: Option<usize>, is_full: bool, error: &EngineError) -> bool {
+        let room = if is_full { self.room_words(disk) } else { None };
+        let failure = TargetFailure { why: room.unwrap_or_else(|| error.chain()), is_full };
+        self.slots.target_failed(disk, &failure)
+    }
+
+    /// Whether others may fail of what a VM failed of, and not of what was decided about it, or by order.
+    pub(super) fn is_of_others(&self, error: &EngineError) -> bool {
+        !is_told(error.cause()) && !self.context.stop.is_set()
+    }
+
+    /// A pass failed: that is told to the schedule while the VM holds its slots, which others get then. A host is asked for the pass again, so
+    /// what it did counts only if it is being tried with the VM, or the VM `ends` with that.
+    pub(super) fn park_failed(&self, error: &EngineError, ends: bool) {
+        let is_of_others = self.is_of_others(error);
+        let fault = self.fault().take().filter(|_| is_of_others);
+        match fault {
+            Some(Fault::Target { disk, is_full }) => _ = self.target_fails(disk, is_full, error),
+            Some(fault) if ends || self.slots.is_tried() => _ = self.slots.host_failed(fault),
+            Some(Fault::Host | Fault::Disk(_)) | None => {}
+        }
+        self.slots.park_untold();
     }
 
     /// How much is free where a disk goes, or the first disk, and what is needed there; nothing where that is not told.

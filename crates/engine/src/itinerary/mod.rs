@@ -188,7 +188,7 @@ impl<'a> Journey<'a> {
             Err(error) => error,
         };
         let reached = self.reached;
-        let is_of_others = !is_told(error.cause()) && !self.context.stop.is_set();
+        let is_of_others = self.is_of_others(&error);
         let fault = self.fault().take().filter(|_| is_of_others);
         // Something that could not be undone is told by its end, which tries once more.
         if let Some(fault) = fault

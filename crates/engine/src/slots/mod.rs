@@ -8,6 +8,7 @@ mod claims;
 mod job;
 mod learned;
 mod leave;
+mod park;
 mod rooms;
 mod targets;
 mod undone;
@@ -641,15 +642,6 @@ impl Slots<'_> {
         let through: Vec<Resource> = host.into_iter().chain(datastore).collect();
         state.learned.enter(&through, &progress);
         crate::parallel::OnDrop::new(move || schedule.lock().learned.leave(&through, &progress))
-    }
-
-    /// Lets others have them until [`Slots::take`]; nothing if that is so already.
-    pub(crate) fn park(&self) {
-        let mut state = self.schedule.lock();
-        if state.let_out(self.id) {
-            state.scheduler.park(self.id, now(self.clock));
-            self.schedule.changed.notify_all();
-        }
     }
 
     /// Whether the VM was let in because an earlier run was cut short in the middle of its move.

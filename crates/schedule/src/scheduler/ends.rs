@@ -206,6 +206,14 @@ impl Scheduler {
         }
     }
 
+    /// Whether its host, a datastore of it or a place at its target is being tried with a job.
+    pub fn is_tried(&self, id: JobId) -> bool {
+        let Some(entry) = self.jobs.get(&id) else { return false };
+        self.hosts[entry.host].breaker.is_tried_by(id)
+            || entry.spread.iter().any(|(it, _)| self.datastores[*it].breaker.is_tried_by(id))
+            || entry.targets.iter().any(|it| self.targets[*it].breaker.is_tried_by(id))
+    }
+
     /// A running job goes back to its old place, as if it had not been admitted.
     ///
     /// # Panics
@@ -292,7 +300,6 @@ impl Scheduler {
         }
         let own = datastore.filter(|datastore| self.is_its_own_failure(id, *datastore));
         let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
-        entry.retries += 1;
         let (host, retries) = (entry.host, entry.retries);
         if let Some(datastore) = datastore
             && self.hosts[host].failing.insert(datastore)
@@ -316,7 +323,7 @@ impl Scheduler {
             Some(_) | None => {}
         }
         self.check_invariants();
-        retries <= RETRIES_MAX && is_open && !is_given_up
+        retries < RETRIES_MAX && is_open && !is_given_up
     }
 
     /// Whether it is of a datastore, and not of a host, that a job of that host could not be read: VMs of the host that have nothing
@@ -346,9 +353,11 @@ impl Scheduler {
     pub fn retry(&mut self, id: JobId, now_ms: u64) -> u64 {
         self.give_back(id, "tried again", now_ms);
         self.takes_back(id);
-        let entry = &self.jobs[&id];
+        let entry = self.jobs.get_mut(&id).expect("a job that is tried again is known");
+        let number = entry.retries;
+        entry.retries += 1;
         let mut random = Random::of(self.budgets.seed ^ id.0, &self.hosts[entry.host].name);
-        let at_ms = now_ms.saturating_add(backoff_ms(entry.retries.saturating_sub(1), &mut random));
+        let at_ms = now_ms.saturating_add(backoff_ms(number, &mut random));
         self.put_aside(id, Hold::For(Aside::Retry(at_ms)), now_ms);
         self.check_invariants();
         at_ms
@@ -381,6 +390,15 @@ impl Scheduler {
     pub fn park(&mut self, id: JobId, now_ms: u64) {
         assert!(self.is_running(id), "job {} is parked but does not run", id.0);
         self.served(id);
+        self.park_untold(id, now_ms);
+    }
+
+    /// The same where that tells nothing of its host, its datastores and the places at its target: its pass failed, or it made none.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn park_untold(&mut self, id: JobId, now_ms: u64) {
+        assert!(self.is_running(id), "job {} is parked but does not run", id.0);
         let host = self.jobs[&id].host;
         self.leave(id, now_ms);
         if !self.is_down(id) {

@@ -79,8 +79,6 @@ impl Scheduler {
         assert!(self.is_running(id), "job {} failed because of its target but does not run", id.0);
         let named: Vec<usize> = at.iter().filter_map(|name| self.target_of.get(*name)).copied().collect();
         let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
-        // One that is not tried again costs it no try.
-        entry.retries += u32::from(!failure.is_full);
         let retries = entry.retries;
         let failed: Vec<usize> = if named.is_empty() { entry.targets.clone() } else { named };
         entry.failed = failed.first().map(|at| self.targets[*at].label.clone()).unwrap_or_default();
@@ -88,7 +86,7 @@ impl Scheduler {
             failed.iter().map(|target| self.one_target_failed(id, *target, failure, now_ms)).collect();
         self.check_invariants();
         !failure.is_full
-            && retries <= RETRIES_MAX
+            && retries < RETRIES_MAX
             && standings.contains(&Standing::LeftAlone)
             && !standings.contains(&Standing::GivenUp)
     }

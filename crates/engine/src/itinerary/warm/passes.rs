@@ -70,7 +70,7 @@ impl Journey<'_> {
     }
 
     fn pass_or_wait(&mut self, failures: &mut u32) -> Outcome<()> {
-        match self.pass() {
+        match self.pass(*failures + 1 >= FAILURES_MAX) {
             Ok(()) => {
                 *failures = 0;
                 // It serves well again.
@@ -115,7 +115,7 @@ impl Journey<'_> {
         if due_ms <= self.context.clock.now_ms() {
             return self.pass_or_wait(failures);
         }
-        self.slots.park();
+        self.slots.park_untold();
         self.slots.await_wave(true);
         while due_ms > self.context.clock.now_ms() && self.slots.wave_wait()?.is_some() {
             if self.context.stop.is_set() {
@@ -172,19 +172,22 @@ impl Journey<'_> {
         Ok(self.contract()?.decide(&facts, &costs, asked, self.context.clock.now_ms()))
     }
 
-    /// A pass of a VM that runs.
-    fn pass(&mut self) -> Outcome<()> {
+    /// A pass of a VM that runs. The VM `ends` if it fails.
+    fn pass(&mut self, ends: bool) -> Outcome<()> {
         self.slots.take(self.context.stop)?;
         self.begin_pass(false)?;
-        let result = self.copy_pass();
+        let copied = self.copy_pass();
         self.forget_proof();
         // What was copied is compared with again when the VM moves over; until then it only takes memory.
         self.copies.iter_mut().for_each(|copied| *copied = None);
         // Change ids outlive snapshots, and a snapshot that stays slows the VM down.
         let thawed = self.thaw();
         // Its next pass may be due already; the others come first.
-        self.slots.park();
-        result?;
+        match &copied {
+            Ok(()) => self.slots.park(),
+            Err(error) => self.park_failed(error, ends),
+        }
+        copied?;
         thawed?;
         self.advise()
     }
@@ -208,7 +211,7 @@ impl Journey<'_> {
             format!("a pass failed and is done again ({failures} of {FAILURES_MAX}): {}", error.chain());
         let interval = self.contract()?.interval.unwrap_or(AFTER_FAILURE).min(AFTER_FAILURE);
         let until_ms = self.context.clock.now_ms() + interval.as_millis() as i64;
-        self.slots.park();
+        self.park_failed(&error, false);
         // Until the next pass is complete, status and page say so beside the VM, and when it is done again.
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         store.set_hint(plan, id, Some(&told))?;
@@ -234,7 +237,7 @@ impl Journey<'_> {
 
     /// Waits for the next pass without holding slots.
     fn wait(&self, until_ms: i64, passes: &[PassRow]) -> Outcome<()> {
-        self.slots.park();
+        self.slots.park_untold();
         let forecast = self.forecast(passes)?;
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         store.set_next_pass(plan, id, Some(until_ms), forecast)?;
@@ -269,7 +272,7 @@ impl Journey<'_> {
         if !cut_short {
             if !doubts.passing.is_empty() && !std::mem::replace(looked_again, true) {
                 // Better found now than while the guest is down.
-                self.pass()?;
+                self.pass(true)?;
                 return Ok(Ready::Anew);
             }
             power_word(&now).into_iter().for_each(|word| self.note(format!("it {word}")));
@@ -277,7 +280,7 @@ impl Journey<'_> {
                 return Ok(Ready::Anew);
             }
             // Its guest runs: it may wait, and others get its slots meanwhile.
-            self.slots.park();
+            self.slots.park_untold();
         }
         // With its slots from before the shutdown on: a guest that is down waits for nobody.
         match self.slots.take_turn(self.stands_until_ms(passes)?, self.context.stop)? {

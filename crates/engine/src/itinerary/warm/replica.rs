@@ -19,7 +19,7 @@ impl Journey<'_> {
         if self.planned.verify != Verify::Full {
             return Ok(false);
         }
-        self.slots.park();
+        self.slots.park_untold();
         self.note("the replica is read back before the guest is shut down".into());
         let this = &*self;
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
@@ -49,7 +49,7 @@ impl Journey<'_> {
         if !store.warm(plan, id)?.replica_touched {
             return Ok(());
         }
-        self.slots.park();
+        self.slots.park_untold();
         let this = &*self;
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
         let differing = in_parallel(this.disks_at_once(), &disks, this.context.stop, |disk, stop| {

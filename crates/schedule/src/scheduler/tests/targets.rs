@@ -103,3 +103,28 @@ fn a_place_that_refuses_one_vm_may_have_nothing_against_the_others() {
     let wait = scheduler.wait_of(JobId(all[2]), 0).unwrap();
     assert!(wait.to_string().starts_with("its next try after a failure of odd, from "), "{wait}");
 }
+
+#[test]
+fn a_pass_that_fails_does_not_close_a_place_that_is_tried_with_it_and_one_that_goes_well_does() {
+    let jobs = [to("full", 200), Job { is_warm: true, ..to("full", 99) }, to("full", 1)];
+    let mut scheduler = of(&jobs, 1, 200);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    assert!(!target_fails(&mut scheduler, 0, true, 0));
+    assert_eq!(admitted(&mut scheduler), [0; 0]);
+    let first = scheduler.next_event_ms(0).unwrap();
+    assert_eq!(admitted_at(&mut scheduler, first), [1]);
+    assert!(scheduler.is_tried(JobId(1)));
+    assert!(!scheduler.target_failed(JobId(1), &[], &failure(true), first));
+    scheduler.park_untold(JobId(1), first);
+    assert_eq!(admitted_at(&mut scheduler, first), [0; 0], "its first try was in vain");
+    let second = scheduler.next_event_ms(first).unwrap();
+    assert!((BACKOFF_MS..=2 * BACKOFF_MS).contains(&(second - first)));
+    assert_eq!(admitted_at(&mut scheduler, second), [2]);
+    // It made no pass: the next one is tried.
+    scheduler.park_untold(JobId(2), second);
+    assert!(scheduler.is_target_held(JobId(2)) && !scheduler.is_tried(JobId(2)));
+    scheduler.wake(JobId(1), false, second);
+    assert_eq!(admitted_at(&mut scheduler, second), [1]);
+    scheduler.park(JobId(1), second);
+    assert!(!scheduler.is_target_held(JobId(2)));
+}
