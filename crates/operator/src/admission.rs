@@ -239,7 +239,8 @@ fn job_of(name: &str, spec: &MigrationSpec, moves: bool, goes_on: bool) -> Job {
         disks: disks.collect(),
         priority: size.priority,
         deadline_ms: size.deadline_ms,
-        goes_on,
+        // Its guest may run: it waits for its target like others. One whose guest is down keeps its slot.
+        goes_first: goes_on,
         ..Job::default()
     }
 }
@@ -354,9 +355,10 @@ mod tests {
         assert_eq!(all.admit(0), ["a"]);
         all.tell("a", &HostTold::TargetFull, 0);
         all.leave("a", 0);
-        assert_eq!(all.admit(0), ["d"], "no guest of the first Plan goes down in vain");
+        all.want("a", &of("full"), Work::Move, true, 0);
+        assert_eq!(all.admit(0), ["d"], "no guest of the first Plan goes down in vain, its own neither");
         assert_eq!(all.left_alone().count(), 0);
-        all.leave("d", 0);
+        ["a", "d"].iter().for_each(|name| all.leave(name, 0));
         assert_eq!(all.admit(30_000), ["b"]);
         all.tell("b", &HostTold::Served, 30_000);
         all.leave("b", 30_000);

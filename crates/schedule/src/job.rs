@@ -29,8 +29,12 @@ pub struct Job {
     pub windows: Vec<Window>,
     /// Its wave, one of those of [`crate::Scheduler::set_waves`].
     pub wave: Option<String>,
-    /// Whether an earlier run left it in the middle of its move, with its guest down: it waits for no window, wave or group.
+    /// Whether an earlier run left it in the middle of its move, with its guest down: it goes first, and waits for no window, wave or
+    /// group, nor for a place at the target that is left alone.
     pub goes_on: bool,
+    /// Whether it goes before others although its guest may run.
+    #[serde(default)]
+    pub goes_first: bool,
     /// VMs that it moves over with.
     pub group: Option<Group>,
     /// Jobs with the same key never run at once, such as the two halves of a cluster.

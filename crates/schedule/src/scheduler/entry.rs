@@ -135,7 +135,7 @@ impl Entry {
     ) -> Entry {
         let largest = job.disks.iter().map(|disk| disk.bytes).max().unwrap_or(0);
         // A guest that is down goes before all that run.
-        let first = job.goes_on;
+        let first = job.goes_on || job.goes_first;
         let copy_ms = time_ms(largest, rates.disk).max(time_ms(job.bytes(), rates.host));
         Entry {
             tenant,

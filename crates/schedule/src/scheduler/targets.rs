@@ -144,8 +144,12 @@ impl Scheduler {
         entry.targets.iter().copied().find(|target| self.targets[*target].breaker.is_given_up())
     }
 
-    /// A place of a job that is left alone now, and until when.
+    /// A place of a job that is left alone now, and until when. A guest that is down waits for no try of another: if it fails there, it gets
+    /// up at its source.
     pub(super) fn target_left_alone_of(&self, entry: &Entry, now_ms: u64) -> Option<(usize, u64)> {
+        if entry.job.goes_on {
+            return None;
+        }
         entry.targets.iter().find_map(|target| match self.targets[*target].breaker.permit(now_ms) {
             Permit::Not(until_ms) => Some((*target, until_ms)),
             Permit::Yes | Permit::One | Permit::Never => None,

@@ -128,3 +128,19 @@ fn a_pass_that_fails_does_not_close_a_place_that_is_tried_with_it_and_one_that_g
     scheduler.park(JobId(1), second);
     assert!(!scheduler.is_target_held(JobId(2)));
 }
+
+#[test]
+fn guests_that_are_down_wait_for_no_place_that_is_left_alone() {
+    let down = |gib| Job { goes_on: true, ..to("full", gib) };
+    let jobs: Vec<Job> = (0..3).map(|gib| down(90 + gib)).chain([to("full", 1)]).collect();
+    let mut scheduler = of(&jobs, 1, 200);
+    assert_eq!(admitted(&mut scheduler), [2]);
+    assert!(!target_fails(&mut scheduler, 2, true, 0));
+    assert_eq!(admitted(&mut scheduler), [1], "its guest is down");
+    target_fails(&mut scheduler, 1, true, 0);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    scheduler.finished(JobId(0), Ended::Arrived, 0);
+    // That one arrived tells of before the wait only.
+    assert_eq!(admitted(&mut scheduler), [0; 0]);
+    assert!(scheduler.is_target_held(JobId(3)));
+}
