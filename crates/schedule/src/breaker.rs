@@ -118,6 +118,12 @@ impl Breaker {
         self.fail(by, 1, now_ms);
     }
 
+    /// The same of a VM that gave its place to others before that was known: where a try is due, this was it.
+    pub fn failed_late(&mut self, by: JobId, now_ms: u64) {
+        self.started(by, now_ms);
+        self.failed_for_certain(by, now_ms);
+    }
+
     fn fail(&mut self, by: JobId, failures_max: u32, now_ms: u64) {
         self.failures = self.failures.saturating_add(1);
         let opened = match self.state {
@@ -207,6 +213,24 @@ mod tests {
         assert!(breaker.is_tried_by(VM) && !breaker.is_tried_by(JobId(2)));
         breaker.succeeded(VM);
         assert!(!breaker.is_open());
+    }
+
+    #[test]
+    fn a_failure_that_is_known_late_counts_as_a_try_where_one_is_due() {
+        let mut breaker = Breaker::new(Random::new(7), 2);
+        breaker.failed_late(VM, 1000);
+        let first = until(&breaker, 1000);
+        breaker.failed_late(JobId(2), first - 1);
+        assert_eq!(until(&breaker, 1000), first, "no try is due yet");
+        breaker.started(VM, first);
+        breaker.failed_late(JobId(2), first);
+        assert!(breaker.is_tried_by(VM));
+        breaker.told_nothing(VM, first);
+        breaker.failed_late(VM, first);
+        let second = until(&breaker, first);
+        assert!(second >= first + BACKOFF_MS && !breaker.is_given_up());
+        breaker.failed_late(VM, second);
+        assert!(breaker.is_given_up(), "it was tried twice");
     }
 
     #[test]

@@ -54,7 +54,7 @@ impl Schedule {
 
 impl State {
     /// A VM failed because of a place that a disk of it goes to, by its place in the plan, or those of all its disks. Gives whether it is
-    /// tried again.
+    /// tried again. Of one that does not run it counts that the place is full.
     pub(super) fn target_failed(
         &mut self,
         id: JobId,
@@ -62,13 +62,16 @@ impl State {
         failure: &TargetFailure,
         now_ms: u64,
     ) -> bool {
-        if !self.scheduler.is_running(id) {
-            return false;
-        }
         let disk = disk.and_then(|disk| self.scheduler.job(id)?.disks.get(disk));
         let pool = disk.and_then(|disk| disk.pool.clone());
         let at: Vec<&str> = pool.as_deref().into_iter().collect();
-        self.scheduler.target_failed(id, &at, failure, now_ms)
+        if self.scheduler.is_running(id) {
+            return self.scheduler.target_failed(id, &at, failure, now_ms);
+        }
+        if failure.is_full {
+            self.scheduler.target_full_late(id, &at, failure, now_ms);
+        }
+        false
     }
 
     /// Places at targets that a run writes to.

@@ -77,18 +77,45 @@ impl Scheduler {
     /// If it does not run.
     pub fn target_failed(&mut self, id: JobId, at: &[&str], failure: &TargetFailure, now_ms: u64) -> bool {
         assert!(self.is_running(id), "job {} failed because of its target but does not run", id.0);
-        let named: Vec<usize> = at.iter().filter_map(|name| self.target_of.get(*name)).copied().collect();
-        let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
-        let retries = entry.retries;
-        let failed: Vec<usize> = if named.is_empty() { entry.targets.clone() } else { named };
-        entry.failed = failed.first().map(|at| self.targets[*at].label.clone()).unwrap_or_default();
-        let standings: Vec<Standing> =
-            failed.iter().map(|target| self.one_target_failed(id, *target, failure, now_ms)).collect();
-        self.check_invariants();
+        let standings = self.targets_failed(id, at, failure, now_ms);
+        let retries = self.jobs[&id].retries;
         !failure.is_full
             && retries < RETRIES_MAX
             && standings.contains(&Standing::LeftAlone)
             && !standings.contains(&Standing::GivenUp)
+    }
+
+    /// The same of a job that found these places full and does not run: it holds nothing until it knows whether there is room for it, or
+    /// is copied already. Nothing if it is over: it was given up with one of them.
+    ///
+    /// # Panics
+    /// If it runs, or the places are not full.
+    pub fn target_full_late(&mut self, id: JobId, at: &[&str], failure: &TargetFailure, now_ms: u64) {
+        assert!(
+            failure.is_full && !self.is_running(id),
+            "job {} runs, or did not find its target full",
+            id.0
+        );
+        if !self.is_over(id) {
+            self.targets_failed(id, at, failure, now_ms);
+        }
+    }
+
+    fn targets_failed(
+        &mut self,
+        id: JobId,
+        at: &[&str],
+        failure: &TargetFailure,
+        now_ms: u64,
+    ) -> Vec<Standing> {
+        let named: Vec<usize> = at.iter().filter_map(|name| self.target_of.get(*name)).copied().collect();
+        let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
+        let failed: Vec<usize> = if named.is_empty() { entry.targets.clone() } else { named };
+        entry.failed = failed.first().map(|at| self.targets[*at].label.clone()).unwrap_or_default();
+        let standings =
+            failed.iter().map(|target| self.one_target_failed(id, *target, failure, now_ms)).collect();
+        self.check_invariants();
+        standings
     }
 
     fn one_target_failed(
@@ -98,10 +125,12 @@ impl Scheduler {
         failure: &TargetFailure,
         now_ms: u64,
     ) -> Standing {
+        let runs = self.is_running(id);
         let it = &mut self.targets[target];
         it.last = Some(failure.clone());
         match failure.is_full {
-            true => it.breaker.failed_for_certain(id, now_ms),
+            true if runs => it.breaker.failed_for_certain(id, now_ms),
+            true => it.breaker.failed_late(id, now_ms),
             false => it.breaker.failed(id, now_ms),
         }
         if it.breaker.is_given_up() {

@@ -144,3 +144,27 @@ fn guests_that_are_down_wait_for_no_place_that_is_left_alone() {
     assert_eq!(admitted(&mut scheduler), [0; 0]);
     assert!(scheduler.is_target_held(JobId(3)));
 }
+
+#[test]
+fn a_place_that_tells_late_that_it_is_full_is_given_up_like_another() {
+    let jobs: Vec<Job> = (0..9).map(|gib| to("full", 90 + gib)).collect();
+    let mut scheduler = of(&jobs, 1, 200);
+    let untold = || Wait::RoomUntold { place: "full".into() };
+    let (mut now, mut asked) = (0, 0);
+    while !scheduler.is_done() {
+        for id in admitted_at(&mut scheduler, now).into_iter().map(JobId) {
+            // It holds nothing until the place answers.
+            scheduler.lacks_room(id, untold(), u64::MAX, now);
+            scheduler.target_full_late(id, &["full"], &failure(true), now);
+            if !scheduler.is_over(id) {
+                scheduler.lacks_room(id, untold(), now + 1000, now);
+            }
+            asked += 1;
+        }
+        assert!(asked < 50);
+        now = scheduler.next_event_ms(now).unwrap_or(now + 1000);
+    }
+    assert_eq!(asked, 1 + HOST_TRIES);
+    let given_up = scheduler.take_given_up();
+    assert!(given_up.len() == jobs.len() && given_up.iter().all(|(_, ended)| *ended == Ended::TargetFailed));
+}
