@@ -49,9 +49,11 @@ struct Slot {
     plan: Option<String>,
 }
 
-/// What the end of a worker tells of the host that serves the VM's disks, and of where they go to.
+/// What a worker tells of the host that serves the VM's disks, and of where they go to: its end, but for the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostTold {
+    /// They were copied once, and the worker goes on, for days perhaps: others wait no more for what is tried with this one.
+    CopiedOnce,
     /// It served them.
     Served,
     /// The VM failed because of it.
@@ -160,12 +162,13 @@ impl Admissions {
         if moves { &mut self.moves } else { &mut self.others }
     }
 
-    /// Its worker ended, and this is what that tells of its host.
+    /// Its worker ended or has copied it once, and this is what that tells of its host.
     pub fn tell(&mut self, name: &str, told: &HostTold, now_ms: u64) {
         let Some(slot) = self.jobs.get_mut(name).filter(|slot| slot.is_admitted && slot.moves) else {
             return;
         };
         match told {
+            HostTold::CopiedOnce => self.moves.scheduler.try_went_well(slot.id),
             HostTold::Served => slot.ended = Ended::Arrived,
             // Whether it is tried again is not the scheduler's to say here.
             HostTold::Failed => _ = self.moves.scheduler.host_failed(slot.id, None, now_ms),
@@ -363,6 +366,29 @@ mod tests {
         all.tell("b", &HostTold::Served, 30_000);
         all.leave("b", 30_000);
         assert_eq!(all.admit(30_000), ["c"]);
+    }
+
+    #[test]
+    fn others_of_a_plan_wait_for_the_first_copy_of_the_one_that_is_tried_and_not_for_its_cutover() {
+        let (mut all, one, later) = (in_order(), of_plan("p", 1, None), 9 * 3_600_000);
+        all.want("a", &one, Work::Move, false, 0);
+        assert_eq!(all.admit(0), ["a"]);
+        all.tell("a", &HostTold::TargetFull, 0);
+        all.leave("a", 0);
+        ["b", "c"].iter().for_each(|name| all.want(name, &one, Work::Move, false, 0));
+        assert_eq!(all.admit(30_000), ["b"]);
+        assert!(all.admit(later).is_empty(), "it is tried still");
+        all.tell("b", &HostTold::CopiedOnce, later);
+        assert_eq!(all.admit(later), ["c"]);
+        // While it waits for its cutover, that makes up for no failure of others.
+        for name in ["d", "e", "f"] {
+            all.want(name, &one, Work::Move, false, later);
+            assert_eq!(all.admit(later), [name]);
+            all.tell(name, &HostTold::Failed, later);
+            all.leave(name, later);
+            all.tell("b", &HostTold::CopiedOnce, later);
+        }
+        assert_eq!(all.left_alone().collect::<Vec<_>>(), ["vc/host-1"]);
     }
 
     #[test]

@@ -245,7 +245,7 @@ pub struct Decision {
     pub wants_slot: Option<Work>,
     /// What it is to the scheduler of cutovers; of questions it tells nothing.
     pub cutover: Option<Cutover>,
-    /// What the end of a worker tells of the VM's host, to be told to the scheduler once the status is written.
+    /// What a worker tells of the VM's host, to be told to the scheduler once the status is written.
     pub host: Option<HostTold>,
     /// What happened.
     pub notes: Vec<Note>,

@@ -2,6 +2,7 @@
 
 use super::waves::{CUTOVER_QUEUED, WAITS_FOR_WAVE, WAITS_FOR_WINDOW};
 use super::{Run, reason};
+use crate::admission::HostTold;
 use crate::model::Work;
 use crate::waves::WaveStanding;
 
@@ -30,6 +31,9 @@ pub enum Cutover {
 impl Run<'_> {
     /// What its worker does that moves it, for people.
     pub(super) fn moves(&mut self) -> (&'static str, String) {
+        if self.was_copied_once() {
+            self.host = Some(HostTold::CopiedOnce);
+        }
         let kept = self.kept_from_cutover();
         if let (Some(WAITS_FOR_WINDOW), WaveStanding::Window { opens, .. }) = (kept, &self.facts.wave) {
             self.wake(*opens);
@@ -51,6 +55,17 @@ impl Run<'_> {
             None if asks && !self.facts.may_cut_over => (CUTOVER_QUEUED, QUEUED.into()),
             _ => (MOVING, "its worker moves it".into()),
         }
+    }
+
+    /// Whether its worker has copied a warm VM once: it would move over, waits until somebody asks for that, or has told of all bytes. Of
+    /// those that were there when an earlier worker failed nobody knows.
+    fn was_copied_once(&self) -> bool {
+        let Some(word) = self.status.word().filter(|word| word.exit.is_none()) else { return false };
+        let is_manual = word.reason.as_deref() == Some(reason::WAITS_FOR_CUTOVER);
+        let has_all = self.status.progress.as_ref().is_some_and(|told| {
+            told.total_bytes > self.status.failed_at_bytes && told.done_bytes >= told.total_bytes
+        });
+        self.spec.size.warm.is_some() && (word.asks_cutover || is_manual || has_all)
     }
 
     /// What of its wave keeps it from moving over, in a word. A guest that is down waits for nothing.

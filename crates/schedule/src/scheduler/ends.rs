@@ -206,6 +206,23 @@ impl Scheduler {
         }
     }
 
+    /// A running job was copied once, and goes on: what of its host, its datastores and the places at its target is being tried with it
+    /// works again. Of the rest its end tells.
+    pub fn try_went_well(&mut self, id: JobId) {
+        if !self.is_running(id) {
+            return;
+        }
+        let entry = &self.jobs[&id];
+        let succeed = |breaker: &mut Breaker| {
+            if breaker.is_tried_by(id) {
+                breaker.succeeded(id);
+            }
+        };
+        succeed(&mut self.hosts[entry.host].breaker);
+        entry.spread.iter().for_each(|(it, _)| succeed(&mut self.datastores[*it].breaker));
+        entry.targets.iter().for_each(|it| succeed(&mut self.targets[*it].breaker));
+    }
+
     /// Whether its host, a datastore of it or a place at its target is being tried with a job.
     pub fn is_tried(&self, id: JobId) -> bool {
         let Some(entry) = self.jobs.get(&id) else { return false };

@@ -1,7 +1,7 @@
 //! What a wave keeps from beginning, and what not.
 
 use super::*;
-use crate::model::WarmSize;
+use crate::model::{Progress, WarmSize};
 
 const NIGHT: i64 = 8 * 3600;
 
@@ -271,6 +271,29 @@ impl World {
         world.settle();
         world
     }
+}
+
+#[test]
+fn a_warm_vm_that_was_copied_once_tells_so_while_its_worker_goes_on() {
+    let mut world = World::in_wave(WaveStanding::Open { closes: None }).warm();
+    world.settle();
+    world.works();
+    let told = |world: &World| world.decides().host;
+    let progress = |done_bytes| Some(Progress { total_bytes: 100, done_bytes, percent: 99 });
+    world.status.progress = progress(99);
+    assert_eq!(told(&world), None);
+    world.status.progress = progress(100);
+    assert_eq!(told(&world), Some(HostTold::CopiedOnce));
+    // An earlier worker had them, and failed.
+    world.status.failed_at_bytes = 100;
+    assert_eq!(told(&world), None);
+    world.status.worker.as_mut().unwrap().asks_cutover = true;
+    assert_eq!(told(&world), Some(HostTold::CopiedOnce));
+    let word = world.status.worker.as_mut().unwrap();
+    (word.asks_cutover, word.reason) = (false, Some(reason::WAITS_FOR_CUTOVER.into()));
+    assert_eq!(told(&world), Some(HostTold::CopiedOnce));
+    world.spec.size.warm = None;
+    assert_eq!(told(&world), None, "a cold VM is over soon");
 }
 
 #[test]
