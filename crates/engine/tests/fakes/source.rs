@@ -100,7 +100,7 @@ impl SourceProvider for World {
         record: Record<'_>,
     ) -> Result<OpenedSource, ProviderError> {
         self.state().calls.push(("open urgent", vm.vm.name.clone()));
-        self.open_disk(vm, disk, snapshot, record)
+        SourceProvider::open_disk(self, vm, disk, snapshot, record)
     }
 
     fn detach(&self, vm: &Vm, recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {
