@@ -195,7 +195,7 @@ fn a_side_that_somebody_set_to_encrypt_is_not_sent_to_in_the_clear() {
 #[test]
 fn memory_goes_compressed() {
     for (how, level) in [("zstd", "multifd-zstd-level"), ("zlib", "multifd-zlib-level")] {
-        let Some(mut pair) = Pair::new(&busy().traced()) else { return };
+        let Some(mut pair) = Pair::new(&moves::idle().traced()) else { return };
         let channels = if how == "zstd" { "4" } else { "1" };
         let output = pair.live(&["--compress", how, "--compress-level", "3", "--channels", channels]);
         pair.has_moved(&output);
