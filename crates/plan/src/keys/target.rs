@@ -8,11 +8,11 @@ pub(crate) const TARGETS: &[(&str, &Table)] =
 const FOLDER_DOC: &str =
     "Folder that the VMs' own folders are made in. With `via`: POOL or POOL/FOLDER of that site's agent.";
 /// With a choice of where the data goes.
-const MOVED_LIMIT_DOC: &str = "What may go over the network in a second: to the site or, without `via`, from the source, of all VMs together. RATE or \
-                               WINDOW=RATE, such as 500m (bits), 12MiB (bytes) or Mon-Fri 08:00-18:00 Europe/Berlin=200m (without a zone UTC). The lowest \
-                               counts, also of `drover agent limit` and `drover serve --rate-limit`.";
-const RATE_LIMIT_DOC: &str = "How much may go to the site in a second: RATE or WINDOW=RATE, such as 500m (bits), 12MiB (bytes), 08:00-18:00=200m (UTC) or \
-                              Mon-Fri 08:00-18:00 Europe/Berlin=200m. The lowest of those that hold counts, also among those of `drover agent limit`.";
+const MOVED_LIMIT_DOC: &str = "What may go over the network a second: to the site or, without `via`, from the source, by all VMs. RATE or WINDOW=RATE, such as \
+                               500m (bits), 12MiB (bytes) or Mon-Fri 08:00-18:00 Europe/Berlin=200m (without a zone UTC). The lowest counts, also of \
+                               `drover agent limit` and `drover serve --rate-limit`.";
+const RATE_LIMIT_DOC: &str = "What may go to the site a second: RATE or WINDOW=RATE, such as 500m (bits), 12MiB (bytes) or Mon-Fri 08:00-18:00 \
+                              Europe/Berlin=200m (without a zone UTC). The lowest counts, also of `drover agent limit`.";
 
 pub(crate) static TARGET: Table = Table {
     keys: &[
