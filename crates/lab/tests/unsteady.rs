@@ -24,7 +24,7 @@ fn run_with(folder: &Path, arguments: &[&str], cargo: &str, is_strict: bool) -> 
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
-/// A cargo for all lanes: what is said by that of guests that move, for one of its suites, by the other, and for one test.
+/// A cargo for all lanes: what is said by that of guests that move, for one of its suites, by that of programs, and for one test.
 fn in_lanes(folder: &Path, live: &str, other: &str, again: &str) -> String {
     for (name, text) in [("live", live), ("other", other)] {
         std::fs::write(folder.join(name), text).unwrap();
@@ -32,7 +32,7 @@ fn in_lanes(folder: &Path, live: &str, other: &str, again: &str) -> String {
     let say = |name: &str| format!("cat {0}; [ ! -s {0} ] || exit 101", folder.join(name).display());
     let (live, other) = (say("live"), say("other"));
     format!(
-        "case \"$*\" in\n*--exact*) {again} ;;\n*--no-run*|*--doc*) ;;\n*'--test live_link'*) {live} ;;\n*'--test live'*) ;;\n*) {other} ;;\nesac\n"
+        "case \"$*\" in\n*--exact*) {again} ;;\n*--no-run*|*--doc*) ;;\n*'--test live_link'*) {live} ;;\n*--lib*) {other} ;;\nesac\n"
     )
 }
 
