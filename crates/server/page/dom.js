@@ -15,9 +15,12 @@ export function el(name, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Sets a text only if it changed, so that nothing is laid out anew for it. */
+/** Sets a text only if it changed, so that nothing is laid out anew for it, and keeps the node that holds it. */
 export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  const held = node.firstChild;
+  if (held instanceof Text && !held.nextSibling) {
+    if (held.data !== text) held.data = text;
+  } else if (node.textContent !== text) node.textContent = text;
 }
 
 /** Tells a screen reader. */

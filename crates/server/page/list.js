@@ -53,6 +53,7 @@ export class VirtualList {
     const count = Math.ceil(this.height / ROW) + 2 * SPARE;
     const last = Math.min(this.items.length, first + count);
     while (this.rows.length < last - first) this.rows.push(this.make());
+    this.turn(first);
     this.rows.forEach((row, number) => {
       const index = first + number;
       row.node.hidden = index >= last;
@@ -70,6 +71,23 @@ export class VirtualList {
     // A row that is out of sight is in no document.
     if (this.active >= first && this.active < last) this.node.setAttribute('aria-activedescendant', `${this.id}-${this.active}`);
     else this.node.removeAttribute('aria-activedescendant');
+  }
+
+  /** Brings rows that went out of sight at one end to the other, so that those still seen stay what they are. */
+  turn(first) {
+    const gone = first - (this.first ?? first);
+    this.first = first;
+    if (Math.abs(gone) >= this.rows.length) return;
+    for (let count = gone; count > 0; count -= 1) {
+      const row = this.rows.shift();
+      this.rows.push(row);
+      this.space.append(row.node);
+    }
+    for (let count = gone; count < 0; count += 1) {
+      const row = this.rows.pop();
+      this.rows.unshift(row);
+      this.space.prepend(row.node);
+    }
   }
 
   make() {
