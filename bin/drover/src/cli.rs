@@ -27,9 +27,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use drover_endpoint::ToldFormat;
 
 pub use agent::AgentCommand;
-pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
+use disks::formats;
+pub use disks::{CopyArgs, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use filter::FilterArgs;
 pub use forecast::{AssessArgs, ForecastArgs, FormArgs, PlanWavesArgs, SimulateArgs, WhatIfArgs};
 pub use help::{program, told};
@@ -523,8 +525,8 @@ pub struct ServeDiskArgs {
     /// Whatever `drover copy` reads: a file, block device, nbd://..., https://..., vsphere://HOST[:PORT]/VM/DISK
     pub disk: String,
     /// Format of a file; never guessed from its content [default: by the name's ending, else raw]
-    #[arg(long, value_enum)]
-    pub format: Option<Format>,
+    #[arg(long, value_parser = formats())]
+    pub format: Option<ToldFormat>,
     /// Listen on TCP; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "socket")]
     pub listen: Option<String>,

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use drover_endpoint::{Format as DiskFormat, NamedSource, NamedTarget};
+use drover_endpoint::{NamedSource, NamedTarget, ToldFormat};
 
-use crate::cli::{CopyArgs, Format, LoginArgs};
+use crate::cli::{CopyArgs, LoginArgs};
 use crate::connect::credentials;
 use crate::sites::this_host;
 use crate::state::state_folder;
@@ -13,13 +13,13 @@ use crate::state::state_folder;
 /// A disk to be read, by its name alone.
 pub fn source_named<'a>(
     text: &'a str,
-    format: Option<Format>,
+    format: Option<ToldFormat>,
     login: &LoginArgs,
     state: Option<&Path>,
 ) -> NamedSource<'a> {
     NamedSource {
         text,
-        format: format.map(disk_format),
+        format,
         login: credentials(login.user.as_deref(), &login.secret),
         past_cache: false,
         host: this_host(state),
@@ -41,7 +41,7 @@ pub fn target_of(args: &CopyArgs) -> NamedTarget<'_> {
     NamedTarget {
         text: &args.target,
         source: &args.source,
-        format: args.format.map(disk_format),
+        format: args.format,
         options: &args.options,
         compress: args.compress,
         force: args.force,
@@ -52,16 +52,5 @@ pub fn target_of(args: &CopyArgs) -> NamedTarget<'_> {
         offer: !args.no_have_by_hash,
         retry_for: Duration::from_secs(args.tune.retry_for),
         host: this_host(args.run.state.as_deref()),
-    }
-}
-
-fn disk_format(format: Format) -> DiskFormat {
-    match format {
-        Format::Raw => DiskFormat::Raw,
-        Format::Qcow2 => DiskFormat::Qcow2,
-        Format::Vmdk => DiskFormat::Vmdk,
-        Format::Vhd => DiskFormat::Vhd,
-        Format::Vhdx => DiskFormat::Vhdx,
-        Format::Auto => DiskFormat::Auto,
     }
 }

@@ -8,7 +8,7 @@ use drover_engine::{Cause, chain};
 use drover_qcow2::Qcow2Disk;
 
 use crate::errors::{EndError, failed, target_failure};
-use crate::format::{Format, format_of};
+use crate::format::{ToldFormat, format_of};
 use crate::named::NamedTarget;
 use crate::path::real_path;
 use crate::place::path_of;
@@ -20,7 +20,7 @@ use crate::place::path_of;
 /// If what was written cannot be read back.
 pub fn for_verify(asked: &NamedTarget<'_>, target: &Arc<dyn Disk>) -> Result<Arc<dyn Disk>, EndError> {
     match path_of(asked.text) {
-        Some(path) if format_of(&path, asked.format) == Format::Qcow2 => image(&real_path(&path)?),
+        Some(path) if format_of(&path, asked.format) == ToldFormat::QCOW2 => image(&real_path(&path)?),
         _ => Ok(target.clone()),
     }
 }

@@ -13,7 +13,7 @@ use drover_qcow2::Qcow2Options;
 
 use crate::agent;
 use crate::errors::{EndError, failed, only_read, target_failure, unusable, usage};
-use crate::format::{Format, format_of};
+use crate::format::{ToldFormat, format_of};
 use crate::guard;
 use crate::named::NamedTarget;
 use crate::path::{check_size, not_there, real_path, remove_if_there};
@@ -104,20 +104,20 @@ fn check_earlier(
 
 fn open_path(asked: &NamedTarget<'_>, path: &Path, size: u64) -> Result<TargetEnd, EndError> {
     let format = format_of(path, asked.format);
-    if !matches!(format, Format::Raw | Format::Qcow2) {
+    if !matches!(format, ToldFormat::RAW | ToldFormat::QCOW2) {
         return Err(only_read());
     }
     let path = real_path(path)?;
     let Ok(meta) = std::fs::metadata(&path) else {
         return Err(not_there(&path.display().to_string()));
     };
-    if meta.file_type().is_block_device() && format == Format::Raw {
+    if meta.file_type().is_block_device() && format == ToldFormat::RAW {
         return open_device(asked, &path, DeviceNumber::of(meta.rdev()), size);
     }
     if !meta.is_file() {
         return Err(failed(Cause::Target, format!("{} is no file that can be changed", path.display())));
     }
-    if format == Format::Qcow2 {
+    if format == ToldFormat::QCOW2 {
         let file = locked(&path)?;
         return Ok(images::go_on(file, &path, size, false, Qcow2Options::default())?.into());
     }

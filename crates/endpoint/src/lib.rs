@@ -43,7 +43,7 @@ use drover_landing::images::OpenImage;
 pub use again::for_verify;
 pub use errors::{EndError, disk_cause};
 pub use existing::open_existing_target;
-pub use format::Format;
+pub use format::ToldFormat;
 pub use named::{NamedSource, NamedTarget};
 pub use place::{AgentPlace, Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
 pub use source::{open_in_place, open_source};

@@ -6,14 +6,14 @@ use std::time::Duration;
 use drover_agent::sites::ThisHost;
 use drover_source::login::Credentials;
 
-use crate::format::Format;
+use crate::format::ToldFormat;
 
 /// What names a disk to be read, and how to get at it.
 pub struct NamedSource<'a> {
     /// What names it.
     pub text: &'a str,
     /// Its format, if it was told.
-    pub format: Option<Format>,
+    pub format: Option<ToldFormat>,
     /// Who asks a provider or a web server for it.
     pub login: Credentials,
     /// Whether files are read from the disk itself, past the page cache.
@@ -35,7 +35,7 @@ pub struct NamedTarget<'a> {
     /// What names the source.
     pub source: &'a str,
     /// Its format, if it was told.
-    pub format: Option<Format>,
+    pub format: Option<ToldFormat>,
     /// Settings of a qcow2 image, `NAME=VALUE,...` each.
     pub options: &'a [String],
     /// Whether clusters of a qcow2 image are packed.

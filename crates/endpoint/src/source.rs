@@ -6,7 +6,7 @@ use std::sync::Arc;
 use drover_disk::{Disk, DiskError, FileDisk, OpenTarget, read_span};
 use drover_engine::Cause;
 use drover_http::RangeDisk;
-use drover_image::{Format as ImageFormat, OpenOptions, Ova};
+use drover_image::{Format, OpenOptions, Ova};
 use drover_nbd::{NbdDisk, NbdOptions};
 use drover_sftp::{SftpDisk, SftpOptions};
 use drover_source::single;
@@ -14,7 +14,7 @@ use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::agent;
 use crate::errors::{EndError, failed, only_read, source_failure, target_failure, usage};
-use crate::format::{Format, format_of};
+use crate::format::{ToldFormat, format_of};
 use crate::named::NamedSource;
 use crate::place::{Place, place};
 use crate::qcow2;
@@ -69,15 +69,11 @@ fn open_any(named: &NamedSource<'_>) -> Result<End, EndError> {
         Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named),
         Place::Path(path) => {
             let format = match format_of(&path, named.format) {
-                Format::Raw => ImageFormat::Raw,
-                Format::Qcow2 => ImageFormat::Qcow2,
-                Format::Vmdk => ImageFormat::Vmdk,
-                Format::Vhd => ImageFormat::Vhd,
-                Format::Vhdx => ImageFormat::Vhdx,
-                Format::Auto => drover_image::probe(&path).map_err(source_failure)?,
+                ToldFormat::Is(format) => format,
+                ToldFormat::Auto => drover_image::probe(&path).map_err(source_failure)?,
             };
             match format {
-                ImageFormat::Raw => {
+                Format::Raw => {
                     Ok(simple(Arc::new(open_raw(&path, named.past_cache).map_err(source_failure)?)))
                 }
                 format => open_image(&path, format),
@@ -101,7 +97,7 @@ fn is_read_raw_by_chance(named: &NamedSource<'_>) -> bool {
         | Place::Null
         | Place::Stream => false,
         Place::Nbd(_) | Place::Web(_) => true,
-        Place::Path(path) => format_of(&path, None) == Format::Raw,
+        Place::Path(path) => format_of(&path, None) == ToldFormat::RAW,
     };
     is_raw && named.format.is_none()
 }
@@ -117,20 +113,20 @@ fn note_of_image(name: &str, disk: &dyn Disk) -> Option<String> {
 }
 
 /// The format of the image that a disk begins like. One that cannot be read is none: what reads it next tells why.
-pub(crate) fn image_on(disk: &dyn Disk) -> Option<ImageFormat> {
+pub(crate) fn image_on(disk: &dyn Disk) -> Option<Format> {
     let span = ByteSpan::new(0, disk.size().min(BLOCK_BYTES));
     if span.length == 0 {
         return None;
     }
     let mut lane = disk.open_lane().ok()?;
     let format = drover_image::probe_head(&read_span(lane.as_mut(), span).ok()?);
-    (format != ImageFormat::Raw).then_some(format)
+    (format != Format::Raw).then_some(format)
 }
 
 /// Refuses what is read as a raw disk and was said to be, or by its name is, an image.
 fn check_read_raw(named: &NamedSource<'_>, name: &str, what: &str) -> Result<(), EndError> {
     let why = match (named.format, format_of(Path::new(name), named.format)) {
-        (_, Format::Raw) => return Ok(()),
+        (_, ToldFormat::RAW) => return Ok(()),
         (Some(_), _) => "another format cannot be asked for".to_string(),
         (None, _) => format!("{} has the name of an image", named.text),
     };
@@ -165,7 +161,7 @@ fn open_raw(path: &Path, past_cache: bool) -> Result<FileDisk, DiskError> {
     Ok(disk)
 }
 
-fn open_image(path: &Path, format: ImageFormat) -> Result<End, EndError> {
+fn open_image(path: &Path, format: Format) -> Result<End, EndError> {
     let image = drover_image::open(path, format, &OpenOptions::default()).map_err(source_failure)?;
     let notes = image.notes().to_vec();
     Ok(End { disk: Arc::new(image), keep: Vec::new(), notes: notes.into(), link: None })
@@ -183,14 +179,14 @@ pub fn open_in_place(named: &NamedSource<'_>) -> Result<(End, Option<PathBuf>), 
             Ok((end(Arc::new(disk), Vec::new()), None))
         }
         Place::Path(path) => match format_of(&path, named.format) {
-            Format::Raw => {
+            ToldFormat::RAW => {
                 let size = FileDisk::open_source(&path).map_err(target_failure)?.size();
                 let how = OpenTarget { size, create: false, resume: true };
                 let disk = FileDisk::open_target(&path, how).map_err(target_failure)?;
                 Ok((end(Arc::new(disk), Vec::new()), Some(path)))
             }
-            Format::Qcow2 => Ok((qcow2::open_in_place(&path)?, Some(path))),
-            Format::Vmdk | Format::Vhd | Format::Vhdx | Format::Auto => Err(only_read()),
+            ToldFormat::QCOW2 => Ok((qcow2::open_in_place(&path)?, Some(path))),
+            ToldFormat::Is(_) | ToldFormat::Auto => Err(only_read()),
         },
         Place::Web(_)
         | Place::Agent(_)

@@ -15,7 +15,7 @@ use drover_types::ByteSpan;
 
 use crate::agent;
 use crate::errors::{EndError, disk_failure, failed, only_read, target_failure, unusable, usage};
-use crate::format::{Format, format_of};
+use crate::format::{ToldFormat, format_of};
 use crate::guard;
 use crate::named::NamedTarget;
 use crate::path::{real_path, remove_if_there};
@@ -63,11 +63,13 @@ fn open_place(asked: &NamedTarget<'_>, source: &dyn Disk) -> Result<Option<Targe
 
 /// Other sites write raw disks only, and a raw disk by the name of an image would be taken for one later.
 pub(crate) fn check_raw(asked: &NamedTarget<'_>, disk: &str) -> Result<(), EndError> {
-    if asked.format.is_some_and(|format| format != Format::Raw) || asked.compress || !asked.options.is_empty()
+    if asked.format.is_some_and(|format| format != ToldFormat::RAW)
+        || asked.compress
+        || !asked.options.is_empty()
     {
         return Err(usage("an agent writes raw disks: no --format, -o and --compress"));
     }
-    if format_of(Path::new(disk), asked.format) != Format::Raw {
+    if format_of(Path::new(disk), asked.format) != ToldFormat::RAW {
         let text = format!("an agent writes raw disks, and {} has the name of an image", asked.text);
         return Err(usage(text).advise(
             "choose a name that ends in .raw, or add --format raw to write a raw disk all the same",
@@ -85,10 +87,10 @@ struct Wanted<'a> {
 impl Wanted<'_> {
     fn open(&self, path: &Path) -> Result<TargetEnd, EndError> {
         let format = format_of(path, self.asked.format);
-        if !matches!(format, Format::Raw | Format::Qcow2) {
+        if !matches!(format, ToldFormat::RAW | ToldFormat::QCOW2) {
             return Err(only_read());
         }
-        if format == Format::Raw && (self.asked.compress || !self.asked.options.is_empty()) {
+        if format == ToldFormat::RAW && (self.asked.compress || !self.asked.options.is_empty()) {
             return Err(usage("-o and --compress are for qcow2 targets").advise("add --format qcow2"));
         }
         let path = real_path(path)?;
@@ -96,10 +98,10 @@ impl Wanted<'_> {
         let meta = std::fs::metadata(&path).ok();
         let device = meta.filter(|meta| meta.file_type().is_block_device());
         match (device, format) {
-            (Some(meta), Format::Raw) => self.open_device(&path, DeviceNumber::of(meta.rdev())),
+            (Some(meta), ToldFormat::RAW) => self.open_device(&path, DeviceNumber::of(meta.rdev())),
             (Some(_), _) => Err(usage(format!("{} is a device: a qcow2 image is a file", path.display()))
                 .advise("use --format raw")),
-            (None, Format::Qcow2) => self.with_journal(self.open_image(&path)?, &path),
+            (None, ToldFormat::QCOW2) => self.with_journal(self.open_image(&path)?, &path),
             (None, _) => self.with_journal(self.open_file(&path)?, &path),
         }
     }
@@ -265,7 +267,7 @@ fn look_before_going_on(mut target: TargetEnd, asked: &NamedTarget<'_>) -> Resul
 
 /// A server that hands out the bytes of an image file would have the image overwritten by a raw disk.
 fn check_no_image(target: &TargetEnd, asked: &NamedTarget<'_>) -> Result<(), EndError> {
-    if asked.force || asked.format == Some(Format::Raw) {
+    if asked.force || asked.format == Some(ToldFormat::RAW) {
         return Ok(());
     }
     let Some(format) = image_on(target.end.disk.as_ref()) else { return Ok(()) };

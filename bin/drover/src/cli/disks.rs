@@ -2,26 +2,32 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use drover_endpoint::ToldFormat;
+use drover_image::Format;
 use drover_types::Bytes;
 
 use super::agent::RateArg;
 use super::{RunArgs, SecretArgs};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// Bytes as they are
-    Raw,
-    /// QEMU's qcow2
-    Qcow2,
-    /// VMware's VMDK; only read
-    Vmdk,
-    /// Virtual PC's VHD; only read
-    Vhd,
-    /// Hyper-V's VHDX; only read
-    Vhdx,
-    /// By the first and last bytes; only for a disk whose guest you trust: it can write any format's mark there
-    Auto,
+/// Takes the format of an image.
+pub(super) fn formats() -> impl TypedValueParser<Value = ToldFormat> {
+    let help = |format: Format| match format {
+        Format::Raw => "Bytes as they are",
+        Format::Qcow2 => "QEMU's qcow2",
+        Format::Vmdk => "VMware's VMDK; only read",
+        Format::Vhd => "Virtual PC's VHD; only read",
+        Format::Vhdx => "Hyper-V's VHDX; only read",
+    };
+    let auto = PossibleValue::new("auto").help(
+        "By the first and last bytes; only for a disk whose guest you trust: it can write any format's mark there",
+    );
+    let all = Format::ALL.into_iter().map(|format| PossibleValue::new(format.as_str()).help(help(format)));
+    PossibleValuesParser::new(all.chain([auto])).try_map(|name| match name.as_str() {
+        "auto" => Ok(ToldFormat::Auto),
+        name => name.parse().map(ToldFormat::Is),
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,11 +51,11 @@ pub struct CopyArgs {
     /// only
     pub target: String,
     /// Format of the source; not guessed from its content unless by auto [default: by the name's ending, else raw]
-    #[arg(long, value_enum)]
-    pub source_format: Option<Format>,
+    #[arg(long, value_parser = formats())]
+    pub source_format: Option<ToldFormat>,
     /// Format of the target [default: by the name's ending, else raw]
-    #[arg(long, value_enum)]
-    pub format: Option<Format>,
+    #[arg(long, value_parser = formats())]
+    pub format: Option<ToldFormat>,
     /// Settings of a qcow2 target: cluster_size=64KiB, preallocation=off|metadata|falloc|full,
     /// compression_type=zlib|zstd
     #[arg(long, short, value_name = "NAME=VALUE,...")]
@@ -138,8 +144,8 @@ pub struct HashArgs {
     /// Whatever `drover copy` reads: a file, block device, nbd://..., https://..., vsphere://HOST[:PORT]/VM/DISK
     pub disk: String,
     /// Format of a file; never guessed from its content [default: by the name's ending, else raw]
-    #[arg(long, value_enum)]
-    pub format: Option<Format>,
+    #[arg(long, value_parser = formats())]
+    pub format: Option<ToldFormat>,
     /// Write a report with the whole tree to this new file, for `drover verify --report`
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -173,11 +179,11 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "FILE", requires = "report")]
     pub signers: Option<PathBuf>,
     /// Format of the first disk; never guessed from its content [default: by the name's ending, else raw]
-    #[arg(long, value_enum)]
-    pub format: Option<Format>,
+    #[arg(long, value_parser = formats())]
+    pub format: Option<ToldFormat>,
     /// Format of the second disk
-    #[arg(long, value_enum)]
-    pub second_format: Option<Format>,
+    #[arg(long, value_parser = formats())]
+    pub second_format: Option<ToldFormat>,
     /// Read only this share of the blocks, chosen at random, in percent
     #[arg(long, value_name = "PERCENT", conflicts_with = "full")]
     pub sample: Option<f64>,

@@ -6,14 +6,14 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
 use drover_endpoint::guard::{self, Before};
-use drover_endpoint::{open_source, path_of};
+use drover_endpoint::{ToldFormat, open_source, path_of};
 use drover_mover::{MoveError, stream};
 use drover_types::{Bytes, Rate};
 use rustix::fs::OFlags;
 
 use super::disk_run::DiskRun;
 use super::manifest::Proof;
-use crate::cli::{CopyArgs, Format, VerifyArg};
+use crate::cli::{CopyArgs, VerifyArg};
 use crate::endpoint::source_of;
 use crate::exit::{Exit, Failure, transfer_failure};
 
@@ -71,7 +71,7 @@ fn check(args: &CopyArgs) -> Result<(), Failure> {
             .advise("redirect it to a file or a pipe; a file named - is ./-")),
         () if is_closed() => Err(Failure::new(Exit::Usage, "standard output is closed")
             .advise("redirect it to a file or a pipe; to only read and hash, the target is null:")),
-        () if args.format.is_some_and(|format| format != Format::Raw) || args.compress => {
+        () if args.format.is_some_and(|format| format != ToldFormat::RAW) || args.compress => {
             no("another format than raw", "an image cannot be written in order")
         }
         () if args.verify != VerifyArg::None => no("--verify", "a stream cannot be read back"),

@@ -5,14 +5,14 @@ use std::io::BufReader;
 use std::path::Path;
 
 use drover_copy::report::{About, ReportError, ReportReader};
-use drover_endpoint::{End, NamedSource, open_source};
+use drover_endpoint::{End, NamedSource, ToldFormat, open_source};
 use drover_engine::chain;
 use drover_mover::{Comparison, Share, compare, compare_with_report, is_rounded_up};
 use drover_types::Bytes;
 use serde_json::json;
 
 use super::disk_run::{DiskRun, fresh_seed, share_of};
-use crate::cli::{Format, VerifyArgs};
+use crate::cli::VerifyArgs;
 use crate::endpoint::source_named;
 use crate::exit::{Exit, Failure, transfer_failure};
 use crate::signature;
@@ -121,7 +121,7 @@ impl Job<'_> {
         Ok(self.judge(&sides, &found, Some(&about)))
     }
 
-    fn open(&self, text: &str, format: Option<Format>) -> Result<End, Failure> {
+    fn open(&self, text: &str, format: Option<ToldFormat>) -> Result<End, Failure> {
         let named = source_named(text, format, &self.args.login, self.args.run.state.as_deref());
         let end = open_source(&NamedSource { past_cache: true, ..named })?;
         self.run.tell_notes(&end);
