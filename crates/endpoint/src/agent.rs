@@ -44,26 +44,6 @@ fn connected(place: &AgentPlace, host: &ThisHost, rate: Option<u64>) -> Result<A
     Ok(site)
 }
 
-/// Opens the target of a copy.
-pub(crate) fn open_target(
-    asked: &NamedTarget<'_>,
-    source: &dyn Disk,
-    place: &AgentPlace,
-) -> Result<TargetEnd, EndError> {
-    let site = connected(place, &asked.host, asked.rate)?;
-    Wanted { asked, source, place, site }.open()
-}
-
-/// Opens a disk of a site that holds all but a part of the source already.
-pub(crate) fn open_existing_target(
-    asked: &NamedTarget<'_>,
-    source: &dyn Disk,
-    place: &AgentPlace,
-) -> Result<TargetEnd, EndError> {
-    let site = connected(place, &asked.host, asked.rate)?;
-    Wanted { asked, source, place, site }.open_existing()
-}
-
 /// How it ends that a target was not opened: by an agent that is away, or one that refused.
 fn not_opened(error: &DiskError, is_up: bool) -> EndError {
     let cause = match error.kind {
@@ -75,31 +55,40 @@ fn not_opened(error: &DiskError, is_up: bool) -> EndError {
 
 /// What a look at a target of a site came to.
 enum Looked {
-    /// A copy of ours that stopped; the tag of its target.
-    GoesOn(String, AgentDisk),
+    /// A copy of ours that stopped.
+    GoesOn(AgentDisk),
     /// Ours, to be copied to from the beginning, in this epoch.
     StartsAgain(u64),
     /// Not ours, and why if a journal says; the epoch in which it was looked at.
     Others(Option<String>, u64),
 }
 
-struct Wanted<'a> {
+/// A copy that wants a disk of a site as its target.
+pub(crate) struct Wanted<'a> {
     asked: &'a NamedTarget<'a>,
     source: &'a dyn Disk,
     place: &'a AgentPlace,
     site: Arc<Site>,
 }
 
-impl Wanted<'_> {
-    fn open(&self) -> Result<TargetEnd, EndError> {
+impl<'a> Wanted<'a> {
+    pub(crate) fn connect(
+        asked: &'a NamedTarget<'a>,
+        source: &'a dyn Disk,
+        place: &'a AgentPlace,
+    ) -> Result<Wanted<'a>, EndError> {
+        let site = connected(place, &asked.host, asked.rate)?;
+        Ok(Wanted { asked, source, place, site })
+    }
+
+    pub(crate) fn open(&self) -> Result<TargetEnd, EndError> {
         let journal = self.journal()?;
         if let Some(disk) = self.open_unseen(journal.as_deref())? {
-            let tag = self.tag(&disk.opened().tag);
-            return Ok(self.end(disk, &tag, journal));
+            return Ok(self.end(disk, journal));
         }
-        let stat = self.site.stat(&self.place.disk).map_err(|refusal| self.refused(&refusal))?;
+        let stat = self.stat()?;
         let (how, epoch) = match self.look(&stat, journal.as_deref())? {
-            Looked::GoesOn(tag, disk) => return Ok(self.end(disk, &tag, journal)),
+            Looked::GoesOn(disk) => return Ok(self.end(disk, journal)),
             Looked::StartsAgain(epoch) => (How::Force, epoch),
             // Higher than what a host whose clock is ahead, or was, has left there.
             Looked::Others(why, epoch) => {
@@ -111,12 +100,12 @@ impl Wanted<'_> {
             remove_if_there(journal)?;
         }
         let disk = self.open_with(how, self.source.size(), epoch).map_err(|error| self.not_opened(&error))?;
-        let tag = self.tag(&disk.opened().tag);
-        Ok(self.end(disk, &tag, journal))
+        Ok(self.end(disk, journal))
     }
 
-    fn open_existing(&self) -> Result<TargetEnd, EndError> {
-        let stat = self.site.stat(&self.place.disk).map_err(|refusal| self.refused(&refusal))?;
+    /// As [`Wanted::open`], where the disk holds all but a part of the source already.
+    pub(crate) fn open_existing(&self) -> Result<TargetEnd, EndError> {
+        let stat = self.stat()?;
         let Some(there) = stat.size else { return Err(not_there(self.asked.text)) };
         // A device may be larger than what is copied to it, as here.
         if self.place.disk.contains('/') {
@@ -129,8 +118,11 @@ impl Wanted<'_> {
             Earlier::Nothing | Earlier::Other(_) => 0,
         };
         let disk = self.open_as(How::Resume, before)?;
-        let tag = self.tag(&disk.opened().tag);
-        Ok(self.end(disk, &tag, Some(beside)))
+        Ok(self.end(disk, Some(beside)))
+    }
+
+    fn stat(&self) -> Result<Stat, EndError> {
+        self.site.stat(&self.place.disk).map_err(|refusal| self.refused(&refusal))
     }
 
     /// Opens it without a look at what is there, which is a round trip less, if no journal tells of an earlier copy. The
@@ -185,7 +177,7 @@ impl Wanted<'_> {
         };
         let standing = judge(&found, self.source).map_err(|error| disk_failure(&error, disk.name()))?;
         Ok(match standing {
-            Standing::Half(_) if size == self.source.size() => Looked::GoesOn(tag, disk),
+            Standing::Half(_) if size == self.source.size() => Looked::GoesOn(disk),
             // Of a source that has another size now. Whoever comes between has a higher epoch.
             Standing::Half(_) => Looked::StartsAgain(epoch),
             Standing::Blank => Looked::Others(None, epoch),
@@ -261,11 +253,11 @@ impl Wanted<'_> {
         Ok(Some(path))
     }
 
-    fn end(&self, disk: AgentDisk, tag: &str, journal: Option<PathBuf>) -> TargetEnd {
+    fn end(&self, disk: AgentDisk, journal: Option<PathBuf>) -> TargetEnd {
         let opened = disk.opened().clone();
         TargetEnd {
             end: end(disk, opened.notes),
-            tag: tag.to_string(),
+            tag: self.tag(&opened.tag),
             is_new: opened.is_new,
             zeroed: opened.zeroed,
             journal,

@@ -44,7 +44,7 @@ pub fn open_existing_target(
         Place::Path(path) => open_path(asked, &path, size)?,
         Place::Agent(to) => {
             check_raw(asked, &to.disk)?;
-            agent::open_existing_target(asked, source, &to)?
+            agent::Wanted::connect(asked, source, &to)?.open_existing()?
         }
         Place::Web(_)
         | Place::Ssh(_)

@@ -52,7 +52,7 @@ fn open_place(asked: &NamedTarget<'_>, source: &dyn Disk) -> Result<Option<Targe
                 return Err(usage(format!("{} is both source and target", asked.text)));
             }
             check_raw(asked, &to.disk)?;
-            agent::open_target(asked, source, &to).map(Some)
+            agent::Wanted::connect(asked, source, &to)?.open().map(Some)
         }
         Place::Path(path) => Wanted { asked, source }.open(&path).map(Some),
         Place::Web(_) | Place::Ssh(_) | Place::Ova(..) | Place::Vsphere { .. } | Place::Stream => {

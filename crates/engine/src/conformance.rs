@@ -16,8 +16,8 @@ use drover_types::ByteSpan;
 use drover_types::inventory::{PowerState, Snapshot, Vm};
 
 use crate::{
-    Board, Cause, Converted, Frozen, NoObserver, OpenedSource, OpenedTarget, ProviderError, RunOutcome,
-    Runner, SourceProvider, Started, Store, SystemClock, TargetProvider, VmState, cancel,
+    AskedDisk, Board, Cause, Converted, Frozen, NoObserver, OpenedSource, OpenedTarget, ProviderError,
+    RunOutcome, Runner, SourceProvider, Started, Store, SystemClock, TargetProvider, VmState, cancel,
 };
 
 /// A target provider to be held against the suite.
@@ -524,13 +524,7 @@ impl SourceProvider for Source {
         Ok(vm.snapshots.iter().any(|it| it.id == snapshot))
     }
 
-    fn open_disk(
-        &self,
-        _: &PlannedVm,
-        _: &PlannedDisk,
-        _: &str,
-        _: crate::Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
+    fn open_disk(&self, _: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
         Ok(OpenedSource { disk: Arc::new(self.disk.clone()), notes: Vec::new(), late: None })
     }
 }

@@ -50,8 +50,9 @@ pub use orders::{
 };
 pub use phase::Phase;
 pub use provider::{
-    Attachment, Compared, Converted, FIRST_WRITES_BYTES, LateNotes, LinkBytes, Linked, OneWay, OpenedSource,
-    OpenedTarget, PowerWatch, Record, SourceProvider, Started, TargetPlace, TargetProvider, Upload,
+    AskedDisk, Attachment, Compared, Converted, FIRST_WRITES_BYTES, LateNotes, LinkBytes, Linked, OneWay,
+    OpenedSource, OpenedTarget, PowerWatch, Record, SourceProvider, Started, TargetPlace, TargetProvider,
+    Upload,
 };
 pub use rehearsal::{CopyState, HeldPlan, copy_of, hold_plan};
 pub use report::{

@@ -8,7 +8,7 @@ use drover_types::inventory::Vm;
 
 use crate::error::{EngineError, ProviderError};
 use crate::itinerary::{is_look_snapshot, look_description, not_listed, own_name, remove_listed};
-use crate::provider::{Attachment, SourceProvider};
+use crate::provider::{AskedDisk, Attachment, SourceProvider};
 use crate::runner::PlanLock;
 use crate::store::Store;
 
@@ -81,7 +81,11 @@ fn look_frozen<T>(
         made.attached.lock().unwrap_or_else(PoisonError::into_inner).push(attachment.clone());
         Ok(())
     };
-    let open = |disk| Ok(source.open_disk(vm, disk, &frozen.snapshot, &record)?.disk);
+    let open = |disk| {
+        let snapshot = &frozen.snapshot;
+        let wanted = AskedDisk { vm, disk, snapshot, is_urgent: false, record: &record };
+        Ok(source.open_disk(&wanted)?.disk)
+    };
     let disks = vm.disks.iter().map(open).collect::<Result<Vec<_>, ProviderError>>()?;
     Ok(look(&disks))
 }

@@ -43,26 +43,8 @@ pub trait SourceProvider: Send + Sync {
     /// Whether there is a snapshot of this id, asked for by itself: that a VM does not list it proves nothing.
     fn has_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<bool, ProviderError>;
 
-    /// Opens a disk as the snapshot froze it. What is attached elsewhere for that is told to `record` before it is.
-    fn open_disk(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-        record: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError>;
-
-    /// The same, for what changed since the pass before, while the guest is down for it: a limit that holds other reads back does
-    /// not hold back these.
-    fn open_urgent(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-        record: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
-        self.open_disk(vm, disk, snapshot, record)
-    }
+    /// Opens a disk as a snapshot froze it.
+    fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError>;
 
     /// Detaches whatever of a VM's disks is attached elsewhere to be read: what was recorded, and what is found. Goes before the
     /// removal of a snapshot, which an attached disk blocks. Gives a line about each that there was.
@@ -111,6 +93,21 @@ pub struct Attachment {
     pub proxy: String,
     /// The file.
     pub file: String,
+}
+
+/// Which disk of a source is opened, and what for.
+pub struct AskedDisk<'a> {
+    /// Whose disk it is.
+    pub vm: &'a PlannedVm,
+    /// The disk.
+    pub disk: &'a PlannedDisk,
+    /// The snapshot that froze it.
+    pub snapshot: &'a str,
+    /// Whether it is for what changed since the pass before, while the guest is down for it: a limit that holds other reads
+    /// back does not hold back these.
+    pub is_urgent: bool,
+    /// Told what is attached elsewhere to be read, before it is.
+    pub record: Record<'a>,
 }
 
 /// Records an attachment that is about to be made.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_disk::Disk;
-use drover_engine::{Cause, Compared, Frozen, OpenedSource, ProviderError, Record, SourceProvider, chain};
+use drover_engine::{AskedDisk, Cause, Compared, Frozen, OpenedSource, ProviderError, SourceProvider, chain};
 use drover_image::{ManifestCheck, Ova};
 use drover_plan::{ManifestUse, NAMES_SHOWN_MAX, OvaSource, PlannedDisk, PlannedVm, Problem, Resolution};
 use drover_types::inventory::{About, Inventory, Network, Vm};
@@ -178,13 +178,8 @@ impl SourceProvider for Appliance {
         Ok(false)
     }
 
-    fn open_disk(
-        &self,
-        _: &PlannedVm,
-        disk: &PlannedDisk,
-        _: &str,
-        _: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
+    fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
+        let disk = wanted.disk;
         let image = self.ova.open_disk(disk.index).map_err(|error| {
             ProviderError::new(Cause::Source, format!("{} of {}", disk.disk.label, self.name)).because(error)
         })?;
@@ -277,13 +272,7 @@ impl SourceProvider for LeftAlone {
         Ok(false)
     }
 
-    fn open_disk(
-        &self,
-        _: &PlannedVm,
-        _: &PlannedDisk,
-        _: &str,
-        _: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
+    fn open_disk(&self, _: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
         Err(given_up())
     }
 

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drover_engine::{
-    Attachment, Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError, Record,
+    AskedDisk, Attachment, Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError,
     SourceProvider, chain,
 };
-use drover_plan::{Begun, HostRoute, PlannedDisk, PlannedVm, Problem, Route as PlanRoute};
+use drover_plan::{Begun, HostRoute, PlannedVm, Problem, Route as PlanRoute};
 use drover_types::inventory::{Vm, VmDisk};
 use drover_vsphere::{
     FrozenDisk, OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind,
@@ -81,29 +81,14 @@ impl SourceProvider for VsphereSource {
         self.session.has_snapshot(snapshot).map_err(provider_error)
     }
 
-    fn open_disk(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-        record: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
-        let opened = self.open_by_any(vm, disk, snapshot, record)?;
-        let held = |reads: &Reads| reads.hold(vm, opened.disk.clone());
-        let disk = self.reads.as_ref().map_or_else(|| opened.disk.clone(), held);
-        Ok(OpenedSource { disk, ..opened })
-    }
-
-    fn open_urgent(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-        record: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
-        let opened = self.open_by_any(vm, disk, snapshot, record)?;
-        let counted = |reads: &Reads| reads.count(vm, opened.disk.clone());
-        let disk = self.reads.as_ref().map_or_else(|| opened.disk.clone(), counted);
+    fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
+        let opened = self.open_by_any(wanted)?;
+        let disk = opened.disk.clone();
+        let disk = match &self.reads {
+            Some(reads) if wanted.is_urgent => reads.count(wanted.vm, disk),
+            Some(reads) => reads.hold(wanted.vm, disk),
+            None => disk,
+        };
         Ok(OpenedSource { disk, ..opened })
     }
 
@@ -191,17 +176,11 @@ impl VsphereSource {
     }
 
     /// By a proxy where one gives it, else by the way of the plan.
-    fn open_by_any(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-        record: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
-        let Some(hot_add) = &self.hot_add else { return self.open_directly(vm, disk, snapshot) };
-        match self.open_by_proxy(hot_add, vm, disk, snapshot, record) {
+    fn open_by_any(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
+        let Some(hot_add) = &self.hot_add else { return self.open_directly(wanted) };
+        match self.open_by_proxy(hot_add, wanted) {
             Err(error) if !hot_add.insists && error.cause != Cause::Cancelled => {
-                let mut opened = self.open_directly(vm, disk, snapshot)?;
+                let mut opened = self.open_directly(wanted)?;
                 opened.notes.insert(0, chain(&error));
                 Ok(opened)
             }
@@ -209,20 +188,13 @@ impl VsphereSource {
         }
     }
 
-    fn open_by_proxy(
-        &self,
-        hot_add: &HotAdd,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-        record: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
-        let frozen = self.frozen(vm, disk, snapshot)?;
-        let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
+    fn open_by_proxy(&self, hot_add: &HotAdd, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
+        let frozen = self.frozen(wanted)?;
+        let (identity, doubt) = self.identity(wanted, &frozen);
         let frozen = frozen.disk;
         let notes: Arc<Mutex<Vec<String>>> = Arc::default();
-        let extents = self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes);
-        let session = &self.session;
+        let (session, vm, record) = (&self.session, wanted.vm, wanted.record);
+        let extents = session.allocated_areas(&vm.vm.id, Some(wanted.snapshot), &frozen, &notes);
         let asked = hot_add::Asked { session, vm, frozen: &frozen, identity, extents, record };
         let mut opened = hot_add.open(&asked)?;
         opened.notes.extend(doubt);
@@ -240,70 +212,48 @@ impl VsphereSource {
         }
     }
 
-    fn open_directly(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-    ) -> Result<OpenedSource, ProviderError> {
+    fn open_directly(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
         match &self.way {
-            Way::Https(why) => self.open_ranges(vm, disk, snapshot, why.clone()),
-            Way::Nfc(way) => match self.open_nfc(way, vm, disk, snapshot) {
-                Err(error) if !way.insists => {
-                    by_ranges(&error, |why| self.open_ranges(vm, disk, snapshot, why))
-                }
+            Way::Https(why) => self.open_ranges(wanted, why.clone()),
+            Way::Nfc(way) => match self.open_nfc(way, wanted) {
+                Err(error) if !way.insists => by_ranges(&error, |why| self.open_ranges(wanted, why)),
                 opened => opened,
             },
-            Way::Vddk(way) => self.open_vddk(way, vm, disk, snapshot),
+            Way::Vddk(way) => self.open_vddk(way, wanted),
         }
     }
 
-    fn open_https(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-    ) -> Result<OpenedDisk, ProviderError> {
+    fn open_https(&self, wanted: &AskedDisk<'_>) -> Result<OpenedDisk, ProviderError> {
+        let vm = wanted.vm;
         let route = self.route(&vm.route)?;
         let asked = OpenDisk {
             vm: &vm.vm,
-            disk: &disk.disk,
-            snapshot: Some(snapshot),
+            disk: &wanted.disk.disk,
+            snapshot: Some(wanted.snapshot),
             route: &route,
             datacenter: &vm.vm.datacenter,
         };
         self.session.open_disk(asked).map_err(provider_error)
     }
 
-    fn open_ranges(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-        why: String,
-    ) -> Result<OpenedSource, ProviderError> {
-        Ok(of_ranges(self.open_https(vm, disk, snapshot)?, why))
+    fn open_ranges(&self, wanted: &AskedDisk<'_>, why: String) -> Result<OpenedSource, ProviderError> {
+        Ok(of_ranges(self.open_https(wanted)?, why))
     }
 
-    fn open_nfc(
-        &self,
-        way: &NfcWay,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-    ) -> Result<OpenedSource, ProviderError> {
-        let frozen = self.frozen(vm, disk, snapshot)?;
-        let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
+    fn open_nfc(&self, way: &NfcWay, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
+        let frozen = self.frozen(wanted)?;
+        let (identity, doubt) = self.identity(wanted, &frozen);
         let frozen = frozen.disk;
         let notes: Arc<Mutex<Vec<String>>> = Arc::default();
+        let vm = wanted.vm;
         let opened = way.open(Asked {
             session: &self.session,
             vm: &vm.vm,
-            disk: &disk.disk,
+            disk: &wanted.disk.disk,
             frozen: &frozen,
             route: self.route(&vm.route)?,
             identity,
-            extents: self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes),
+            extents: self.session.allocated_areas(&vm.vm.id, Some(wanted.snapshot), &frozen, &notes),
             trace: None,
         })?;
         let mut opened = nfc::opened(opened, notes);
@@ -311,13 +261,8 @@ impl VsphereSource {
         Ok(opened)
     }
 
-    fn frozen(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-    ) -> Result<FrozenDisk, ProviderError> {
-        frozen(&self.session, &vm.vm, &disk.disk, snapshot)
+    fn frozen(&self, wanted: &AskedDisk<'_>) -> Result<FrozenDisk, ProviderError> {
+        frozen(&self.session, &wanted.vm.vm, &wanted.disk.disk, wanted.snapshot)
     }
 
     /// What tells the frozen files' state, and why it is not known, if it is not. It is the same by whatever way the disk is
@@ -325,11 +270,10 @@ impl VsphereSource {
     /// vanished still has locked. Where nobody tells anything, another snapshot counts as another state.
     fn identity(
         &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
+        wanted: &AskedDisk<'_>,
         FrozenDisk { disk: frozen, files }: &FrozenDisk,
     ) -> (String, Option<String>) {
+        let AskedDisk { vm, snapshot, .. } = *wanted;
         let by_snapshot = format!("vsphere {} file={} snapshot={snapshot}", vm.vm.instance_uuid, frozen.path);
         // Passes go by what change tracking tells, whatever state the files are in.
         if vm.warm.is_some() {
@@ -339,7 +283,7 @@ impl VsphereSource {
             Ok(state) => return (state, None),
             Err(untold) => chain(&untold),
         };
-        match self.open_https(vm, disk, snapshot) {
+        match self.open_https(wanted) {
             Ok(opened) => (opened.disk.identity(), None),
             Err(_) => (
                 by_snapshot,
@@ -348,15 +292,10 @@ impl VsphereSource {
         }
     }
 
-    fn open_vddk(
-        &self,
-        way: &VddkWay,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-    ) -> Result<OpenedSource, ProviderError> {
-        let frozen = self.frozen(vm, disk, snapshot)?;
-        let (identity, doubt) = self.identity(vm, disk, snapshot, &frozen);
+    fn open_vddk(&self, way: &VddkWay, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
+        let frozen = self.frozen(wanted)?;
+        let (identity, doubt) = self.identity(wanted, &frozen);
+        let AskedDisk { vm, disk, snapshot, .. } = *wanted;
         let log = disk.vddk_log();
         let is_here = vm.site.is_none() && log.parent().is_some_and(Path::is_dir);
         let log = is_here.then_some(log);

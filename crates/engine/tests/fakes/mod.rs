@@ -11,9 +11,9 @@ use drover_copy::RetryPolicy;
 use drover_disk::memory::{Effect, Nth};
 use drover_disk::{Disk, DiskErrorKind, DiskOp, Features, MemDisk};
 use drover_engine::{
-    Answer, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Frozen, HookResult,
-    HookRunner, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, PowerWatch, ProviderError,
-    Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider, Started, Store,
+    Answer, AskedDisk, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Frozen,
+    HookResult, HookRunner, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, PowerWatch,
+    ProviderError, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider, Started, Store,
     TargetPlace, TargetProvider, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};

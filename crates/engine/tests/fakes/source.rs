@@ -70,15 +70,13 @@ impl SourceProvider for World {
         })
     }
 
-    fn open_disk(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-        record: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
+    fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
+        let AskedDisk { vm, disk, snapshot, .. } = *wanted;
+        if wanted.is_urgent {
+            self.state().calls.push(("open urgent", vm.vm.name.clone()));
+        }
         let name = format!("{}/{}", vm.vm.name, disk.disk.key);
-        record(&Attachment { proxy: "proxy".into(), file: name.clone() })?;
+        (wanted.record)(&Attachment { proxy: "proxy".into(), file: name.clone() })?;
         self.call("open source", &vm.vm.name, |state| {
             state.attached.insert((vm.vm.id.clone(), name.clone()));
             assert!(
@@ -90,17 +88,6 @@ impl SourceProvider for World {
             let disk = self.at_work.open(frozen.unwrap_or(&self.sources[&name]).clone(), vm);
             OpenedSource { disk, notes: Vec::new(), late: None }
         })
-    }
-
-    fn open_urgent(
-        &self,
-        vm: &PlannedVm,
-        disk: &PlannedDisk,
-        snapshot: &str,
-        record: Record<'_>,
-    ) -> Result<OpenedSource, ProviderError> {
-        self.state().calls.push(("open urgent", vm.vm.name.clone()));
-        SourceProvider::open_disk(self, vm, disk, snapshot, record)
     }
 
     fn detach(&self, vm: &Vm, recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {
