@@ -9,6 +9,7 @@ use drover_endpoint::{EndError, disk_cause};
 use drover_engine::{Cause, EngineError, ProviderError, StoreError, chain};
 use drover_link::{LinkError, LinkErrorKind};
 use drover_mover::MoveError;
+use drover_source::check::CheckError;
 use drover_source::login::LoginError;
 use drover_source::{SourceError, provider_error};
 use drover_vsphere::VsphereError;
@@ -87,6 +88,15 @@ impl From<EndError> for Failure {
             EndError::Login(error) => error.into(),
             EndError::Site(error) => error.into(),
             EndError::Provider(error) => error.into(),
+        }
+    }
+}
+
+impl From<CheckError> for Failure {
+    fn from(error: CheckError) -> Failure {
+        match error {
+            CheckError::Provider(error) => error.into(),
+            CheckError::Disk(error) => Failure::new(disk_exit(&error, ""), chain(&error)),
         }
     }
 }

@@ -22,7 +22,7 @@ fn folder(state: &Path) -> PathBuf {
 }
 
 /// Keeps what a VM was found to be, or that nothing is known of it.
-pub fn keep(state: &Path, vm: &PlannedVm) -> io::Result<()> {
+pub(crate) fn keep(state: &Path, vm: &PlannedVm) -> io::Result<()> {
     let Some(file) = file_of(state, &vm.vm) else { return Ok(()) };
     match vm.found {
         Some(found) => {

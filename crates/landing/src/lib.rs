@@ -9,7 +9,8 @@
 //! libvirt     domains; their volumes here or at a site
 //! kubevirt    virtual machines and claims of a cluster
 //! conversion  whether a guest needs conversion, where, and how it went
-//! inspection  disks as looks into guests read them; found: what looks found, kept for runs
+//! look        into the guests of a plan before it runs; found: what looks found, kept for runs
+//! inspection  disks as looks into guests read them
 //! machine     from a planned VM to a machine of QEMU's; lacks: what this host lacks for one
 //! hypervisor  QEMU on this host for peers, as its agent serves it
 //! policy      what a daemon lets plans of others do on its machine
@@ -36,6 +37,7 @@ mod inspection;
 mod kubevirt;
 mod lacks;
 mod libvirt;
+pub mod look;
 mod machine;
 mod ours;
 mod policy;
@@ -49,7 +51,7 @@ pub use door::remove_stale_doors;
 pub use errors::qemu_error;
 pub use far_copy::FarCopy;
 pub use hypervisor::Qemu;
-pub use inspection::{inspect_disks, inspect_images};
+pub use inspection::inspect_images;
 pub use lacks::too_large;
 pub use machine::{boot_bus, machine_of};
 pub use policy::PlanPolicy;

@@ -115,7 +115,7 @@ impl PlanTarget {
     }
 
     /// What stands in the way of converting a VM that was looked into, where its guest id did not tell of it; touches nothing.
-    pub fn check_inside(&self, vm: &PlannedVm, inside: &Inside, stop: &StopSignal) -> Option<Problem> {
+    pub(crate) fn check_inside(&self, vm: &PlannedVm, inside: &Inside, stop: &StopSignal) -> Option<Problem> {
         match self.converts_at(vm) {
             ConvertsAt::Here => self.here.converter.check_inside(vm, self.here.boot_bus(vm), inside, stop),
             ConvertsAt::OverLink { site, why } => {

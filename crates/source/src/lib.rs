@@ -12,6 +12,7 @@
 //! inventories  one inventory of a source at a time, for all plans of a state folder
 //! login        from what a plan names to a session
 //! single       one disk of a VM that no plan names
+//! check        disks read for a moment; measure: how fast, and what limits it
 //! setting      what all are told of a plan and of who runs it
 //! ```
 //!
@@ -21,11 +22,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod appliance;
+pub mod check;
 mod hidden;
 mod hot_add;
 pub mod inventories;
 pub mod login;
-pub mod nfc;
+mod measure;
+mod nfc;
 mod reads;
 mod rights;
 mod setting;
@@ -37,7 +40,8 @@ mod vsphere;
 
 pub use appliance::Appliance;
 pub use hidden::{hide_own_snapshots, hide_what_passes_see_to};
+pub use measure::Measured;
 pub use reads::SharedReads;
 pub use setting::{Setting, SourceError};
 pub use source::{PlanSource, to_give_up, write_rates};
-pub use vsphere::{VsphereSource, frozen, provider_error};
+pub use vsphere::{VsphereSource, provider_error};

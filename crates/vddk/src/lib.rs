@@ -8,7 +8,6 @@
 //! causes    pure: known causes of failures, by what the logs say, and what to try
 //! disk      VddkDisk: a drover disk whose nbdkit is replaced when it dies or falls ill
 //! session   a session of the API that disks are opened in, and who could see its cookie
-//! measure   reads for a moment, and tells what limits the rate
 //! ```
 //!
 //! VDDK is proprietary, so it is neither linked nor shipped: users put it where `libdir` says. It runs in a process of
@@ -22,13 +21,11 @@ mod disk;
 mod error;
 mod find;
 mod log;
-mod measure;
 mod session;
 mod settings;
 
 pub use disk::VddkDisk;
 pub use error::{VddkError, VddkErrorKind};
 pub use find::{Installation, Versions, supported};
-pub use measure::{Measured, measure};
 pub use session::{ApiSession, arguments_are_hidden};
 pub use settings::{Buffers, Settings};

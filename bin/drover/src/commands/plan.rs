@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use drover_engine::{Clock, InOther, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
+use drover_landing::look::Inspected;
 use drover_landing::{PlanPolicy, PlanTarget, far, found, nearest_existing, too_large};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
@@ -23,7 +24,7 @@ use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 use crate::hooks::hook_problems;
-use crate::inspection::{Inspected, inspect_plan};
+use crate::inspection::{self, inspect_plan};
 use crate::landing;
 use crate::plan_file::{self, PlanFile};
 use crate::signals::stop_on_signals;
@@ -366,11 +367,11 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
             "hosts": host_documents(&checked.resolution),
         });
         if args.inspect {
-            found["inspected"] = checked.inspected.iter().map(Inspected::json).collect();
+            found["inspected"] = checked.inspected.iter().map(inspection::json).collect();
         }
         print_json(&found);
     } else {
-        let seen = checked.inspected.iter().map(Inspected::line).filter(|line| shown.has(line));
+        let seen = checked.inspected.iter().map(inspection::line).filter(|line| shown.has(line));
         let seen: String = seen.collect();
         let (passes, unknown) = told_by_passes(&file.plan.name, args.state.as_deref());
         let head = summary(&checked.resolution) + &shown.head();

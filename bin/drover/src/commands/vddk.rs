@@ -2,14 +2,12 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
 
-use drover_plan::{Aio, PlannedVm};
-use drover_source::vddk::{Frozen, Way, installation_error};
-use drover_source::{PlanSource, VsphereSource};
-use drover_types::inventory::PowerState;
+use drover_plan::PlannedVm;
+use drover_source::vddk::{Way, installation_error};
+use drover_source::{Measured, PlanSource};
 use drover_types::{Bytes, count};
-use drover_vddk::{Installation, Measured, VddkDisk, causes, measure, supported};
+use drover_vddk::{Installation, causes, supported};
 use serde_json::{Value, json};
 
 use super::plan;
@@ -18,9 +16,6 @@ use crate::exit::{Exit, Failure};
 use crate::plan_file::{self, PlanFile};
 use crate::source::source_of;
 
-/// Read to learn the rate, and for how long at most.
-const MEASURE_BYTES_MAX: u64 = 1 << 30;
-const MEASURE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Logs of a long copy at the highest level stay below; more of one is not read.
 const LOG_BYTES_MAX: u64 = 256 << 20;
 
@@ -65,53 +60,20 @@ fn check_plan(file: &PlanFile, vm: Option<&str>) -> Result<Value, Failure> {
     told["vsphere_version"] = json!(about.version);
     told["supported"] = json!(supported(&way.versions.library, &about.version));
     told["nfc"] = json!(sums);
-    let fits = |planned: &&PlannedVm| match vm {
-        Some(name) => planned.target_name == name,
-        None => planned.vm.power == PowerState::Off && !planned.disks.is_empty(),
+    told["read"] = match way.check(&source.session, &resolution.vms, vm)? {
+        Some((planned, measured)) => reading(planned, &measured, &source.way),
+        None => Value::Null,
     };
-    let chosen = resolution.vms.iter().find(fits);
-    match (chosen, vm) {
-        (Some(planned), _) if matches!(planned.vm.power, PowerState::On | PowerState::Unknown) => {
-            let message = format!(
-                "{} runs, or may run, and a running VM is read from a snapshot only",
-                planned.vm.name
-            );
-            return Err(Failure::new(Exit::Plan, message).advise("name one that is off with --vm"));
-        }
-        (Some(planned), _) => {
-            let aio = planned.aio();
-            let measured = read_one(source, planned)?;
-            told["read"] = reading(planned, &measured, aio, source);
-        }
-        (None, Some(name)) => {
-            return Err(Failure::new(Exit::Plan, format!("the plan moves no VM '{name}'")));
-        }
-        (None, None) => told["read"] = Value::Null,
-    }
     provider.close()?;
     Ok(told)
 }
 
-/// Opens the first disk of a VM that is off and reads it for a moment. Nothing is changed.
-fn read_one(source: &VsphereSource, planned: &PlannedVm) -> Result<Measured, Failure> {
-    let Way::Vddk(way) = &source.way else { return Err(Failure::new(Exit::Internal, "VDDK is not used")) };
-    let disk = planned
-        .disks
-        .first()
-        .ok_or_else(|| Failure::new(Exit::Plan, format!("{} has no disk to read", planned.vm.name)))?;
-    let frozen = Frozen { snapshot: None, file: disk.disk.path.clone(), identity: disk.disk.path.clone() };
-    let opened: VddkDisk = way.open(&source.session, planned, disk, frozen, None)?;
-    let aio = planned.aio();
-    measure(&opened, MEASURE_BYTES_MAX, MEASURE_TIME_MAX, aio.bytes())
-        .map_err(|error| Failure::new(crate::exit::disk_exit(&error, ""), drover_engine::chain(&error)))
-}
-
-fn reading(planned: &PlannedVm, measured: &Measured, aio: Aio, source: &VsphereSource) -> Value {
-    let disk = planned.disks.first().map(|disk| disk.disk.label.clone());
+fn reading(planned: &PlannedVm, measured: &Measured, way: &Way) -> Value {
+    let (disk, aio) = (planned.disks.first().map(|disk| disk.disk.label.clone()), planned.aio());
     json!({
         "vm": planned.vm.name, "disk": disk, "bytes": measured.bytes, "ms": measured.time.as_millis() as u64,
         "bytes_per_s": measured.rate(), "latency_us": measured.latency.as_micros() as u64, "aio": aio,
-        "limit": measured.limit(aio.bytes()), "way": source.way.to_string(),
+        "limit": measured.limit(aio.bytes()), "way": way.to_string(),
     })
 }
 

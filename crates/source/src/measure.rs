@@ -11,6 +11,7 @@ const PROBE_BYTES: u64 = 64 << 10;
 /// Requests in flight while the rate is measured.
 const DEPTH: usize = 16;
 const REQUEST_BYTES: u64 = 1 << 20;
+const TIME_MAX: Duration = Duration::from_secs(5);
 /// Where allocated data is looked for.
 const MAP_BYTES_MAX: u64 = 64 << 30;
 
@@ -53,21 +54,13 @@ impl Measured {
     }
 }
 
-/// Reads allocated data for about `time_max`, and no more than `bytes_max`. `buffer_bytes` are those of the session.
-///
-/// # Errors
-/// As reading does.
-pub fn measure(
-    disk: &dyn Disk,
-    bytes_max: u64,
-    time_max: Duration,
-    buffer_bytes: u64,
-) -> Result<Measured, DiskError> {
+/// Reads allocated data for a moment, and no more than `bytes_max`. `buffer_bytes` are those of the session.
+pub(crate) fn measure(disk: &dyn Disk, bytes_max: u64, buffer_bytes: u64) -> Result<Measured, DiskError> {
     let data = data_spans(disk, bytes_max)?;
     let mut lane = disk.open_lane()?;
     let latency = latency(lane.as_mut(), &data)?;
     let started = Instant::now();
-    let until = started + time_max;
+    let until = started + TIME_MAX;
     let step = disk.limits().bytes_max.min(REQUEST_BYTES);
     let pieces = data.iter().flat_map(|span| pieces(*span, step)).take_while(|_| Instant::now() < until);
     let (mut bytes, mut first_error) = (0, None);
@@ -161,7 +154,7 @@ mod tests {
     #[test]
     fn reads_what_is_allocated_and_no_more_than_asked() {
         let disk = drover_disk::MemDisk::new("m", vec![1; 4 << 20]);
-        let measured = measure(&disk, 1 << 20, Duration::from_secs(5), 256 << 10).unwrap();
+        let measured = measure(&disk, 1 << 20, 256 << 10).unwrap();
         assert_eq!(measured.bytes, 1 << 20);
     }
 }
