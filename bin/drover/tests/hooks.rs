@@ -1,11 +1,11 @@
 //! Hooks and checks of real programs and servers: exit codes, kill -9 in their middle, Ctrl-C, and what the report has of them.
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use drover_lab::served::serve;
 use drover_stage::process::{PATIENCE, wait_until};
 use drover_stage::{MIB, Stage, disk_file, vm, with};
 use rustix::process::{Pid, Signal, kill_process};
@@ -117,37 +117,19 @@ fn what_a_hook_says_decides_and_each_outcome_has_its_exit_code() {
 #[test]
 fn a_hook_over_http_is_told_by_post_and_its_answer_stops_the_vm() {
     let Some(stage) = stage(92) else { return };
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut reader = BufReader::new(stream.try_clone().unwrap());
-        let (mut head, mut length) = (String::new(), 0);
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line).unwrap();
-            if let Some(told) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                length = told.trim().parse().unwrap();
-            }
-            if line == "\r\n" {
-                break;
-            }
-            head.push_str(&line);
-        }
-        let mut body = vec![0; length];
-        reader.read_exact(&mut body).unwrap();
-        let answer = r#"{"result": "stop", "message": "change freeze"}"#;
-        let text = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len());
-        stream.write_all(text.as_bytes()).unwrap();
-        (head, serde_json::from_slice::<Value>(&body).unwrap())
+    let (kept, asked) = mpsc::channel();
+    let server = serve(move |asked| {
+        kept.send((asked.head, serde_json::from_slice::<Value>(&asked.body).unwrap())).unwrap();
+        (200, r#"{"result": "stop", "message": "change freeze"}"#.to_string())
     });
+    let server = server.unwrap();
     std::fs::write(stage.path("token"), "t0ken\n").unwrap();
-    let hook = format!("hooks: {{before_shutdown: [{{url: 'http://{address}/hook', token_file: token}}]}}");
+    let hook = format!("hooks: {{before_shutdown: [{{url: '{server}/hook', token_file: token}}]}}");
     let plan = plan(&stage, "posted", &hook);
     let stopped = stage.run(&["migrate", &plan]);
     assert_eq!(stopped.code, Some(15), "{}", stopped.err);
     assert!(stopped.out.contains("said stop: change freeze"), "{}", stopped.out);
-    let (head, body) = server.join().unwrap();
+    let (head, body) = asked.try_recv().unwrap();
     assert!(head.starts_with("POST /hook HTTP/1.1") && head.contains("Bearer t0ken"), "{head}");
     assert_eq!((body["point"].as_str(), body["vm"]["name"].as_str()), (Some("before_shutdown"), Some("one")));
     let kept = stage.run(&["report", &plan, "--json"]).out;

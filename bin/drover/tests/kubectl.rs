@@ -1,12 +1,12 @@
 //! `kubectl drover` beside an API server that is played: what it asks for, and what it makes of the answers.
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
+use drover_lab::served;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -23,23 +23,16 @@ struct Server {
 
 impl Server {
     fn new(answers: Vec<(String, u16, String)>) -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
         let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
         let kept = asked.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (stream, answers, asked) = (stream.unwrap(), answers.clone(), asked.clone());
-                std::thread::spawn(move || serve(stream, &answers, &asked));
-            }
-        });
+        let url = served::serve(move |request| answer(request, &answers, &kept)).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let config = format!(
-            "apiVersion: v1\nkind: Config\nclusters: [{{name: a, cluster: {{server: 'http://{address}'}}}}]\nusers: [{{name: a, user: {{}}}}]\n\
+            "apiVersion: v1\nkind: Config\nclusters: [{{name: a, cluster: {{server: '{url}'}}}}]\nusers: [{{name: a, user: {{}}}}]\n\
              contexts: [{{name: a, context: {{cluster: a, user: a, namespace: vms}}}}]\ncurrent-context: a\n"
         );
         std::fs::write(folder.path().join("config"), config).unwrap();
-        Server { folder, asked: kept }
+        Server { folder, asked }
     }
 
     /// With these Plans and Migrations.
@@ -95,47 +88,28 @@ impl Server {
     }
 }
 
-fn serve(mut stream: TcpStream, answers: &[(String, u16, String)], asked: &Mutex<Vec<Asked>>) {
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    loop {
-        let (mut first, mut length) = (String::new(), 0);
-        if reader.read_line(&mut first).unwrap_or_default() == 0 {
-            return;
-        }
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line).unwrap();
-            if let Some(bytes) = line.to_lowercase().strip_prefix("content-length:") {
-                length = bytes.trim().parse().unwrap();
-            }
-            if line.trim().is_empty() {
-                break;
-            }
-        }
-        let mut body = vec![0; length];
-        reader.read_exact(&mut body).unwrap();
-        let words: Vec<&str> = first.split(' ').collect();
-        let body = serde_json::from_slice(&body).unwrap_or_default();
-        asked.lock().unwrap().push((words[0].to_string(), words[1].to_string(), body));
-        let is_stream = words[1].contains("watch=1");
-        let path = words[1].split('?').next().unwrap();
-        let path = if is_stream { format!("{path}?watch") } else { path.to_string() };
-        // Of several answers each is given once, and the last one from then on.
-        let is_same = |asked: &&Asked| {
-            !is_stream && !asked.1.contains("watch=1") && asked.1.split('?').next() == Some(path.as_str())
-        };
-        let times = asked.lock().unwrap().iter().filter(is_same).count();
-        let found: Vec<_> = answers.iter().filter(|(of, ..)| *of == path).collect();
-        let (code, text) = match found.get(times.clamp(1, found.len().max(1)) - 1) {
-            Some((_, code, text)) => (*code, text.clone()),
-            // Streams of changes bring none.
-            None if is_stream => (200, String::new()),
-            None => (404, "404 page not found\n".to_string()),
-        };
-        let head = format!("HTTP/1.1 {code} x\r\ncontent-length: {}\r\n\r\n", text.len());
-        if stream.write_all((head + &text).as_bytes()).is_err() {
-            return;
-        }
+fn answer(
+    request: served::Asked,
+    answers: &[(String, u16, String)],
+    asked: &Mutex<Vec<Asked>>,
+) -> (u16, String) {
+    let of = request.path;
+    let body = serde_json::from_slice(&request.body).unwrap_or_default();
+    asked.lock().unwrap().push((request.method, of.clone(), body));
+    let is_stream = of.contains("watch=1");
+    let path = of.split('?').next().unwrap();
+    let path = if is_stream { format!("{path}?watch") } else { path.to_string() };
+    // Of several answers each is given once, and the last one from then on.
+    let is_same = |asked: &&Asked| {
+        !is_stream && !asked.1.contains("watch=1") && asked.1.split('?').next() == Some(path.as_str())
+    };
+    let times = asked.lock().unwrap().iter().filter(is_same).count();
+    let found: Vec<_> = answers.iter().filter(|(of, ..)| *of == path).collect();
+    match found.get(times.clamp(1, found.len().max(1)) - 1) {
+        Some((_, code, text)) => (*code, text.clone()),
+        // Streams of changes bring none.
+        None if is_stream => (200, String::new()),
+        None => (404, "404 page not found\n".to_string()),
     }
 }
 

@@ -417,48 +417,15 @@ const NO_API_SERVER: &str = "what answers is not the API server of a Kubernetes"
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader, Read, Write};
-    use std::net::TcpListener;
-
     use super::*;
 
-    /// Answers each request by its path, until the last connection has ended.
+    /// Answers each request by its path.
     fn served(answers: Vec<(&'static str, u16, String)>) -> (tempfile::TempDir, Arc<Cluster>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = format!("http://{}", listener.local_addr().unwrap());
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (mut stream, answers) = (stream.unwrap(), answers.clone());
-                std::thread::spawn(move || {
-                    let mut reader = BufReader::new(stream.try_clone().unwrap());
-                    loop {
-                        let (mut first, mut length) = (String::new(), 0);
-                        if reader.read_line(&mut first).unwrap_or_default() == 0 {
-                            return;
-                        }
-                        loop {
-                            let mut line = String::new();
-                            reader.read_line(&mut line).unwrap();
-                            if let Some(bytes) = line.to_lowercase().strip_prefix("content-length:") {
-                                length = bytes.trim().parse().unwrap();
-                            }
-                            if line.trim().is_empty() {
-                                break;
-                            }
-                        }
-                        reader.read_exact(&mut vec![0; length]).unwrap();
-                        let path = first.split(' ').nth(1).unwrap().to_string();
-                        let found = answers.iter().find(|(of, ..)| *of == path);
-                        let (code, body) =
-                            found.map_or((500, String::new()), |(_, code, body)| (*code, body.clone()));
-                        let head = format!("HTTP/1.1 {code} x\r\ncontent-length: {}\r\n\r\n", body.len());
-                        if stream.write_all((head + &body).as_bytes()).is_err() {
-                            return;
-                        }
-                    }
-                });
-            }
+        let server = drover_lab::served::serve(move |asked| {
+            let found = answers.iter().find(|(of, ..)| *of == asked.path);
+            found.map_or((500, String::new()), |(_, code, body)| (*code, body.clone()))
         });
+        let server = server.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = kubeconfig(folder.path(), &server, "{}");
         let cluster = Cluster::connect(&Access { kubeconfig: Some(path), context: None }).unwrap();

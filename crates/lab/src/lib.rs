@@ -12,6 +12,7 @@ mod pulse;
 mod rdma;
 mod scene;
 mod script;
+pub mod served;
 mod sim;
 pub mod v2v;
 mod vddk;

@@ -1,10 +1,9 @@
 //! What runs of drover do to a pod that more than one of them has or had, against an API server that keeps objects.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
 
 use drover_kubevirt::Access;
+use drover_lab::served::serve;
 use drover_plan::Plan;
 use drover_types::inventory::{About, DiskBus, Inventory, PowerState, Vm, VmDisk};
 use tempfile::TempDir;
@@ -100,16 +99,15 @@ struct Api {
 
 impl Api {
     fn new() -> Api {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = format!("http://{}", listener.local_addr().unwrap());
         let store = Arc::new(Mutex::new(Store::default()));
         let kept = store.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (stream, store) = (stream.unwrap(), kept.clone());
-                std::thread::spawn(move || serve(stream, &store));
-            }
+        let server = serve(move |asked| {
+            let body = serde_json::from_slice(&asked.body).unwrap_or_default();
+            let path = asked.path.split('?').next().unwrap();
+            let (code, answer) = kept.lock().unwrap().answer(&asked.method, path, body);
+            (code, answer.to_string())
         });
+        let server = server.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config");
         let text = format!(
@@ -186,37 +184,6 @@ impl Api {
 
 const POD: &str = "/api/v1/namespaces/vms/pods/web01-drover";
 const SECRET: &str = "/api/v1/namespaces/vms/secrets/web01-drover";
-
-fn serve(mut stream: std::net::TcpStream, store: &Mutex<Store>) {
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    loop {
-        let (mut first, mut length) = (String::new(), 0);
-        if reader.read_line(&mut first).unwrap_or_default() == 0 {
-            return;
-        }
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line).unwrap();
-            if let Some(bytes) = line.to_lowercase().strip_prefix("content-length:") {
-                length = bytes.trim().parse().unwrap();
-            }
-            if line.trim().is_empty() {
-                break;
-            }
-        }
-        let mut body = vec![0; length];
-        reader.read_exact(&mut body).unwrap();
-        let mut words = first.split(' ');
-        let (method, path) = (words.next().unwrap(), words.next().unwrap().split('?').next().unwrap());
-        let body = serde_json::from_slice(&body).unwrap_or_default();
-        let (code, answer) = store.lock().unwrap().answer(method, path, body);
-        let answer = answer.to_string();
-        let head = format!("HTTP/1.1 {code} x\r\ncontent-length: {}\r\n\r\n", answer.len());
-        if stream.write_all((head + &answer).as_bytes()).is_err() {
-            return;
-        }
-    }
-}
 
 fn holder(object: &Value) -> &str {
     objects::annotation(object, RUN).unwrap()
