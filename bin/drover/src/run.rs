@@ -9,7 +9,7 @@ use drover_agent::limits::Sharers;
 use drover_copy::RetryPolicy;
 use drover_engine::{
     Board, Cause, EngineError, GivenUp, Leave, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
-    Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState, chain,
+    Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState, chain, others_have,
 };
 use drover_landing::{PlanPolicy, PlanTarget, found};
 use drover_log::log;
@@ -167,7 +167,7 @@ impl Prepared {
         let target = landing::shared_target_of(&file, &inventory.about, state, stop, sharers);
         target.site().map_or(Ok(()), |site| site?.dial())?;
         let site = plan::judge(&file, &mut resolution, &begun, (&provider, &target), false);
-        resolution.problems.extend(plan::others_have(&file, &resolution.vms, &begun, store));
+        resolution.problems.extend(others_have(&file.plan, &resolution.vms, &begun, store));
         for told in [plan::told_hosts(&resolution, false), site].iter().filter(|told| !told.is_empty()) {
             words.site(told.trim_end());
         }

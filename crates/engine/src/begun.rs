@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use drover_plan::{Begun, Others, PlannedVm};
+use drover_plan::{Begun, NAMES_SHOWN_MAX, Others, Plan, PlannedVm, Problem};
+use drover_types::some_of;
 
 use crate::phase::Phase;
 use crate::store::{Store, StoreError, StoreFault, VmRow, VmState};
@@ -37,24 +38,61 @@ fn is_on_its_way(store: &Store, plan: &str, row: &VmRow) -> Result<bool, StoreEr
     Ok(events.iter().any(|event| event.kind == "started" && event.phase.as_deref().is_some_and(is_later)))
 }
 
+/// Says which VMs other plans of this state are moving, or have moved.
+pub fn others_have(plan: &Plan, vms: &[PlannedVm], begun: &[Begun], store: &Store) -> Vec<Problem> {
+    // Images may be imported as often as is wished.
+    if plan.source.vsphere().is_none() {
+        return Vec::new();
+    }
+    let found = in_other_plans(store, &plan.name, vms, begun).unwrap_or_default();
+    let mut problems = Vec::new();
+    for InOther { plan, on_their_way, begun, arrived } in found {
+        if !on_their_way.is_empty() {
+            let text = are(
+                &on_their_way,
+                &format!("on the way with plan {plan}, and cannot be moved here meanwhile"),
+            );
+            let advice = "leave them out (`exclude`), or let that plan end";
+            problems.push(Problem::warning("vms", text).advise(advice));
+        }
+        if !begun.is_empty() {
+            let text = are(&begun, &format!("begun with plan {plan}, which has stopped"));
+            let advice = format!("give them up there (`drover cancel {plan} VM...`), or leave them out here");
+            problems.push(Problem::warning("vms", text).advise(advice));
+        }
+        if !arrived.is_empty() {
+            let text =
+                are(&arrived, &format!("at the target already (plan {plan}), and would be copied once more"));
+            let advice = "leave them out (`exclude`), unless you want second copies";
+            problems.push(Problem::warning("vms", text).advise(advice));
+        }
+    }
+    problems
+}
+
+/// `a is gone`, `3 VMs are gone: a, b, c`.
+fn are(names: &[String], what: &str) -> String {
+    match names {
+        [one] => format!("{one} is {what}"),
+        all => format!("{} VMs are {what}: {}", all.len(), some_of(all, NAMES_SHOWN_MAX)),
+    }
+}
+
 /// VMs of a plan that another plan of this state has, too, by their names at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InOther {
+struct InOther {
     /// That plan.
-    pub plan: String,
+    plan: String,
     /// Those that are on their way with it.
-    pub on_their_way: Vec<String>,
+    on_their_way: Vec<String>,
     /// Those that were begun with it, and stopped or failed.
-    pub begun: Vec<String>,
+    begun: Vec<String>,
     /// Those that have arrived with it.
-    pub arrived: Vec<String>,
+    arrived: Vec<String>,
 }
 
 /// Which of these VMs other plans are moving or have moved, of those that this plan has not begun.
-///
-/// # Errors
-/// If the state cannot be read.
-pub fn in_other_plans(
+fn in_other_plans(
     store: &Store,
     plan: &str,
     vms: &[PlannedVm],

@@ -30,12 +30,13 @@ mod runner;
 mod slots;
 mod standing;
 mod store;
+pub mod timely;
 mod tracking;
 mod waits;
 mod wave_hooks;
 mod waves;
 
-pub use begun::{InOther, begun, in_other_plans, left_out};
+pub use begun::{begun, left_out, others_have};
 pub use cancel::{GivenUp, Leave, cancel, cancel_by_leave, cancel_ordered, switch_on_by_leave};
 pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};

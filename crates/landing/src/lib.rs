@@ -11,7 +11,7 @@
 //! conversion  whether a guest needs conversion, where, and how it went
 //! look        into the guests of a plan before it runs; found: what looks found, kept for runs
 //! inspection  disks as looks into guests read them
-//! machine     from a planned VM to a machine of QEMU's; lacks: what this host lacks for one
+//! machine     from a planned VM to a machine of QEMU's; lacks: what this host lacks for one; room: for images
 //! hypervisor  QEMU on this host for peers, as its agent serves it
 //! policy      what a daemon lets plans of others do on its machine
 //! setting     what all are told of a plan and of who runs it; errors: in the engine's words
@@ -41,6 +41,7 @@ pub mod look;
 mod machine;
 mod ours;
 mod policy;
+mod room;
 mod setting;
 mod sites;
 mod target;
@@ -52,9 +53,9 @@ pub use errors::qemu_error;
 pub use far_copy::FarCopy;
 pub use hypervisor::Qemu;
 pub use inspection::inspect_images;
-pub use lacks::too_large;
 pub use machine::{boot_bus, machine_of};
 pub use policy::PlanPolicy;
-pub use setting::{Setting, nearest_existing};
+pub use room::room_problems;
+pub use setting::Setting;
 pub use target::PlanTarget;
 pub use there::{GIVE_UP_AFTER_MIN, There, journal_of_place, tag_of};

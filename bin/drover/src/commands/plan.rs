@@ -1,21 +1,20 @@
 //! `drover plan`: new, check, schema.
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use drover_engine::{Clock, InOther, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
+use drover_engine::timely::{manual_in_windows, past_moments, past_waves, past_windows};
+use drover_engine::{Clock, Store, StoreError, SystemClock, others_have};
 use drover_landing::look::Inspected;
-use drover_landing::{PlanPolicy, PlanTarget, far, found, nearest_existing, too_large};
+use drover_landing::{PlanPolicy, PlanTarget, far, found, room_problems};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
-    At, Begun, Concern, Cutover, DraftOptions, DraftSource, ImageFormat, ManifestUse, NAMES_SHOWN_MAX,
-    OvaSource, Plan, PlanWave, PlannedDisk, PlannedVm, Problem, Resolution, Target, TargetHost, TargetKind,
-    Weight, resolve, space_needed,
+    Begun, Concern, DraftOptions, DraftSource, ManifestUse, OvaSource, PlannedVm, Problem, Resolution,
+    TargetHost, Weight, resolve,
 };
 use drover_source::{PlanSource, appliance, hide_own_snapshots};
+use drover_types::Bytes;
 use drover_types::inventory::Inventory;
-use drover_types::{Bytes, Opening, counted, some_of};
 use drover_view::{clean, count};
 
 use crate::cli::{PlanCheckArgs, PlanNewArgs};
@@ -60,11 +59,7 @@ pub fn judge_here(
     provider.share_out(&file.plan, resolution, inventory);
     let of_source = provider.problems(&file.plan, resolution, inventory);
     resolution.problems.extend(of_source);
-    let Target { kind, via, .. } = &file.plan.target;
-    if via.is_none() && matches!(kind, TargetKind::Qemu) {
-        resolution.problems.extend(space_problems(file, resolution));
-        resolution.problems.extend(size_problems(resolution));
-    }
+    resolution.problems.extend(room_problems(&file.plan, resolution));
 }
 
 /// Adds what stands against a resolution besides the plan itself, in one order for a check and a run: moments and windows
@@ -86,178 +81,6 @@ pub fn judge(
     let site = far_summary(file, resolution, target);
     resolution.problems.extend(provider.proxy_problems(resolution, closely));
     site
-}
-
-/// Says which VMs other plans of this state are moving, or have moved.
-pub fn others_have(file: &PlanFile, vms: &[PlannedVm], begun: &[Begun], store: &Store) -> Vec<Problem> {
-    // Images may be imported as often as is wished.
-    if file.plan.source.vsphere().is_none() {
-        return Vec::new();
-    }
-    let found = drover_engine::in_other_plans(store, &file.plan.name, vms, begun).unwrap_or_default();
-    let mut problems = Vec::new();
-    for InOther { plan, on_their_way, begun, arrived } in found {
-        if !on_their_way.is_empty() {
-            let text = are(
-                &on_their_way,
-                &format!("on the way with plan {plan}, and cannot be moved here meanwhile"),
-            );
-            let advice = "leave them out (`exclude`), or let that plan end";
-            problems.push(Problem::warning("vms", text).advise(advice));
-        }
-        if !begun.is_empty() {
-            let text = are(&begun, &format!("begun with plan {plan}, which has stopped"));
-            let advice = format!("give them up there (`drover cancel {plan} VM...`), or leave them out here");
-            problems.push(Problem::warning("vms", text).advise(advice));
-        }
-        if !arrived.is_empty() {
-            let text =
-                are(&arrived, &format!("at the target already (plan {plan}), and would be copied once more"));
-            let advice = "leave them out (`exclude`), unless you want second copies";
-            problems.push(Problem::warning("vms", text).advise(advice));
-        }
-    }
-    problems
-}
-
-/// `a is gone`, `3 VMs are gone: a, b, c`.
-fn are(names: &[String], what: &str) -> String {
-    match names {
-        [one] => format!("{one} is {what}"),
-        all => format!("{} VMs are {what}: {}", all.len(), some_of(all, NAMES_SHOWN_MAX)),
-    }
-}
-
-/// Waves whose windows end for good, with VMs that move over by order alone: those of which that is forgotten fail at the end of their window.
-fn manual_in_windows(plan: &Plan, vms: &[PlannedVm], now_ms: i64) -> Vec<Problem> {
-    // One that opens again and again, as on each Saturday, is open then.
-    const YEARS_MS: u64 = 10 * 365 * 86_400_000;
-    let ends = |it: &&PlanWave| it.wave.window.at(now_ms.max(0) as u64 + YEARS_MS) == Opening::Never;
-    let is_manual = |vm: &PlannedVm| vm.warm.is_some_and(|warm| warm.cutover == Cutover::Manual);
-    let problem = |it: &PlanWave| {
-        let name = it.wave.name.as_str();
-        let of = vms.iter().filter(|vm| vm.wave.as_deref() == Some(name) && is_manual(vm)).count();
-        let vms = counted(of, "VM", "moves", "move");
-        let text =
-            format!("{vms} over by order alone (`cutover: manual`), before the window of wave {name} closes");
-        let problem = Problem::warning(closing_key(it), text).at(it.at);
-        (of > 0).then(|| {
-            problem.advise(format!(
-                "order it with `drover cutover {} --wave {name}` while it is open, or set `cutover: auto`",
-                plan.name
-            ))
-        })
-    };
-    plan.waves.iter().filter(ends).filter_map(problem).collect()
-}
-
-/// Moments that passed too long ago for a run that begins now: with them a VM that was not begun would never move over.
-fn past_moments(vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Problem> {
-    let is_begun = |vm: &PlannedVm| begun.iter().any(|it| it.planned.vm.id == vm.vm.id);
-    let is_past = |vm: &&PlannedVm| match vm.warm.map(|warm| warm.cutover) {
-        Some(Cutover::At(moment)) => moment + MOMENT_GRACE_MS < now_ms && !is_begun(vm),
-        _ => false,
-    };
-    let problem = |vm: &PlannedVm| {
-        let text = format!("the moment for the cutover of {} passed more than an hour ago", vm.vm.name);
-        let problem = Problem::error("warm.cutover", text).at(At { line: vm.line, column: 1 });
-        problem.advise("write one that is to come, or `manual`")
-    };
-    vms.iter().filter(is_past).map(problem).collect()
-}
-
-/// Waves whose windows are over although not all of their VMs were begun.
-fn past_waves(plan: &Plan, vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Problem> {
-    let begun: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
-    let is_past = |it: &&PlanWave| it.wave.window.at(now_ms.max(0) as u64) == Opening::Never;
-    let left = |it: &PlanWave| {
-        let of = vms.iter().filter(|vm| vm.wave.as_deref() == Some(it.wave.name.as_str()));
-        of.filter(|vm| !begun.contains(vm.vm.id.as_str())).count()
-    };
-    let problem = |it: &PlanWave| {
-        let left = Some(left(it)).filter(|left| *left > 0)?;
-        let text =
-            format!("the window of wave {} is over, and {left} of its VMs have not begun", it.wave.name);
-        let problem = Problem::error(closing_key(it), text).at(it.at);
-        Some(problem.advise("give it a window that is to come"))
-    };
-    plan.waves.iter().filter(is_past).filter_map(problem).collect()
-}
-
-/// The same as far as the plan alone tells: whether its VMs were begun is not known.
-fn past_windows(plan: &Plan, now_ms: i64) -> Vec<Problem> {
-    let is_past = |it: &&PlanWave| it.wave.window.at(now_ms.max(0) as u64) == Opening::Never;
-    let problem = |it: &PlanWave| {
-        let text = format!("the window of wave {} is over", it.wave.name);
-        let problem = Problem::warning(closing_key(it), text).at(it.at);
-        problem.advise("VMs of it that have not begun never will")
-    };
-    plan.waves.iter().filter(is_past).map(problem).collect()
-}
-
-/// The key by which the window of a wave is over.
-fn closing_key(it: &PlanWave) -> String {
-    let key = if it.wave.window.until_ms.is_some() { "until" } else { "window" };
-    format!("{}.{key}", it.path)
-}
-
-/// Folders that cannot be written or are too small. Disks that are on their way count as if they were
-/// not, which asks for more than is needed but never for less.
-fn space_problems(file: &PlanFile, resolution: &Resolution) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    for (folder, space) in space_needed(resolution) {
-        let place = nearest_existing(&folder);
-        if let Err(error) = drover_disk::is_writable_dir(&place) {
-            let text = format!("{} cannot be written: {}", folder.display(), error.source);
-            problems.push(
-                Problem::error("target.folder", text).advise("choose a folder that this user may write to"),
-            );
-            continue;
-        }
-        let free = match drover_disk::free_bytes(&place) {
-            Ok(free) => free,
-            Err(error) => {
-                let text = format!("free space of {} is not known: {}", folder.display(), error.source);
-                problems.push(Problem::error("target.folder", text));
-                continue;
-            }
-        };
-        let there = already_written(resolution, &folder);
-        let (needed, thick) =
-            (space.capacity_bytes.saturating_sub(there), space.thick_bytes.saturating_sub(there));
-        let text = |bytes| {
-            format!("{} has {} free, and the disks may take {}", folder.display(), Bytes(free), Bytes(bytes))
-        };
-        if thick > free {
-            problems.push(
-                Problem::error("target.folder", text(thick)).advise("make room or choose another folder"),
-            );
-        } else if needed > free && !file.plan.target.overcommit {
-            problems.push(Problem::error("target.folder", text(needed)).advise(
-                "make room; or, as thin disks take only what they hold, allow it with `target.overcommit: true`",
-            ));
-        }
-    }
-    problems
-}
-
-/// Images that are larger than a file of their folder's file system can be.
-fn size_problems(resolution: &Resolution) -> Vec<Problem> {
-    let problem = |folder: &Path| {
-        let of_folder = |disk: &&PlannedDisk| disk.base == folder;
-        let images = resolution.vms.iter().filter(|vm| vm.format == ImageFormat::Raw);
-        let images = images.flat_map(|vm| vm.disks.iter().filter(of_folder).map(move |disk| (vm, disk)));
-        let (vm, disk) = images.max_by_key(|(_, disk)| disk.disk.capacity_bytes)?;
-        too_large(&nearest_existing(folder), vm, disk)
-    };
-    space_needed(resolution).keys().filter_map(|folder| problem(folder)).collect()
-}
-
-/// Bytes that images of this plan take below a folder already, from an earlier try.
-fn already_written(resolution: &Resolution, folder: &Path) -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    let disks = resolution.vms.iter().flat_map(|vm| &vm.disks).filter(|disk| disk.base == folder);
-    disks.filter_map(|disk| std::fs::metadata(&disk.path).ok()).map(|meta| meta.blocks() * 512).sum()
 }
 
 /// What a plan is, held against its source and this machine.
@@ -311,7 +134,7 @@ pub fn check_online(
     let site = judge(file, &mut resolution, &begun, (&provider, &target), true);
     if let Some(store) = &store {
         resolution.problems.extend(anothers(file, store));
-        resolution.problems.extend(others_have(file, &resolution.vms, &begun, store));
+        resolution.problems.extend(others_have(&file.plan, &resolution.vms, &begun, store));
     }
     resolution.problems.extend(tight::too_short(file, &resolution.vms, &inventory, &begun, state));
     let at_hosts = provider.host_problems(&resolution.vms, &begun);

@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use drover_engine::timely::closing_key;
 use drover_forecast::{WaveForecast, foresee_roughly, tight_waves};
 use drover_plan::{Begun, PlannedVm, Problem};
 use drover_types::counted;
 use drover_types::inventory::{Inventory, WriteRates};
 
-use super::closing_key;
 use crate::cli::WhatIfArgs;
 use crate::plan_file::PlanFile;
 use crate::state::state_folder;
