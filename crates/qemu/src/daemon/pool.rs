@@ -16,6 +16,8 @@ const BEING_MADE: &str = "asynchronous jobs running";
 const WATCHED: &str = "failed to remove volume";
 /// Ceph forgets a client that died after 30 s.
 const WATCHED_TIME_MAX: Duration = Duration::from_secs(45);
+/// What it says of an image of Ceph that was removed without it: it knows the name until it looks again.
+const UNOPENED: &str = "failed to open the RBD image";
 /// Its words for a volume that a pool does not have, by no name, key or path.
 const NO_VOLUME: &str = "no storage vol with matching";
 
@@ -164,7 +166,15 @@ impl Daemon {
                 Err(error) if error.chain().contains(BEING_MADE) && Instant::now() < until => {
                     std::thread::sleep(LOOK);
                 }
-                done => return done.map(drop),
+                Err(error) if error.chain().contains(BEING_MADE) => return Err(error),
+                Ok(_) => return Ok(()),
+                // It makes a pool inactive that it cannot look at (11.3), as one of Ceph whose monitors do not answer.
+                Err(error) => {
+                    let what = format!(
+                        "looking at pool {pool}, which libvirt makes inactive if it cannot (`virsh pool-start {pool}`, once it can)"
+                    );
+                    return Err(QemuError::new(error.kind, what).because(error));
+                }
             }
         }
     }
@@ -185,7 +195,15 @@ impl Daemon {
     /// # Errors
     /// If it cannot be asked.
     pub fn volume(&self, pool: &str, name: &str) -> Result<Option<Volume>, QemuError> {
-        match self.virsh.ask(&["vol-dumpxml", "--pool", pool, "--vol", name]) {
+        let ask = || self.virsh.ask(&["vol-dumpxml", "--pool", pool, "--vol", name]);
+        let told = match ask() {
+            Err(error) if error.chain().contains(UNOPENED) => {
+                self.refresh(pool)?;
+                ask()
+            }
+            told => told,
+        };
+        match told {
             Ok(xml) => {
                 let document = parsed(&xml, "a volume's XML")?;
                 let root = document.root_element();
@@ -208,11 +226,20 @@ impl Daemon {
     /// # Errors
     /// If the daemon refuses, in its words.
     pub fn remove_volume(&self, pool: &str, name: &str) -> Result<(), QemuError> {
-        let until = Instant::now() + WATCHED_TIME_MAX;
+        self.remove_within(pool, name, WATCHED_TIME_MAX)
+    }
+
+    fn remove_within(&self, pool: &str, name: &str, time_max: Duration) -> Result<(), QemuError> {
+        let until = Instant::now() + time_max;
         loop {
             match self.virsh.ask(&["vol-delete", "--pool", pool, "--vol", name]) {
                 Err(error) if error.chain().contains(WATCHED) && Instant::now() < until => {
                     std::thread::sleep(LOOK);
+                }
+                Err(error) if error.chain().contains(WATCHED) => {
+                    let what =
+                        format!("{name} is open somewhere, or has snapshots (`rbd status`, `rbd snap ls`)");
+                    return Err(QemuError::new(error.kind, what).because(error));
                 }
                 done => return done.map(drop),
             }
@@ -241,6 +268,42 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Virsh;
+
+    #[test]
+    fn an_image_that_was_removed_without_libvirt_is_not_there_and_a_pool_that_cannot_be_looked_at_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = |refresh: &str| {
+            let program = folder.path().join("virsh");
+            let script = format!(
+                "here=$(dirname \"$0\")\ncase \" $* \" in\n\
+                 *' pool-refresh '*) {refresh} ;;\n\
+                 *) if [ -e \"$here/known\" ]; then echo \"error: failed to open the RBD image 'a': No such file or directory\" >&2\n\
+                 else echo \"error: Storage volume not found: no storage vol with matching path 'a'\" >&2; fi; exit 1 ;;\nesac"
+            );
+            drover_lab::put_script(&program, &script).unwrap();
+            Daemon::of(Virsh::new("qemu:///system").by(program.display().to_string()))
+        };
+        let known = folder.path().join("known");
+        std::fs::write(&known, "").unwrap();
+        let away = daemon("echo 'error: failed to connect to the RADOS monitor on: mon1' >&2; exit 1");
+        let words = away.volume("ceph", "a").unwrap_err().chain();
+        assert!(words.contains("virsh pool-start ceph") && words.contains("RADOS monitor"), "{words}");
+        assert!(daemon("rm \"$here/known\"").volume("ceph", "a").unwrap().is_none());
+        assert!(!known.exists());
+    }
+
+    #[test]
+    fn an_image_of_ceph_that_is_in_use_or_has_snapshots_is_told_as_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("virsh");
+        // Its words with a snapshot (11.3).
+        let script = "echo \"error: failed to remove volume 'vms/a': No such file or directory\" >&2; exit 1";
+        drover_lab::put_script(&program, script).unwrap();
+        let daemon = Daemon::of(Virsh::new("qemu:///system").by(program.display().to_string()));
+        let words = daemon.remove_within("ceph", "a", Duration::ZERO).unwrap_err().chain();
+        assert!(words.contains("has snapshots") && words.contains("'vms/a'"), "{words}");
+    }
 
     #[test]
     fn a_pool_is_what_its_type_says() {
