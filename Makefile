@@ -81,6 +81,7 @@ lab: $(LAB)/vsphere-sim
 	@scripts/get-pyvmomi $(LAB)/pyvmomi || echo "make: the simulator will not be tested with pyVmomi"
 	@scripts/get-sshd $(LAB)/sshd || echo "make: libvirt over ssh will be tested with a stand-in for ssh"
 	@scripts/get-libvirt $(LAB)/libvirt || echo "make: libvirt domains that move will not be tested"
+	@scripts/get-ceph $(LAB)/ceph $(LAB) || echo "make: pools of Ceph will be tested with a stand-in for Ceph only"
 	@scripts/get-v2v $(LAB)/v2v || echo "make: conversions will be tested with a stand-in for virt-v2v only"
 	@lab/guests/make-vmware-guest $(LAB)/vmware || echo "make: no Linux guest will be converted by the real virt-v2v"
 	@scripts/get-cluster $(LAB)/cluster || echo "make: KubeVirt will not be tested"

@@ -1,4 +1,5 @@
-//! A pool `ceph` of the first daemon of a [`Landing`], whose images are files: `virsh` and `qemu-nbd` are stood in for, as no Ceph runs here.
+//! A pool `ceph` of the first daemon of a [`Landing`], whose images are files: `virsh` and `qemu-nbd` are stood in for;
+//! [`crate::ceph_cluster`] has the true ones.
 //! Domains that drover defines with images of it are given to the daemon with those files.
 
 use std::path::PathBuf;

@@ -34,7 +34,11 @@ impl Landing {
         Landing::in_folder(tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap(), number, vms)
     }
 
-    fn in_folder(folder: TempDir, number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Landing> {
+    pub(crate) fn in_folder(
+        folder: TempDir,
+        number: u8,
+        vms: impl FnOnce(&Path) -> Vec<Value>,
+    ) -> Option<Landing> {
         let hosts = Hosts::start(folder.path()).unwrap()?;
         let stage = Stage::new(number, vms)?;
         for host in ["a", "b"] {

@@ -4,6 +4,7 @@
 
 pub mod cdi;
 pub mod ceph;
+pub mod ceph_cluster;
 pub mod certificates;
 pub mod cgroup;
 pub mod collector;

@@ -1,4 +1,4 @@
-//! Pools of the type rbd. Ceph, and what libvirt and qemu-nbd do for it, is stood in for (`drover_stage::ceph`).
+//! Pools of the type rbd. Ceph, and what libvirt and qemu-nbd do for it, is stood in for (`drover_stage::ceph`); `real_ceph.rs` has the true ones.
 
 use std::path::Path;
 use std::process::Command;
