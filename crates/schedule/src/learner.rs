@@ -45,6 +45,16 @@ impl Learner {
         one.climb.get_or_insert_with(|| Climb::new(start, max)).set_max(max);
     }
 
+    /// Forgets how many disks of a host were found to be worth it: what it may serve was changed by order. The scheduler keeps to the
+    /// budgets alone until it is measured anew.
+    pub fn forget_host(&mut self, scheduler: &mut Scheduler, host: &str) {
+        if let Some(one) = self.hosts.get_mut(host) {
+            one.climb = None;
+            let limits = scheduler.host_limits(host);
+            scheduler.set_host(host, HostLimits { learned: None, ..limits });
+        }
+    }
+
     /// Begins to judge a datastore, if that is new.
     pub fn begin_datastore(&mut self, datastore: &str) {
         self.datastores.entry(datastore.to_string()).or_default();

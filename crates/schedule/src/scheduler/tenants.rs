@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::Scheduler;
+use super::entry::State;
 use crate::budgets::Budgets;
-use crate::job::Tenant;
+use crate::job::{JobId, Tenant};
 
 /// What one tenant may take of the budgets at most; absent: what there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,20 +60,37 @@ impl Share {
 }
 
 impl Scheduler {
-    /// Limits one tenant, before its jobs are added, or changes its limits. Its jobs wait in lanes of their own: they hold up nobody
-    /// else's. What it holds beyond smaller limits stays until it is given back.
-    ///
-    /// # Panics
-    /// If it has jobs and had no limits.
+    /// Limits one tenant, or changes its limits, at any time. Its jobs wait in lanes of their own: they hold up nobody else's. What it
+    /// holds beyond smaller limits stays until it is given back.
     pub fn set_tenant(&mut self, tenant: Tenant, limits: TenantLimits) {
         self.awaited = None;
         if let Some(share) = self.shares.get_mut(&tenant) {
             share.limits = limits;
         } else if limits != TenantLimits::default() {
-            let is_new = !self.jobs.values().any(|entry| entry.tenant == tenant);
-            assert!(is_new, "tenant {} is limited after its jobs were added", tenant.0);
-            self.shares.insert(tenant, Share { limits, ..Share::default() });
+            let own = self.jobs.iter().filter(|(_, entry)| entry.tenant == tenant);
+            let mut share = Share { limits, ..Share::default() };
+            let mut waiting: Vec<JobId> = Vec::new();
+            for (id, entry) in own {
+                match &entry.state {
+                    State::Waiting => waiting.push(*id),
+                    State::Running(held) => {
+                        share.disks += held.slots;
+                        *share.vms.entry(entry.host).or_default() += 1;
+                    }
+                    State::Aside(_) | State::Parked | State::Over(_) => {}
+                }
+            }
+            // They leave the lanes of all before they have ones of their own.
+            waiting.iter().for_each(|id| self.dequeue(*id));
+            self.shares.insert(tenant, share);
+            waiting.into_iter().for_each(|id| self.enqueue(id));
+            self.check_invariants();
         }
+    }
+
+    /// The limits of one tenant.
+    pub fn tenant_limits(&self, tenant: Tenant) -> TenantLimits {
+        self.shares.get(&tenant).map(|share| share.limits).unwrap_or_default()
     }
 
     /// The tenant, if it has limits of its own.

@@ -10,6 +10,7 @@ use crate::wait::Wait;
 
 mod again;
 mod hosts;
+mod limits;
 mod targets;
 mod waves;
 
