@@ -107,6 +107,9 @@ pub enum Command {
     /// Stop a running plan; what was copied is kept
     #[command(after_help = examples::PAUSE)]
     Pause(PauseArgs),
+    /// Show or change the limits of a plan while it runs
+    #[command(after_help = examples::LIMITS)]
+    Limits(LimitsArgs),
     /// Move VMs of a warm plan over now
     #[command(after_help = examples::CUTOVER)]
     Cutover(CutoverArgs),
@@ -419,6 +422,23 @@ pub struct CancelArgs {
 pub struct PauseArgs {
     /// Name of the plan, or its file
     pub plan: String,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct LimitsArgs {
+    /// Name of the plan, or its file
+    pub plan: String,
+    /// Rate in a second: RATE or WINDOW=RATE (more than once), or none
+    #[arg(long, value_name = "LIMIT")]
+    pub rate_limit: Vec<String>,
+    /// Disks copied at once in total
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub disks: Option<i64>,
+    /// VMs copied at once from one source host
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub vms_per_host: Option<i64>,
     #[command(flatten)]
     pub run: RunArgs,
 }

@@ -14,6 +14,7 @@ pub mod hash;
 pub mod import;
 pub mod inventory;
 pub mod kubectl;
+pub mod limits;
 pub mod link;
 pub mod live;
 mod manifest;

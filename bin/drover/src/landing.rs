@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use drover_agent::limits::Sharers;
+use drover_agent::limits::{DayLimits, Sharers};
 use drover_landing::{PlanTarget, Setting};
 use drover_mover::StopSignal;
 use drover_types::inventory::About;
@@ -12,15 +12,17 @@ use crate::sites::this_host;
 
 /// The target of a plan whose VMs come from there; nothing is dialled yet.
 pub fn target_of(file: &PlanFile, about: &About, state: Option<&Path>, stop: &StopSignal) -> PlanTarget {
-    shared_target_of(file, about, state, stop, &Sharers::default())
+    let rate_limit = DayLimits::new(file.plan.target.rate_limit.clone());
+    shared_target_of(file, about, state, stop, &rate_limit, &Sharers::default())
 }
 
-/// The same, whose `rate_limit` other runs share.
+/// The same, whose `rate_limit` may change, and other runs share.
 pub fn shared_target_of(
     file: &PlanFile,
     about: &About,
     state: Option<&Path>,
     stop: &StopSignal,
+    rate_limit: &DayLimits,
     sharers: &Sharers,
 ) -> PlanTarget {
     PlanTarget::new(Setting {
@@ -30,6 +32,7 @@ pub fn shared_target_of(
         origin: format!("{} {}", about.product, about.version).trim().to_string(),
         host: this_host(state),
         stop: stop.clone(),
+        rate_limit: rate_limit.clone(),
         sharers: sharers.clone(),
     })
 }

@@ -90,6 +90,10 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             Some(daemon) => commands::distant::pause(&daemon, args),
             None => commands::migrate::pause(args),
         },
+        Command::Limits(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::limits(&daemon, args),
+            None => commands::limits::limits(args),
+        },
         Command::Cutover(args) => match remote::daemon(&args.run)? {
             Some(daemon) => commands::distant::cutover(&daemon, args),
             None => commands::warm::cutover(args),

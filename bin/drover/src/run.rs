@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drover_agent::limits::Sharers;
+use drover_agent::limits::{DayLimits, Sharers};
 use drover_copy::RetryPolicy;
 use drover_engine::{
-    Board, Cause, EngineError, GivenUp, Leave, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
-    Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState, chain, others_have,
+    Board, Cause, EngineError, GivenUp, Leave, LimitsInForce, Observer, PlanRow, PlanState, RunFacts,
+    RunOutcome, Runner, Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState, chain,
+    others_have,
 };
 use drover_landing::{PlanPolicy, PlanTarget, found};
 use drover_log::log;
@@ -127,6 +128,8 @@ pub struct Prepared {
     vms: Vec<PlannedVm>,
     provider: PlanSource,
     target: PlanTarget,
+    /// What source and target keep to.
+    rate_limit: DayLimits,
 }
 
 impl Prepared {
@@ -141,8 +144,10 @@ impl Prepared {
         let Setting { store, state, stop, words, policy, meant, sharers, .. } = *setting;
         policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
         let mut provider = source_of(&file, state)?;
+        keep_to_order(&mut file, store, words)?;
+        let rate_limit = DayLimits::new(file.plan.target.rate_limit.clone());
         provider.stop_when(stop);
-        provider.hold_back(&file.plan, setting.reads, stop, |words| crate::out::say(words));
+        provider.hold_back(&file.plan, &rate_limit, setting.reads, stop, |words| crate::out::say(words));
         let read = provider.shared_inventory()?;
         meant.map_or(Ok(()), |meant| meant.check(&read.inventory))?;
         // Before all VMs but the plan's are left out.
@@ -164,7 +169,7 @@ impl Prepared {
             meant.map_or(Ok(()), |meant| meant.check_alone(&resolution.vms))?;
         }
         resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
-        let target = landing::shared_target_of(&file, &inventory.about, state, stop, sharers);
+        let target = landing::shared_target_of(&file, &inventory.about, state, stop, &rate_limit, sharers);
         target.site().map_or(Ok(()), |site| site?.dial())?;
         let site = plan::judge(&file, &mut resolution, &begun, (&provider, &target), false);
         resolution.problems.extend(others_have(&file.plan, &resolution.vms, &begun, store));
@@ -194,7 +199,7 @@ impl Prepared {
         check_what_arrived(store, &file.plan.name, &vms, &target, words)?;
         // They were laid over the inventory, and a plan may have thousands.
         file.plan.vms = Vec::new();
-        Ok(Prepared { file, facts, vms, provider, target })
+        Ok(Prepared { file, facts, vms, provider, target, rate_limit })
     }
 
     /// Runs it to its end, or until it is stopped.
@@ -205,8 +210,7 @@ impl Prepared {
         board: &Board,
     ) -> Result<RunOutcome, Failure> {
         // Fewer than that show themselves as errors of the disks that find none left.
-        let disks = u64::from(self.file.plan.limits.disks);
-        drover_relay::raise_files(FILES_MIN + disks * FILES_PER_DISK);
+        raise_files(self.file.plan.limits.disks);
         // Beside the run: neither a plan that is refused nor a first transfer waits for it.
         let (plan, facts) = (&self.file.plan, &self.facts);
         let budgets = setting.schedule.map(|schedule| schedule.budgets());
@@ -245,6 +249,11 @@ impl Prepared {
             foresight: Some(&foresight),
             vms: &self.vms,
             limits: &self.file.plan.limits,
+            rate_limit: &self.file.plan.target.rate_limit,
+            heed_limits: &|limits| {
+                raise_files(limits.disks);
+                self.rate_limit.set(limits.rate_limit.clone());
+            },
             waves: &self.file.plan.waves(),
             wave_hooks: &self.file.plan.wave_hooks(),
             schedule: setting.schedule.cloned(),
@@ -276,6 +285,27 @@ impl Prepared {
 const FILES_MIN: u64 = 1024;
 /// A disk has connections, its image, its journal and their locks.
 const FILES_PER_DISK: u64 = 32;
+
+fn raise_files(disks: u32) {
+    drover_relay::raise_files(FILES_MIN + u64::from(disks) * FILES_PER_DISK);
+}
+
+/// Limits that were changed by order hold for a run that goes on with the same plan.
+fn keep_to_order(file: &mut PlanFile, store: &Store, words: &dyn Words) -> Result<(), Failure> {
+    let plan = &mut file.plan;
+    let Some(order) = store.limits_order_for(&plan.name, &file.text)? else { return Ok(()) };
+    let own = LimitsInForce::new(&plan.limits, &plan.target.rate_limit);
+    let limits = own.with(&order);
+    if limits != own {
+        words.say(&format!(
+            "limits by order: {}; see `drover limits {}`",
+            own.changes_to(&limits),
+            plan.name
+        ));
+    }
+    limits.apply(plan);
+    Ok(())
+}
 
 /// A plan that was edited must not leave a VM switched off, with drover's snapshot, or with half an image that no command knows any more.
 fn check_none_is_left_out(store: &Store, plan: &str, vms: &[PlannedVm]) -> Result<(), Failure> {

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use drover_agent::limits::DayLimits;
 pub use drover_agent::sites::{Asked, Measured, own_name};
 use drover_agent::sites::{SiteError, ThisHost, known};
 use drover_agent::trust::{Folder, Identity};
@@ -35,7 +36,7 @@ pub fn unusable(error: &dyn std::error::Error) -> Failure {
 
 /// The site of that name, not connected yet.
 pub fn site(state: Option<&Path>, name: &str, rate: Option<u64>) -> Result<Arc<Site>, Failure> {
-    Ok(this_host(state).site(name, rate, &[])?)
+    Ok(this_host(state).site(name, rate, DayLimits::default())?)
 }
 
 /// Makes sessions to the site of that name.
@@ -45,7 +46,7 @@ pub fn dialler(
     rate: Option<u64>,
     asked: Asked,
 ) -> Result<impl Fn() -> Result<Session, Refusal> + Send + Sync + 'static, Failure> {
-    Ok(this_host(state).dialler(name, rate, &[], asked)?)
+    Ok(this_host(state).dialler(name, rate, DayLimits::default(), asked)?)
 }
 
 /// Whether something is set that limits what goes to the site of that name, at whatever hour.

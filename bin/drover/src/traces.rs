@@ -241,6 +241,7 @@ impl<'a> Traced<'a> {
             | Event::WaveStarted { .. }
             | Event::WaveHeld { .. }
             | Event::WaveEnded { .. }
+            | Event::LimitsChanged { .. }
             | Event::PlanEnded { .. } => {}
         }
     }

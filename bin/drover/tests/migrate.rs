@@ -7,7 +7,7 @@ use drover_stage::collector::Collector;
 use drover_stage::process::{EndsWithTest, PATIENCE, wait_until};
 use drover_stage::{MIB, Stage, disk_file, same_bytes, signer, vm, with};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn vms_arrive_equal_and_the_source_stays_as_it_was() {
@@ -174,6 +174,69 @@ fn a_rate_limit_holds_what_all_vms_read_together_and_ctrl_c_ends_the_wait() {
     let plan = stage.plan("held", &[]);
     stage.migrate(&plan);
     ["one", "two"].iter().for_each(|vm| stage.assert_equal(vm, 0, &stage.path("a")));
+}
+
+#[test]
+fn limits_of_a_running_plan_are_changed_by_order_and_it_ends_as_it_would_have_with_them() {
+    let Some(stage) = Stage::new(210, |folder| {
+        let a = disk_file(folder, "a", 16 * MIB);
+        vec![vm("one", &[&a]), with(vm("two", &[&a]), json!({"host": "esx2.lab"}))]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("slow", &[("overcommit: true", "overcommit: true\n  rate_limit: [1KiB]")]);
+    let unknown = stage.run(&["limits", "slow"]);
+    assert!(unknown.code == Some(3) && unknown.err.contains("there is no plan 'slow'"), "{}", unknown.err);
+    let mut command = stage.drover.command(&["migrate", &plan, "--json"]);
+    let mut started = EndsWithTest(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
+    wait_until("both are copied", PATIENCE, || {
+        let images = ["one", "two"].iter().all(|vm| stage.image(vm, 0).exists());
+        images && stage.served() > 0
+    });
+    let limits = || serde_json::from_str::<Value>(&stage.run(&["limits", "slow", "--json"]).out).unwrap();
+    let own = json!({"rate_limit": ["1KiB"], "disks": 200, "vms_per_host": 20});
+    assert_eq!(limits(), json!({"plan": "slow", "limits": own, "plan_limits": own}));
+    for (wrong, why) in [
+        (["--rate-limit", "fast"], "rate_limit: "),
+        (["--disks", "0"], "disks: '0' is not a number from 1 to 1000"),
+        (["--vms-per-host", "-1"], "vms_per_host: '-1' is not"),
+    ] {
+        let refused = stage.run(&[&["limits", "slow"][..], &wrong].concat());
+        assert!(refused.code == Some(2) && refused.err.contains(why), "{:?} {}", refused.code, refused.err);
+    }
+    // As slow as before: the run is still there to be told something else.
+    let fewer = stage.run(&["limits", "slow", "--disks", "7", "--vms-per-host", "3"]);
+    assert_eq!(fewer.code, Some(0), "{}", fewer.err);
+    assert!(
+        fewer.err.contains("disks 200 -> 7, vms_per_host 20 -> 3; the drover that runs"),
+        "{}",
+        fewer.err
+    );
+    let faster = stage.run(&["limits", "slow", "--rate-limit", "none"]);
+    assert!(faster.code == Some(0) && faster.err.contains("rate_limit 1KiB -> none"), "{}", faster.err);
+    let mut events = String::new();
+    std::io::Read::read_to_string(started.0.stdout.as_mut().unwrap(), &mut events).unwrap();
+    assert_eq!(started.0.wait().unwrap().code(), Some(0));
+    ["one", "two"].iter().for_each(|vm| stage.assert_equal(vm, 0, &stage.path("a")));
+    let events: Vec<Value> = events.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let told: Vec<&Value> = events.iter().filter(|it| it["event"] == "limits_changed").collect();
+    let last = told.last().expect("the run tells that it keeps to others");
+    assert_eq!(
+        (&last["rate_limit"], &last["disks"], &last["vms_per_host"]),
+        (&json!([]), &json!(7), &json!(3))
+    );
+    let now = json!({"rate_limit": [], "disks": 7, "vms_per_host": 3});
+    assert_eq!(limits(), json!({"plan": "slow", "limits": now, "plan_limits": own}));
+    let status = stage.run(&["status", "slow"]).out;
+    assert!(status.contains("limits by order: rate_limit 1KiB -> none, disks 200 -> 7"), "{status}");
+    let report = stage.report("slow");
+    let mut kept = report["events"].as_array().unwrap().iter().filter(|it| it["kind"] == "limits");
+    assert!(
+        kept.next_back().unwrap()["text"].as_str().unwrap().contains("rate_limit 1KiB -> none"),
+        "{report}"
+    );
+    let over = stage.run(&["limits", "slow", "--disks", "3"]);
+    assert!(over.code == Some(3) && over.err.contains("plan slow is over"), "{:?} {}", over.code, over.err);
 }
 
 #[test]

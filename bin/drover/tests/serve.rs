@@ -154,6 +154,49 @@ fn plans_share_the_rate_limit_of_their_daemon() {
 }
 
 #[test]
+fn limits_that_are_ordered_outlast_the_daemon_and_are_in_its_audit_log() {
+    let Some(stage) = stage(211, 16) else { return };
+    let plan = stage.plan("slow", &[("overcommit: true", "overcommit: true\n  rate_limit: [1KiB]")]);
+    let daemon = Daemon::start(&stage.drover);
+    daemon.submit(&plan);
+    daemon.wait_for("images of both", || {
+        let images = ["one", "two"].iter().all(|vm| stage.image(vm, 0).exists());
+        (images && stage.served() > 0).then_some(())
+    });
+    let order =
+        |limits| daemon.post("/v1/plans/slow/orders", &json!({ "order": "limits", "limits": limits }));
+    for (wrong, status, why) in [
+        (json!({"rate_limit": ["fast"]}), 422, "rate_limit: "),
+        (json!({"disks": 1001}), 422, "disks: '1001' is not a number from 1 to 1000"),
+        (json!({}), 422, "no limit is named"),
+        (json!(null), 400, "`limits` belongs to"),
+    ] {
+        let refused = order(wrong);
+        let detail = refused.1["detail"].as_str().unwrap_or_default();
+        assert!(refused.0 == status && detail.starts_with(why), "{} {}", refused.0, refused.1);
+    }
+    let misplaced = json!({"order": "pause", "limits": {"disks": 4}});
+    assert_eq!(daemon.post("/v1/plans/slow/orders", &misplaced).0, 400);
+    let fewer = order(json!({"disks": 4}));
+    assert_eq!((fewer.0, &fewer.1["limits"]["changed"]), (200, &json!("disks 200 -> 4")), "{}", fewer.1);
+    assert_eq!(daemon.get("/v1/audit")["items"][0]["after"], "running: disks 200 -> 4");
+    daemon.stop();
+    let daemon = Daemon::start(&stage.drover);
+    assert_eq!(daemon.went_on, json!(["slow"]));
+    let limits = daemon.get("/v1/plans/slow/limits");
+    assert_eq!((&limits["now"]["disks"], &limits["plan"]["disks"]), (&json!(4), &json!(200)), "{limits}");
+    daemon.wait("slow", "running");
+    let faster = daemon.run(&["limits", "slow", "--rate-limit", "none"]);
+    assert!(faster.code == Some(0) && faster.err.contains("rate_limit 1KiB -> none"), "{}", faster.err);
+    daemon.wait("slow", "done");
+    assert_arrived(&stage);
+    let told = daemon.run(&["limits", "slow"]).out;
+    let rows: Vec<Vec<&str>> = told.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[1..3], [vec!["rate_limit", "none", "1KiB"], vec!["disks", "4", "200"]], "{told}");
+    daemon.stop();
+}
+
+#[test]
 fn orders_pause_resume_and_cancel_a_plan_and_leave_the_source_as_it_was() {
     let Some(stage) = slow_stage(123, 48, 12) else { return };
     let before = stage.source_state();

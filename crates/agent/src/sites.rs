@@ -10,8 +10,8 @@ use std::time::Duration;
 use drover_link::{LinkError, RateLimit, RdmaMode, Session, StripeBounds};
 use drover_types::chain;
 
-use crate::limits::{Own, followed};
-use crate::trust::{DayLimit, Folder, Identity, Peer, Peers, check_name, limit_at};
+use crate::limits::{DayLimits, Own, followed};
+use crate::trust::{Folder, Identity, Peer, Peers, check_name, limit_at};
 use crate::{AgentDisk, Refusal, Route, Site, dial, now};
 
 /// How long a link may be down after the user asked for a stop, before nobody waits for it any more.
@@ -106,7 +106,7 @@ impl ThisHost {
     ///
     /// # Errors
     /// When there is none of that name, or the state cannot be used.
-    pub fn site(&self, name: &str, rate: Option<u64>, limits: &[DayLimit]) -> Result<Arc<Site>, SiteError> {
+    pub fn site(&self, name: &str, rate: Option<u64>, limits: DayLimits) -> Result<Arc<Site>, SiteError> {
         Ok(Site::new(name, self.dialler(name, rate, limits, Asked::default())?))
     }
 
@@ -116,7 +116,7 @@ impl ThisHost {
     /// As [`ThisHost::site`].
     pub fn site_for(&self, name: &str, give_up_after: Duration) -> Result<Arc<Site>, SiteError> {
         let asked = Asked { give_up_after: Some(give_up_after), ..Asked::default() };
-        Ok(Site::new(name, self.dialler(name, None, &[], asked)?))
+        Ok(Site::new(name, self.dialler(name, None, DayLimits::default(), asked)?))
     }
 
     /// Makes sessions to the site of that name.
@@ -127,11 +127,11 @@ impl ThisHost {
         &self,
         name: &str,
         rate: Option<u64>,
-        limits: &[DayLimit],
+        limits: DayLimits,
         Asked { mark, give_up_after }: Asked,
     ) -> Result<impl Fn() -> Result<Session, Refusal> + Send + Sync + use<>, SiteError> {
         let (folder, identity, peer, say) = (self.folder()?, self.identity()?, self.dialled(name)?, self.say);
-        let limit = followed(folder, &peer, Own { limits: limits.to_vec(), rate, ..Own::none(say) });
+        let limit = followed(folder, &peer, Own { limits, rate, ..Own::none(say) });
         let is_told = AtomicBool::new(false);
         Ok(move || {
             let session =

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use drover_agent::limits::DayLimits;
 use drover_agent::opening::{How, Stat};
 use drover_agent::sites::{ThisHost, dial_now};
 use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
@@ -39,7 +40,7 @@ fn end(disk: AgentDisk, notes: Vec<String>) -> End {
 }
 
 fn connected(place: &AgentPlace, host: &ThisHost, rate: Option<u64>) -> Result<Arc<Site>, EndError> {
-    let site = host.site(&place.site, rate, &[])?;
+    let site = host.site(&place.site, rate, DayLimits::default())?;
     dial_now(&site)?;
     Ok(site)
 }

@@ -245,6 +245,8 @@ impl<'a> Run<'a> {
             folder: Path::new("/"),
             vms: &[self.stage.subject.planned()],
             limits: &self.stage.subject.plan().limits,
+            rate_limit: &self.stage.subject.plan().target.rate_limit,
+            heed_limits: &|_| {},
             foresight: None,
             waves: &[],
             wave_hooks: &BTreeMap::new(),

@@ -7,6 +7,7 @@ use drover_mover::{Progress, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::hooks::{CallKind, HookResult};
+use crate::limits::LimitsInForce;
 use crate::phase::Phase;
 use crate::provider::LinkBytes;
 use crate::standing::Standing;
@@ -240,6 +241,14 @@ pub enum Event {
         arrived: usize,
         /// Those that failed, or never began.
         failed: usize,
+    },
+    /// Limits of the run were changed by order. What is under way goes on; what begins keeps to these.
+    LimitsChanged {
+        /// What is different: `rate_limit 1KiB -> none, disks 4 -> 8`.
+        changed: String,
+        /// All of them, as they are now.
+        #[serde(flatten)]
+        limits: LimitsInForce,
     },
     /// The run ended.
     PlanEnded {

@@ -17,6 +17,7 @@ mod foresight;
 mod give_up;
 mod hooks;
 mod itinerary;
+mod limits;
 mod look;
 mod orders;
 mod outage;
@@ -44,6 +45,7 @@ pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
 pub use foresight::Foresight;
 pub use hooks::{Answer, CallKind, HookResult, HookRunner, NoHooks, POST_START, PRE_CUTOVER};
 pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
+pub use limits::{LimitsInForce, LimitsOrder, PlanLimits, ask_limits, plan_limits};
 pub use look::{Looked, Looking, look_into};
 pub use orders::{
     Cleaned, Forgotten, FoundSnapshot, ask_cutover, ask_give_up, ask_retry, clean, forget, is_being_run,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::{Limits, PlannedVm, WaveHooks};
 use drover_schedule::{Ended, Quarantined, Tenant, Wait};
-use drover_types::{Wave, count};
+use drover_types::{DayLimit, Wave, count};
 
 use crate::cancel::Leave;
 use crate::clock::Clock;
@@ -23,11 +23,12 @@ use crate::foresight::{Foresaw, Foresight};
 use crate::give_up::{GiveUps, Was, give_up};
 use crate::hooks::HookRunner;
 use crate::itinerary::{Context, Journey, Outside, end_untouched};
+use crate::limits::LimitsInForce;
 use crate::outage;
 use crate::pace::Paces;
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetPlace, TargetProvider};
-use crate::slots::{Answer, Asks, GivenUp, Joining, Room, Rooms, Schedule, Slots, budgets_of};
+use crate::slots::{Answer, Asks, GivenUp, Joining, Relimited, Room, Rooms, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
 use crate::store::{PlanRow, PlanState, ProgressRow, RunFacts, Store, StoreError, VmRow, VmState};
 use crate::waits::Waits;
@@ -59,6 +60,10 @@ pub struct Runner<'a> {
     pub vms: &'a [PlannedVm],
     /// Budgets.
     pub limits: &'a Limits,
+    /// What may be read of the source, or go to the site, as source and target keep to it now.
+    pub rate_limit: &'a [DayLimit],
+    /// Has source and target keep to limits that are changed by order.
+    pub heed_limits: &'a (dyn Fn(&LimitsInForce) + Sync),
     /// The plan's waves; none: all VMs may move at once.
     pub waves: &'a [Wave],
     /// What is called around them, by their names.
@@ -398,6 +403,7 @@ impl Runner<'_> {
     /// Keeps samples of the rate, and stops the run when another process asks for it.
     fn watch<'scope>(&self, over: &StopSignal, run: &'scope Run<'_>, scope: &'scope Scope<'scope, '_>) {
         let (mut waits, mut paces, mut told) = (Waits::default(), Paces::default(), outage::Told::default());
+        let mut limits = LimitsInForce::new(self.limits, self.rate_limit);
         self.forget_outage();
         while !over.is_set() {
             let (read, written) = self.board.moved();
@@ -409,6 +415,7 @@ impl Runner<'_> {
             self.keep_waits(run, &mut waits);
             self.tell_outage(&mut told);
             self.heed_words(run);
+            self.heed_limits(run, &mut limits);
             self.heed_give_ups(run, scope);
             self.tell_given_up(run);
             self.heed_retries(run);
@@ -447,6 +454,27 @@ impl Runner<'_> {
         // Trouble with the store shows itself elsewhere; the words are looked for again.
         let words = self.store.proceeds(self.plan).unwrap_or_default();
         words.iter().for_each(|wave| run.schedule.proceed(run.tenant, wave, self.clock));
+    }
+
+    /// Keeps to limits that were changed by order since the last look.
+    fn heed_limits(&self, run: &Run<'_>, now: &mut LimitsInForce) {
+        // Trouble with the store shows itself elsewhere; the order is looked for again.
+        let Ok(Some(order)) = self.store.limits_order(self.plan) else { return };
+        let limits = now.with(&order);
+        if limits == *now {
+            return;
+        }
+        let changed = now.changes_to(&limits);
+        (self.heed_limits)(&limits);
+        if (limits.disks, limits.vms_per_host) != (now.disks, now.vms_per_host) {
+            let is_alone = self.schedule.is_none();
+            let relimited = Relimited { site: &self.site(), vms: run.todo, is_alone };
+            run.schedule.limit(run.tenant, &limits, &relimited);
+        }
+        // A note that cannot be kept is a loss to the report only.
+        let _ = self.store.add_event(self.plan, None, None, "limits", &format!("limits by order: {changed}"));
+        *now = limits.clone();
+        self.observer.event(&Event::LimitsChanged { changed, limits });
     }
 
     /// Tells what became of waves since the last look.

@@ -3,11 +3,14 @@
 
 mod fakes;
 
-use std::sync::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drover_engine::{Cause, Event, EventRow, NoObserver, Phase, PlanState, plan_report};
+use drover_engine::{
+    Cause, Event, EventRow, LimitsOrder, NoObserver, Phase, PlanState, Schedule, ask_limits, plan_report,
+};
+use drover_schedule::Budgets;
 use drover_types::inventory::{PowerState, Vm};
 use fakes::{PLAN, Watch, World, vm};
 
@@ -38,6 +41,38 @@ fn a_plan_of_many_vms_arrives_within_its_budgets() {
     let (read, opened) = (world.read(), world.calls("open source"));
     assert!(world.run(&NoObserver).is_complete());
     assert_eq!((world.read(), world.calls("open source")), (read, opened));
+}
+
+#[test]
+fn limits_that_are_raised_by_order_let_others_begin_while_the_first_is_at_work() {
+    for is_alone in [true, false] {
+        let mut world = World::with(&crowd(), "start: true\nlimits: {vms_per_host: 1, disks: 1}");
+        if !is_alone {
+            world.schedule = Some(Arc::new(Schedule::new(Budgets::default())));
+        }
+        let (copies, told) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let outcome = world.run(&Watch(|event: &Event| match event {
+            // The first has the one slot that there is, and keeps it until others have some.
+            Event::PhaseStarted { phase: Phase::Copy, .. } if copies.fetch_add(1, Ordering::SeqCst) == 0 => {
+                let order = LimitsOrder::read(None, Some(5), Some(2)).unwrap();
+                let (before, after) = ask_limits(&world.store, PLAN, &order).unwrap();
+                assert_eq!((before.disks, after.disks, after.vms_per_host), (1, 5, 2));
+                assert!(fakes::becomes(&world, || copies.load(Ordering::SeqCst) > 1), "others begin");
+            }
+            Event::LimitsChanged { changed, limits } => {
+                told.lock().unwrap().push((changed.clone(), limits.disks));
+            }
+            _ => {}
+        }));
+        assert!(outcome.is_complete() && outcome.done == 8, "{outcome:?}");
+        let (disks, vms) = world.at_work.max();
+        assert!(disks <= 5 && vms <= 2, "{disks} disks, {vms} VMs of a host");
+        assert_eq!(*told.lock().unwrap(), [("disks 1 -> 5, vms_per_host 1 -> 2".to_string(), 5)]);
+        let events = world.store.events(PLAN).unwrap();
+        let kept: Vec<&str> =
+            events.iter().filter(|it| it.kind == "limits").map(|it| it.text.as_str()).collect();
+        assert_eq!(kept, ["limits by order: disks 1 -> 5, vms_per_host 1 -> 2"]);
+    }
 }
 
 #[test]

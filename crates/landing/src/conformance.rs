@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use drover_agent::limits::Sharers;
+use drover_agent::limits::{DayLimits, Sharers};
 use drover_agent::sites::ThisHost;
 use drover_engine::TargetProvider;
 use drover_engine::conformance::{Subject, check_target};
@@ -83,6 +83,7 @@ impl Scene {
             origin: "a test".into(),
             host: ThisHost { state: self.folder.join("state"), say: |_| {} },
             stop: StopSignal::default(),
+            rate_limit: DayLimits::new(self.plan.target.rate_limit.clone()),
             sharers: Sharers::default(),
         }
     }

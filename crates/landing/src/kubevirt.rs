@@ -212,7 +212,7 @@ impl Claims {
         let key = host.identity().map_err(internal)?.fingerprint();
         let limit = self.limit.get_or_init(|| {
             let nobody = Peer::new("kubevirt", key, Vec::new(), 0);
-            let limits = self.about.target.rate_limit.clone();
+            let limits = self.about.rate_limit.clone();
             let sharers = self.about.sharers.clone();
             followed(folder, &nobody, Own { limits, sharers, ..Own::none(host.say) })
         });

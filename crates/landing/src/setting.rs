@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use drover_agent::limits::Sharers;
+use drover_agent::limits::{DayLimits, Sharers};
 use drover_agent::sites::ThisHost;
 use drover_engine::{Cause, FIRST_WRITES_BYTES, ProviderError};
 use drover_mover::StopSignal;
@@ -23,6 +23,8 @@ pub struct Setting {
     pub host: ThisHost,
     /// Whether the run is to stop.
     pub stop: StopSignal,
+    /// Its `rate_limit` at the moment.
+    pub rate_limit: DayLimits,
     /// How many runs share the target's `rate_limit`.
     pub sharers: Sharers,
 }

@@ -63,7 +63,7 @@ pub struct There {
 impl There {
     /// The site of this name, not dialled yet.
     pub fn new(name: &str, about: &Setting) -> Result<There, SiteError> {
-        let site = about.host.site(name, None, &about.target.rate_limit)?;
+        let site = about.host.site(name, None, about.rate_limit.clone())?;
         There::with(site, about, None)
     }
 

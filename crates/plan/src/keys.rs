@@ -3,6 +3,8 @@
 use drover_types::WINDOWS_MAX;
 use serde_json::{Map, Value, json};
 
+use crate::model::AT_ONCE_MAX;
+
 mod hooks;
 mod nfc;
 mod proxy;
@@ -473,10 +475,15 @@ pub(crate) static WARM: Table = Table {
 
 pub(crate) static LIMITS: Table = Table {
     keys: &[
-        key("vms_per_host", Kind::Number(1, 1000), "20", "VMs copied at once from one source host."),
+        key(
+            "vms_per_host",
+            Kind::Number(1, AT_ONCE_MAX as u64),
+            "20",
+            "VMs copied at once from one source host.",
+        ),
         key(
             "disks",
-            Kind::Number(1, 1000),
+            Kind::Number(1, AT_ONCE_MAX as u64),
             "200",
             "Disks copied at once in total; unless said, 8 where the target is another site.",
         ),

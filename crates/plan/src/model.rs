@@ -305,6 +305,9 @@ pub enum Verify {
     Full,
 }
 
+/// As many VMs of a host, or disks in all, may be copied at once at most.
+pub const AT_ONCE_MAX: u32 = 1000;
+
 /// Budgets that all VMs of a plan share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {

@@ -35,6 +35,8 @@ pub trait Operations: Send + Sync + 'static {
     fn events(&self, plan: &str, after: i64, limit: usize) -> Outcome<Page<PlanEvent>>;
     /// Waves of a plan in its order, as `drover report --json` has them; none if it has none.
     fn waves(&self, plan: &str) -> Outcome<Vec<Value>>;
+    /// Limits of a plan that was begun: those in force, and those in the plan.
+    fn limits(&self, plan: &str) -> Outcome<PlanLimits>;
     /// What is in use of what VMs of all plans share.
     fn resources(&self) -> Outcome<Resources>;
     /// Rates of a plan's copies over its time.
@@ -326,6 +328,8 @@ pub enum OrderKind {
     Resume,
     /// Stop, and undo what was begun.
     Cancel,
+    /// Other limits hold from now on.
+    Limits,
 }
 
 /// An order.
@@ -346,6 +350,55 @@ pub struct Order {
     /// Start each VM at the target once it has arrived, whatever the plan says.
     #[serde(default)]
     pub start: bool,
+    /// For other limits: these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<OrderedLimits>,
+}
+
+/// Limits that are ordered; absent: as they are.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OrderedLimits {
+    /// `RATE` or `WINDOW=RATE` each; none, or `none` alone, to take the limit away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_limit: Option<Vec<String>>,
+    /// Disks at once in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<i64>,
+    /// VMs of one host at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vms_per_host: Option<i64>,
+}
+
+/// Limits in force at a moment, in the words of plan keys.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitValues {
+    /// `RATE` or `WINDOW=RATE` each; none: as fast as it goes.
+    pub rate_limit: Vec<String>,
+    /// Disks at once in all.
+    pub disks: u32,
+    /// VMs of one host at once.
+    pub vms_per_host: u32,
+}
+
+/// Limits of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanLimits {
+    /// In force.
+    pub now: LimitValues,
+    /// In the plan.
+    pub plan: LimitValues,
+}
+
+/// Limits that an order changed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ChangedLimits {
+    /// As they were.
+    pub before: LimitValues,
+    /// As they are.
+    pub after: LimitValues,
+    /// What is different, in words; empty if nothing is.
+    pub changed: String,
 }
 
 /// What an order changed.
@@ -357,6 +410,20 @@ pub struct Ordered {
     pub after: String,
     /// VMs that it concerns by name, or waves that go on; empty for all.
     pub vms: Vec<String>,
+    /// Limits, if it was about them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<ChangedLimits>,
+}
+
+impl Ordered {
+    /// What the audit log has of it.
+    pub(crate) fn audited(&self) -> String {
+        match &self.limits {
+            Some(limits) if limits.changed.is_empty() => format!("{}: limits as they were", self.after),
+            Some(limits) => format!("{}: {}", self.after, limits.changed),
+            None => self.after.clone(),
+        }
+    }
 }
 
 /// Who orders what.

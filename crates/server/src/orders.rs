@@ -127,7 +127,7 @@ pub(crate) async fn order(
             operations,
             entry,
             |operations| operations.order(&name, &order),
-            |it| (it.after.clone(), None),
+            |it| (it.audited(), None),
         )
     })
     .await
@@ -145,6 +145,7 @@ fn word(order: OrderKind) -> &'static str {
         OrderKind::Pause => "pause",
         OrderKind::Resume => "resume",
         OrderKind::Cancel => "cancel",
+        OrderKind::Limits => "limits",
     }
 }
 

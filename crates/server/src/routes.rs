@@ -180,6 +180,7 @@ fn table() -> Vec<(Method, &'static str, Access, Handler)> {
         (Method::GET, "/v1/plans/{plan}/concerns", view, get(concerns)),
         (Method::GET, "/v1/plans/{plan}/events", view, get(plan_events)),
         (Method::GET, "/v1/plans/{plan}/waves", view, get(waves)),
+        (Method::GET, "/v1/plans/{plan}/limits", view, get(limits)),
         (Method::GET, "/v1/plans/{plan}/rates", view, get(rates)),
         (Method::GET, "/v1/plans/{plan}/report", view, get(report)),
         (Method::POST, orders::PATH, operate, post(orders::order)),
@@ -548,6 +549,15 @@ async fn waves(
     app.plan(&caller, &name).await?;
     let items = app.ask(move |operations| operations.waves(&name)).await?;
     Ok(answer_json(StatusCode::OK, &Page { items, next: None }))
+}
+
+async fn limits(
+    State(app): Shared,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Result<Response, Problem> {
+    app.plan(&caller, &name).await?;
+    Ok(answer_json(StatusCode::OK, &app.ask(move |operations| operations.limits(&name)).await?))
 }
 
 /// Hosts serve plans of all projects.

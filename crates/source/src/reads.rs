@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use drover_agent::limits::{RateLimit, by_hours};
+use drover_agent::limits::{DayLimits, RateLimit, by_changing_hours, by_hours};
 use drover_disk::{Disk, Pace, Paced};
 use drover_mover::StopSignal;
 use drover_plan::{PlannedVm, Target};
@@ -38,14 +38,17 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
+    /// Of a plan with this target, whose `rate_limit` is so at the moment.
     pub(crate) fn new(
         target: &Target,
+        rate_limit: &DayLimits,
         shared: Option<&SharedReads>,
         stop: &StopSignal,
         say: fn(&str),
     ) -> Reads {
         let far = shared.map(|shared| shared.limit.clone());
-        let own = target.limits_reads().then(|| by_hours(target.rate_limit.clone(), far.clone(), say));
+        // Also where there is no limit: one may be ordered.
+        let own = target.reads_here().then(|| by_changing_hours(rate_limit.clone(), far.clone(), say));
         Reads { here: own.or_else(|| far.clone()), far, stop: stop.clone() }
     }
 
@@ -121,6 +124,12 @@ mod tests {
         (plan, vm)
     }
 
+    /// The reads of a plan, and its limit, which may be changed.
+    fn reads(plan: &Plan, shared: Option<&SharedReads>, stop: &StopSignal) -> (Reads, DayLimits) {
+        let limits = DayLimits::new(plan.target.rate_limit.clone());
+        (Reads::new(&plan.target, &limits, shared, stop, |_| {}), limits)
+    }
+
     fn disk() -> Arc<dyn Disk> {
         Arc::new(MemDisk::new("disk", vec![1; MIB as usize]))
     }
@@ -130,7 +139,7 @@ mod tests {
         let stop = StopSignal::default();
         let shared = SharedReads::new(vec![DayLimit::always(100 * MIB)], |_| {});
         let (limited, vm) = plan(", rate_limit: [1KiB]");
-        let reads = Reads::new(&limited.target, Some(&shared), &stop, |_| {});
+        let (reads, _) = reads(&limited, Some(&shared), &stop);
         let disks = [reads.hold(&vm, disk()), reads.hold(&vm, disk())];
         read_span(&mut *disks[0].open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
         assert_eq!(reads.here.as_ref().unwrap().used().bytes, MIB);
@@ -142,6 +151,29 @@ mod tests {
     }
 
     #[test]
+    fn a_read_that_waits_goes_on_once_the_limit_is_taken_away_and_one_may_be_set_later() {
+        let (slow, vm) = plan(", rate_limit: [1KiB]");
+        let (held, limits) = reads(&slow, None, &StopSignal::default());
+        let read = |disk: Arc<dyn Disk>| read_span(&mut *disk.open_lane().unwrap(), ByteSpan::new(0, MIB));
+        read(held.hold(&vm, disk())).unwrap();
+        std::thread::scope(|scope| {
+            // For a quarter of an hour, but for the order.
+            let waits = scope.spawn(|| read(held.hold(&vm, disk())));
+            limits.set(Vec::new());
+            waits.join().unwrap().unwrap();
+        });
+        let (free, vm) = plan("");
+        let (reads, limits) = reads(&free, None, &StopSignal::default());
+        let limit = reads.here.as_ref().unwrap();
+        assert_eq!(limit.bytes_per_second(), None);
+        limits.set(vec![DayLimit::always(7)]);
+        let looks = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(20))).take(1500);
+        assert!(looks.map(|()| limit.bytes_per_second()).any(|now| now == Some(7)));
+        read(reads.hold(&vm, disk())).unwrap();
+        assert_eq!(limit.used().bytes, MIB);
+    }
+
+    #[test]
     fn what_a_guest_is_down_for_does_not_wait_and_counts() {
         let shared = SharedReads::new(vec![DayLimit::always(1 << 10)], |_| {});
         let pace = |waits| ByLimit { limit: shared.limit.clone(), stop: StopSignal::default(), waits };
@@ -149,7 +181,7 @@ mod tests {
         assert!(pace(true).take(MIB).is_err(), "others wait for what was taken");
         assert_eq!(shared.limit.used().bytes, 2 * MIB);
         let (plan, vm) = plan("");
-        let reads = Reads::new(&plan.target, Some(&shared), &StopSignal::default(), |_| {});
+        let (reads, _) = reads(&plan, Some(&shared), &StopSignal::default());
         let urgent = reads.count(&vm, disk());
         read_span(&mut *urgent.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
         assert_eq!(shared.limit.used().bytes, 3 * MIB);
@@ -162,9 +194,9 @@ mod tests {
         let (limited, vm) = plan(", via: site-b, rate_limit: [1KiB]");
         assert!(vm.site.is_some());
         let inside = disk();
-        let alone = Reads::new(&limited.target, None, &stop, |_| {});
+        let (alone, _) = reads(&limited, None, &stop);
         assert!(Arc::ptr_eq(&alone.hold(&vm, inside.clone()), &inside), "nothing is around it");
-        let reads = Reads::new(&limited.target, Some(&shared), &stop, |_| {});
+        let (reads, _) = reads(&limited, Some(&shared), &stop);
         assert!(Arc::ptr_eq(reads.far.as_ref().unwrap(), &shared.limit));
         assert!(Arc::ptr_eq(reads.here.as_ref().unwrap(), &shared.limit));
         assert!(!Arc::ptr_eq(&reads.hold(&vm, inside.clone()), &inside));

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drover_agent::limits::DayLimits;
 use drover_engine::{Cause, ProviderError, SourceProvider, Store, StoreError, chain};
 use drover_forecast::may_run;
 use drover_mover::StopSignal;
@@ -69,11 +70,18 @@ impl PlanSource {
         }
     }
 
-    /// From now on a run reads its disks as its plan's `rate_limit` lets it, and within what other plans share, until it is
+    /// From now on a run reads its disks as its plan's `rate_limit`, which may change, lets it, and within what other plans share, until it is
     /// stopped. An appliance is read where it lies, over no network.
-    pub fn hold_back(&mut self, plan: &Plan, shared: Option<&SharedReads>, stop: &StopSignal, say: fn(&str)) {
+    pub fn hold_back(
+        &mut self,
+        plan: &Plan,
+        rate_limit: &DayLimits,
+        shared: Option<&SharedReads>,
+        stop: &StopSignal,
+        say: fn(&str),
+    ) {
         if let PlanSource::Vsphere(source) = self {
-            source.reads = Some(Reads::new(&plan.target, shared, stop, say));
+            source.reads = Some(Reads::new(&plan.target, rate_limit, shared, stop, say));
         }
     }
 

@@ -29,6 +29,24 @@ impl DayLimit {
         self.window.as_ref()?.changes_after(ms)
     }
 
+    /// As it may be written in a plan: `12MiB`, or `Mon-Fri 08:00-18:00 Europe/Berlin=200m`.
+    pub fn text(&self) -> String {
+        let (bytes, bits) = (self.bytes_per_second, u128::from(self.bytes_per_second) * 8);
+        let binary = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        let decimal = [(1_000_000_000_u128, "g"), (1_000_000, "m"), (1_000, "k")];
+        let binary = binary.into_iter().find(|(of, _)| bytes.is_multiple_of(*of));
+        let decimal = decimal.into_iter().find(|(of, _)| bits.is_multiple_of(*of));
+        let rate = match (binary, decimal) {
+            (Some((of, unit)), _) => format!("{}{unit}", bytes / of),
+            (None, Some((of, unit))) => format!("{}{unit}", bits / of),
+            (None, None) => bits.to_string(),
+        };
+        match &self.window {
+            Some(window) => format!("{window}={rate}"),
+            None => rate,
+        }
+    }
+
     fn holds(&self, ms: u64) -> bool {
         self.window.as_ref().is_none_or(|window| window.is_open(ms))
     }
@@ -160,6 +178,25 @@ mod tests {
         }
         assert_eq!(limit("22:30-06:05", 1_000_000).to_string(), "22:30-06:05 UTC 8.0 Mbit/s");
         assert_eq!(DayLimit::always(1_000_000).to_string(), "always 8.0 Mbit/s");
+    }
+
+    #[test]
+    fn a_limit_is_written_as_it_is_read() {
+        for (text, expected) in [
+            ("500m", "500m"),
+            ("2.5g", "2500m"),
+            ("8k", "8k"),
+            ("12MiB", "12MiB"),
+            ("1KiB", "1KiB"),
+            ("3GiB", "3GiB"),
+            ("56", "56"),
+            ("Mon-Fri 08:00-18:00 Europe/Berlin=1g", "Mon-Fri 08:00-18:00 Europe/Berlin=1g"),
+            ("22:00-06:00=2MiB", "22:00-06:00 UTC=2MiB"),
+        ] {
+            let limit: DayLimit = text.parse().unwrap();
+            assert_eq!(limit.text(), expected);
+            assert_eq!(limit.text().parse(), Ok(limit), "{text}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@ use std::fmt::{self, Write};
 use std::path::Path;
 
 use drover_engine::{
-    DiskRow, ForeseenNow, PlanRow, PlanState, RunRow, VmRow, VmState, WarmReport, WaveReport,
+    DiskRow, ForeseenNow, PlanLimits, PlanRow, PlanState, RunRow, VmRow, VmState, WarmReport, WaveReport,
 };
 use drover_types::some_of;
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,9 @@ pub struct PlanStatus {
     pub foreseen: Option<EndForeseen>,
     /// What of it waits for `drover cutover`; absent where nothing does.
     pub waits_for_cutover: Option<WaitsForCutover>,
+    /// Its limits, where an order changed them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<PlanLimits>,
 }
 
 /// When a run is foreseen to end.
@@ -211,6 +214,9 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
         Some(ended) => writeln!(text, ", ended {}", local(ended))?,
         None => writeln!(text)?,
     }
+    if let Some(limits) = &status.limits {
+        writeln!(text, "limits by order: {}", limits.changes())?;
+    }
     let down: Vec<_> = vms.iter().filter(|vm| is_down(vm)).map(|vm| clean(&vm.name)).collect();
     if !down.is_empty() {
         writeln!(text, "shut down by drover, and not switched on again: {}", some_of(&down, DOWN_SHOWN))?;
@@ -324,6 +330,8 @@ fn write_error(text: &mut String, vm: &VmRow) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
+    use drover_engine::LimitsInForce;
+
     use super::*;
     use crate::sample::{self, disk, plan, vm};
 
@@ -341,6 +349,7 @@ mod tests {
             waits,
             foreseen: None,
             waits_for_cutover: None,
+            limits: None,
         }
     }
 
@@ -555,6 +564,17 @@ give it up with: drover cancel lab --state s, which removes what was copied
             "\nwaits for esx3: 20 of 20 VMs at once: a, b, c and 2 more\nwaits for its window to open: f\n";
         let told = |waits: &[(String, String)]| waits_text(waits.iter().map(|(name, text)| (name, text)));
         assert_eq!((told(&waits).as_str(), told(&[]).as_str()), (text, ""));
+    }
+
+    #[test]
+    fn limits_that_an_order_changed_are_told() {
+        let in_force = |disks| LimitsInForce { rate_limit: Vec::new(), disks, vms_per_host: 20 };
+        let mut status = status(plan("lab", PlanState::Incomplete), &[], &[]);
+        assert!(!status.text(Extent::Short, "").contains("limits"));
+        assert!(serde_json::json!(status)["limits"].is_null());
+        status.limits = Some(PlanLimits { now: in_force(8), plan: in_force(200) });
+        let text = status.text(Extent::Short, "");
+        assert!(text.contains("\nlimits by order: disks 200 -> 8\n"), "{text}");
     }
 
     #[test]

@@ -99,6 +99,7 @@ impl Tally {
             | Event::WaveStarted { .. }
             | Event::WaveHeld { .. }
             | Event::WaveEnded { .. }
+            | Event::LimitsChanged { .. }
             | Event::PlanEnded { .. } => {}
         }
         vec![Line { text: clean(&words(event)).into_owned(), bad: is_bad(event) }]
@@ -192,7 +193,7 @@ pub(crate) fn stays(event: &Event) -> bool {
         }
         Event::VmRetried { .. } | Event::SourceAway { .. } | Event::SourceBack { .. } => true,
         Event::PassEnded { .. } | Event::CutoverStarted { .. } | Event::CutoverEnded { .. } => true,
-        Event::HookEnded { .. } => true,
+        Event::HookEnded { .. } | Event::LimitsChanged { .. } => true,
         Event::WaveStarted { .. } | Event::WaveHeld { .. } | Event::WaveEnded { .. } => true,
         Event::DiskVerified { equal, .. } => !equal,
         Event::PhaseStarted { .. }
@@ -309,6 +310,7 @@ fn words(event: &Event) -> String {
         Event::WaveEnded { wave, arrived, failed } => {
             format!("wave {wave} is over: {arrived} arrived, {failed} failed or did not begin")
         }
+        Event::LimitsChanged { changed, .. } => format!("limits by order: {changed}"),
         Event::PlanEnded { plan, done, not_cleaned_up, failed, unfinished } => {
             let left = and_not_cleaned_up(*not_cleaned_up);
             format!("plan {plan}: {done} done{left}, {failed} failed, {unfinished} unfinished")

@@ -129,6 +129,19 @@ Examples:
 
 Next: drover resume web.yaml";
 
+pub const LIMITS: &str = "\
+Without options the limits in force are shown, and those of the plan. What is under way
+goes on: fewer disks or VMs at once mean that no new ones begin until there is room. The
+order holds until the plan ends, over pauses, resumes and restarts; drover migrate with an
+edited file ends it.
+
+Examples:
+  drover limits web.yaml
+  drover limits web.yaml --rate-limit 50MiB --disks 8
+  drover limits web.yaml --rate-limit none
+
+Next: drover status web.yaml --watch";
+
 pub const CUTOVER: &str = "\
 Examples:
   drover cutover web.yaml

@@ -14,8 +14,8 @@ pub const GROUPS: [(&str, &[&str]); 7] = [
     (
         "Migrate VMs",
         &[
-            "rehearse", "migrate", "status", "pause", "cutover", "proceed", "retry", "resume", "cancel",
-            "clean", "report", "import", "serve",
+            "rehearse", "migrate", "status", "limits", "pause", "cutover", "proceed", "retry", "resume",
+            "cancel", "clean", "report", "import", "serve",
         ],
     ),
     ("Single disks", &["copy", "hash", "verify", "serve-disk", "nbd"]),

@@ -4,17 +4,20 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::time::Duration;
 
-use drover_engine::{Board, Event, Observer, PlanReport, PlanState};
-use drover_server::{Order, OrderKind, Ordered, Page, Plan, Submission, Wanted, default_project};
+use drover_engine::{Board, Event, LimitsInForce, Observer, PlanLimits, PlanReport, PlanState};
+use drover_server::{
+    Order, OrderKind, Ordered, OrderedLimits, Page, Plan, Submission, Wanted, default_project,
+};
 use drover_view::{Display, DisplayMode, Extent};
 use serde_json::{Value, json};
 
+use super::limits::{ordered, tell_changed, tell_limits};
 use super::migrate::{plan_name, tell_edited, tell_given_up, tell_paused};
 use super::warm::{tell_cutover, tell_proceed, tell_retry, tell_taken_back};
 use super::{show, watch};
 use crate::cli::{
-    CancelArgs, CutoverArgs, MigrateArgs, PauseArgs, ProceedArgs, ReportArgs, ResumeArgs, RetryArgs, RunArgs,
-    StatusArgs,
+    CancelArgs, CutoverArgs, LimitsArgs, MigrateArgs, PauseArgs, ProceedArgs, ReportArgs, ResumeArgs,
+    RetryArgs, RunArgs, StatusArgs,
 };
 use crate::exit::{Exit, Failure};
 use crate::plan_file;
@@ -210,6 +213,32 @@ pub fn cancel(daemon: &Remote, args: &CancelArgs) -> Result<Exit, Failure> {
         .advise(format!("see `drover status {name} --server {}`", daemon.url)))
 }
 
+/// Shows the limits of a plan, or changes them.
+pub fn limits(daemon: &Remote, args: &LimitsArgs) -> Result<Exit, Failure> {
+    let name = plan_name(&args.plan)?;
+    if ordered(args)?.is_none() {
+        let limits: PlanLimits = daemon.get(&format!("/v1/plans/{}/limits", part(&name)))?;
+        tell_limits(&name, &limits, &args.run);
+        return Ok(Exit::Success);
+    }
+    let limits = OrderedLimits {
+        rate_limit: (!args.rate_limit.is_empty()).then(|| args.rate_limit.clone()),
+        disks: args.disks,
+        vms_per_host: args.vms_per_host,
+    };
+    let given = give(daemon, &name, &Order { limits: Some(limits), ..order_of(OrderKind::Limits) })?;
+    let read = |limits: Option<Value>| serde_json::from_value::<LimitsInForce>(limits.unwrap_or_default());
+    let changed = given.limits.as_ref();
+    let (before, after) = (changed.map(|it| json!(it.before)), changed.map(|it| json!(it.after)));
+    let (Ok(before), Ok(after)) = (read(before), read(after)) else {
+        let text = format!("the daemon at {} did not tell what became of the limits", daemon.url);
+        return Err(Failure::new(Exit::Connection, text).advise(format!("see `drover limits {name}`")));
+    };
+    let (running, at) = (given.after == "running", format!(" --server {}", daemon.url));
+    tell_changed(&name, &before, &after, running, &at, &args.run);
+    Ok(Exit::Success)
+}
+
 /// Has VMs move over.
 pub fn cutover(daemon: &Remote, args: &CutoverArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
@@ -266,7 +295,7 @@ pub fn pause(daemon: &Remote, args: &PauseArgs) -> Result<Exit, Failure> {
 }
 
 fn order_of(order: OrderKind) -> Order {
-    Order { order, vm: None, vms: Vec::new(), wave: None, start: false }
+    Order { order, vm: None, vms: Vec::new(), wave: None, start: false, limits: None }
 }
 
 /// Shows plans, or the VMs of one.

@@ -111,7 +111,12 @@ pub fn status_of(store: &Store, plan: PlanRow) -> Result<PlanStatus, Failure> {
     let progress = PlanProgress::new(&plan, &vms, &disks, &rows, SystemClock.now_ms());
     let warm = |vm: VmReport| Some((vm.row.name, vm.warm?));
     let warm = reports.into_iter().filter_map(warm).collect();
-    Ok(PlanStatus { plan, progress, vms, disks, warm, waves, waits, foreseen, waits_for_cutover })
+    let limits = match store.limits_order(&plan.name)? {
+        // What cannot be read any more is no reason to tell nothing of the rest.
+        Some(_) => drover_engine::plan_limits(store, &plan).ok().filter(|it| it.now != it.plan),
+        None => None,
+    };
+    Ok(PlanStatus { plan, progress, vms, disks, warm, waves, waits, foreseen, waits_for_cutover, limits })
 }
 
 /// What the VMs of a plan that runs wait for, by name.

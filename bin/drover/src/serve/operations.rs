@@ -3,17 +3,19 @@
 use std::collections::HashMap;
 
 use drover_engine::{
-    EngineError, ForecastError, OrderRow, PlanRow, PlanState, ServedRow, SystemClock, ask_cutover,
-    ask_give_up, ask_proceed, ask_retry, is_running, plan_report, take_back, wave_reports, wave_to_give_up,
-    wave_to_try_again,
+    EngineError, ForecastError, LimitsInForce, LimitsOrder, OrderRow, PlanRow, PlanState, ServedRow,
+    SystemClock, ask_cutover, ask_give_up, ask_limits, ask_proceed, ask_retry, is_running, plan_report,
+    take_back, wave_reports, wave_to_give_up, wave_to_try_again,
 };
 use drover_plan::{Others, PlannedVm, Problem as PlanProblem};
 use drover_schedule::Usage;
 use drover_server::{
-    AuditEntry, AuditRow, Checked, ConcernLine, Document, Form, Gauges, HostUse, Kind, LIVE_DISKS_MAX, Live,
-    LivePlan, Operations, Order, OrderKind, Ordered, Outcome, Page, Plan, PlanEvent, PlanGauges, Problem,
-    RatePoint, Resources, Submission, VmDetails, VmLine, VmQuery, Wanted, default_project,
+    AuditEntry, AuditRow, ChangedLimits, Checked, ConcernLine, Document, Form, Gauges, HostUse, Kind,
+    LIVE_DISKS_MAX, LimitValues, Live, LivePlan, Operations, Order, OrderKind, Ordered, OrderedLimits,
+    Outcome, Page, Plan, PlanEvent, PlanGauges, PlanLimits, Problem, RatePoint, Resources, Submission,
+    VmDetails, VmLine, VmQuery, Wanted, default_project,
 };
+use drover_types::DayLimit;
 use drover_view::Extent;
 use serde_json::Value;
 
@@ -136,6 +138,13 @@ impl Operations for Daemon {
         Ok(wave_reports(&self.0.look, &row, &vms).iter().map(|wave| serde_json::json!(wave)).collect())
     }
 
+    fn limits(&self, plan: &str) -> Outcome<PlanLimits> {
+        let row = self.0.look.plan(plan).map_err(store_problem)?.ok_or_else(|| not_begun(plan))?;
+        let limits =
+            drover_engine::plan_limits(&self.0.look, &row).map_err(|error| problem(&error.into()))?;
+        Ok(PlanLimits { now: limit_values(&limits.now), plan: limit_values(&limits.plan) })
+    }
+
     fn resources(&self) -> Outcome<Resources> {
         let in_use = self.0.schedule.in_use(&SystemClock);
         let host = |it: Usage| HostUse {
@@ -222,17 +231,26 @@ impl Operations for Daemon {
         self.check_not_ending()?;
         let before = self.plan(plan)?.state;
         // First of all: without names an order is about all VMs.
+        if order.limits.is_some() != (order.order == OrderKind::Limits) {
+            let text = "`limits` belongs to the order `limits`, which needs it";
+            return Err(
+                Problem::new(Kind::BadRequest, text).advise("name rate_limit, disks or vms_per_host in it")
+            );
+        }
         let takes_several = matches!(order.order, OrderKind::Cutover | OrderKind::Retry | OrderKind::Cancel);
         if !order.vms.is_empty() && (!takes_several || order.vm.is_some()) {
             let text =
                 "several VMs can be named to move them over, to retry or to cancel them, and in place of one";
             return Err(Problem::new(Kind::BadRequest, text).advise("leave `vms` out, or `vm`"));
         }
-        if order.wave.is_some() && matches!(order.order, OrderKind::Pause | OrderKind::Resume) {
+        if order.wave.is_some()
+            && matches!(order.order, OrderKind::Pause | OrderKind::Resume | OrderKind::Limits)
+        {
             let text = "a wave belongs to the orders to proceed, to move over, to retry and to cancel alone";
             return Err(Problem::new(Kind::BadRequest, text).advise("leave `wave` out"));
         }
         let names = self.named(plan, order)?;
+        let mut limits = None;
         let vms = match order.order {
             OrderKind::Cutover => ask_cutover(&self.0.store, plan, &names, order.wave.as_deref())
                 .map_err(|error| problem(&error.into()))?,
@@ -259,9 +277,13 @@ impl Operations for Daemon {
             OrderKind::Pause => self.pause_plan(plan)?,
             OrderKind::Resume => self.resume_plan(plan, order.start)?,
             OrderKind::Cancel => self.cancel_order(plan)?,
+            OrderKind::Limits => {
+                limits = Some(self.limit(plan, order.limits.as_ref())?);
+                Vec::new()
+            }
         };
         self.tell(plan);
-        Ok(Ordered { before, after: self.plan(plan)?.state, vms })
+        Ok(Ordered { before, after: self.plan(plan)?.state, vms, limits })
     }
 
     fn audit(&self, entry: &AuditEntry) -> Outcome<i64> {
@@ -529,15 +551,28 @@ impl Daemon {
         ask_give_up(&self.0.store, name, vms).map_err(|error| problem(&error.into()))
     }
 
+    /// Other limits, kept for the run of the plan, which heeds them at once, and for those after it.
+    fn limit(&self, name: &str, limits: Option<&OrderedLimits>) -> Outcome<ChangedLimits> {
+        let OrderedLimits { rate_limit, disks, vms_per_host } = limits.cloned().unwrap_or_default();
+        let order = LimitsOrder::read(rate_limit.as_deref(), disks, vms_per_host)
+            .map_err(|why| Problem::new(Kind::Refused, why))?;
+        let (before, after) =
+            ask_limits(&self.0.store, name, &order).map_err(|error| problem(&error.into()))?;
+        let changed = before.changes_to(&after);
+        Ok(ChangedLimits { before: limit_values(&before), after: limit_values(&after), changed })
+    }
+
     /// The VMs that an order names, those of the wave of a retry or a cancel among them.
     fn named(&self, plan: &str, order: &Order) -> Outcome<Vec<String>> {
         let names = [order.vm.as_slice(), &order.vms].concat();
         let of_wave = match order.order {
             OrderKind::Retry => wave_to_try_again,
             OrderKind::Cancel => wave_to_give_up,
-            OrderKind::Cutover | OrderKind::Proceed | OrderKind::Pause | OrderKind::Resume => {
-                return Ok(names);
-            }
+            OrderKind::Cutover
+            | OrderKind::Proceed
+            | OrderKind::Pause
+            | OrderKind::Resume
+            | OrderKind::Limits => return Ok(names),
         };
         match order.wave.as_deref() {
             None => Ok(names),
@@ -566,6 +601,14 @@ impl Daemon {
                 Ok(Vec::new())
             }
         }
+    }
+}
+
+fn limit_values(limits: &LimitsInForce) -> LimitValues {
+    LimitValues {
+        rate_limit: limits.rate_limit.iter().map(DayLimit::text).collect(),
+        disks: limits.disks,
+        vms_per_host: limits.vms_per_host,
     }
 }
 

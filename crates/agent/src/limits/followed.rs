@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use drover_link::{RateLimit, Used};
 use drover_types::chain;
 
-use super::{Part, Sent, Slot, share, wanted};
+use super::{DayLimits, Part, Sent, Slot, share, wanted};
 use crate::now;
 use crate::trust::{DayLimit, Fingerprint, Folder, FolderError, Peer, Peers, limit_at};
 
@@ -22,7 +22,7 @@ const LOOKS_FAILED_MAX: u32 = 10;
 /// Limits of one run, beside that of the site.
 pub struct Own {
     /// By the hours.
-    pub limits: Vec<DayLimit>,
+    pub limits: DayLimits,
     /// Bytes a second at every hour.
     pub rate: Option<u64>,
     /// How many runs share the limits.
@@ -34,11 +34,11 @@ pub struct Own {
 impl Own {
     /// None.
     pub fn none(say: fn(&str)) -> Own {
-        Own { limits: Vec::new(), rate: None, sharers: Sharers::default(), say }
+        Own { limits: DayLimits::default(), rate: None, sharers: Sharers::default(), say }
     }
 
     fn at(&self, seconds: u64) -> Option<u64> {
-        let of_all = limit_at(&self.limits, seconds).map(|rate| (rate / self.sharers.count()).max(1));
+        let of_all = self.limits.at(seconds).map(|rate| (rate / self.sharers.count()).max(1));
         [of_all, self.rate].into_iter().flatten().min()
     }
 }
@@ -291,13 +291,17 @@ mod tests {
 
     #[test]
     fn runs_that_share_a_plans_limit_have_a_part_each() {
-        let limits = vec![DayLimit::always(WHOLE)];
-        let own = Own { limits, ..Own::none(|_| {}) };
+        let limits = DayLimits::new(vec![DayLimit::always(WHOLE)]);
+        let own = Own { limits: limits.clone(), ..Own::none(|_| {}) };
         let at = |count: u64| {
             own.sharers.set(count);
             own.at(now()).unwrap()
         };
         assert_eq!([0, 1, 4, u64::MAX].map(at), [WHOLE, WHOLE, WHOLE / 4, 1]);
+        limits.set(vec![DayLimit::always(8 * WHOLE)]);
+        assert_eq!(at(4), 2 * WHOLE, "changed while it is kept to");
+        limits.set(Vec::new());
+        assert_eq!(own.at(now()), None);
     }
 
     #[test]

@@ -37,6 +37,11 @@ impl Learned {
         self.learner.begin_host(host, start, max);
     }
 
+    /// Forgets what was found of a host.
+    pub(super) fn forget_host(&mut self, scheduler: &mut Scheduler, host: &str) {
+        self.learner.forget_host(scheduler, host);
+    }
+
     /// Begins to judge a datastore, if that is new.
     pub(super) fn begin_datastore(&mut self, datastore: &str) {
         self.learner.begin_datastore(datastore);

@@ -18,6 +18,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 
 pub(crate) use self::hooks::{Around, Called, wave_key};
 pub use self::hooks::{HookRow, WaveCall};
+use self::limits::forget_limits;
 pub use self::progress::{ProgressRow, SampleRow};
 pub use self::rehearsals::{RehearsalResult, RehearsalRow, RehearsedCheck};
 pub use self::rows::{DiskRow, EventRow, PlanRow, PlanState, VmRow, VmState};
@@ -34,6 +35,7 @@ use crate::phase::Phase;
 mod attached;
 mod give_ups;
 mod hooks;
+mod limits;
 mod outages;
 mod progress;
 mod read;
@@ -222,6 +224,7 @@ impl Store {
                 "DELETE FROM give_up WHERE plan IN (SELECT name FROM plan WHERE name = ?1 AND state = 'cancelled')",
                 [name],
             )?;
+            forget_limits(db, name, text)?;
             // It tries all that failed.
             db.execute("DELETE FROM retry WHERE plan = ?1", [name])?;
             db.execute(

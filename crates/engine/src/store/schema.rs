@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 15;
+pub(super) const SCHEMA_VERSION: i64 = 16;
 
 /// Statements that a connection keeps compiled. To compile one costs more than to carry it out.
 const STATEMENTS_KEPT: usize = 64;
@@ -161,10 +161,16 @@ CREATE TABLE disk_sum (
     PRIMARY KEY (plan, vm, number));
 ";
 
+/// What version 16 added: limits that are changed by order.
+const LIMITS: &str = "
+CREATE TABLE limits_order (
+    plan TEXT PRIMARY KEY REFERENCES plan(name) ON DELETE CASCADE, limits TEXT NOT NULL, at_ms INTEGER NOT NULL);
+";
+
 /// What each version added, from the first.
 const STEPS: [&str; SCHEMA_VERSION as usize] = [
     FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE, TRACE, RETRIES,
-    GIVE_UPS, IN_ALL,
+    GIVE_UPS, IN_ALL, LIMITS,
 ];
 
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.

@@ -280,6 +280,8 @@ impl World {
             },
             vms,
             limits: &self.plan.limits,
+            rate_limit: &self.plan.target.rate_limit,
+            heed_limits: &|_| {},
             foresight: None,
             waves: &self.plan.waves(),
             wave_hooks: &self.plan.wave_hooks(),

@@ -51,9 +51,14 @@ impl Target {
         self.via.is_some() || self.kubevirt().is_some() || hosts.iter().any(|host| host.via.is_some())
     }
 
-    /// Whether `rate_limit` holds back what is read of the source: VMs may go to this machine, and no link is between.
+    /// Whether `rate_limit` holds back what is read of the source.
     pub fn limits_reads(&self) -> bool {
-        !self.rate_limit.is_empty() && self.via.is_none() && self.kubevirt().is_none()
+        !self.rate_limit.is_empty() && self.reads_here()
+    }
+
+    /// Whether a `rate_limit` would: VMs may go to this machine, and no link is between.
+    pub fn reads_here(&self) -> bool {
+        self.via.is_none() && self.kubevirt().is_none()
     }
 
     /// What is said of KubeVirt, if that is the target.

@@ -119,6 +119,10 @@ fn vm(number: usize) -> VmLine {
     }
 }
 
+fn limits(disks: u32) -> LimitValues {
+    LimitValues { rate_limit: vec!["12MiB".into()], disks, vms_per_host: 20 }
+}
+
 fn event() -> PlanEvent {
     PlanEvent {
         at_ms: 1,
@@ -250,6 +254,10 @@ impl Operations for Fake {
         })
     }
 
+    fn limits(&self, _: &str) -> Outcome<PlanLimits> {
+        Ok(PlanLimits { now: limits(8), plan: limits(200) })
+    }
+
     fn submit(&self, submission: &Submission, _: &str) -> Outcome<Plan> {
         self.done.lock().unwrap().orders.push("submit".into());
         if submission.text == "bad" {
@@ -271,7 +279,26 @@ impl Operations for Fake {
         match order.order {
             OrderKind::Resume => Err(Problem::new(Kind::Conflict, "plan 'one' is running")),
             _ if order.vm.as_deref() == Some(BROKEN) => Err(Problem::new(Kind::Internal, "broken")),
-            _ => Ok(Ordered { before: "running".into(), after: "pausing".into(), vms: vec![] }),
+            OrderKind::Limits => match order.limits.as_ref().and_then(|limits| limits.disks) {
+                Some(disks @ 1..) => Ok(Ordered {
+                    before: "running".into(),
+                    after: "running".into(),
+                    vms: vec![],
+                    limits: Some(ChangedLimits {
+                        before: limits(200),
+                        after: limits(disks as u32),
+                        changed: format!("disks 200 -> {disks}"),
+                    }),
+                }),
+                disks => Err(Problem::new(
+                    Kind::Refused,
+                    format!("disks: {disks:?} is not a number from 1 to 1000"),
+                )),
+            },
+            _ => {
+                let vms = vec![];
+                Ok(Ordered { before: "running".into(), after: "pausing".into(), vms, limits: None })
+            }
         }
     }
 

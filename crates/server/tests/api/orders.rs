@@ -4,6 +4,7 @@ use std::io::Write;
 
 use serde_json::json;
 
+use crate::described::{description, hold};
 use crate::fake::{BROKEN, Stage};
 
 const PATH: &str = "/v1/plans/one/orders";
@@ -62,6 +63,25 @@ fn the_audit_log_has_who_what_before_and_after_and_what_was_refused() {
         row(2, ["action", "project", "after", "outcome", "from"]),
         ["submit", "default", "new: running", "ok", "127.0.0.1"]
     );
+}
+
+#[test]
+fn other_limits_are_ordered_by_operators_and_the_log_has_what_was_different() {
+    let stage = Stage::new();
+    let order = |who: &str, disks: i64| {
+        stage.post(who, PATH, &json!({ "order": "limits", "limits": { "disks": disks } }))
+    };
+    let answer = order("operator", 8);
+    hold(&description(), "post", "/v1/plans/{plan}/orders", &answer);
+    let limits = &answer.json()["limits"];
+    assert_eq!((&limits["before"]["disks"], &limits["after"]["disks"]), (&json!(200), &json!(8)));
+    assert_eq!((order("viewer", 8).status, order("operator", 0).status), (403, 422));
+    let unknown = json!({ "order": "limits", "limits": { "cutovers": 3 } });
+    assert_eq!(stage.post("operator", PATH, &unknown).status, 400);
+    let log = stage.get("admin", "/v1/audit").json();
+    let of = |number: usize| ["action", "before", "after"].map(|key| log["items"][number][key].clone());
+    assert_eq!(of(0), [json!("limits"), json!("running"), json!("running: disks 200 -> 8")], "{log}");
+    assert_eq!(log["items"][1]["outcome"], "disks: Some(0) is not a number from 1 to 1000");
 }
 
 #[test]
