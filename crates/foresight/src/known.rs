@@ -28,9 +28,10 @@ pub fn seen(store: &Store) -> Result<Seen, StoreError> {
         let mut copies = Copies::default();
         let source = store.runs(&plan.name)?.pop().map(|run| run.facts.source_uuid).unwrap_or_default();
         // What was held back shows nothing of hosts and datastores.
-        let is_held = Plan::parse(&plan.text).is_ok_and(|plan| plan.target.limits_reads());
+        let is_ordered = store.limits_order(&plan.name)?.is_some_and(|order| order.rate_limit.is_some());
+        let is_held = is_ordered || Plan::parse(&plan.text).is_ok_and(|plan| plan.target.limits_reads());
         let is_limited = OnceCell::new();
-        let is_limited = || *is_limited.get_or_init(|| limits_its_line(&plan, store.folder()));
+        let is_limited = || *is_limited.get_or_init(|| is_ordered || limits_its_line(&plan, store.folder()));
         drover_engine::arrived_vms(store, &plan.name, |vm| {
             let measured = measured(vm);
             seen.see(&measured, vm.row.ended_ms);
@@ -130,8 +131,7 @@ pub fn lines_of(plans: &[&Plan], state: &Path) -> Vec<Line> {
     let mut sites: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (number, Plan { name, target, .. }) in plans.iter().copied().enumerate() {
         if !target.rate_limit.is_empty() {
-            let (name, limits) = (format!("rate_limit of plan {name}"), target.rate_limit.clone());
-            lines.push(Line { name, limits, plans: vec![number] });
+            lines.push(own_line(name, number, target.rate_limit.clone()));
         }
         if let Some(site) = target.via.as_deref() {
             sites.entry(site).or_default().push(number);
@@ -144,6 +144,11 @@ pub fn lines_of(plans: &[&Plan], state: &Path) -> Vec<Line> {
         }
     }
     lines
+}
+
+/// What a plan may send, or read, by its own `rate_limit`.
+pub(crate) fn own_line(plan: &str, number: usize, limits: Vec<DayLimit>) -> Line {
+    Line { name: format!("rate_limit of plan {plan}"), limits, plans: vec![number] }
 }
 
 /// The sites that plans go to, by the numbers of the plans, where neither they nor those say what the lines to them carry.

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use drover_engine::{
-    Clock, Foreseen, ForeseenNow, ForeseenVm, Foresight, KnownRates, ProgressRow, RunFacts, Store,
-    StoreError, SystemClock, VmRow, VmState, budgets_of,
+    Clock, Foreseen, ForeseenNow, ForeseenVm, Foresight, KnownRates, LimitsOrder, ProgressRow, RunFacts,
+    Store, StoreError, SystemClock, VmRow, VmState, budgets_of,
 };
 use drover_forecast::{
     FleetVm, Forecast, Line, Progress, Quantity, Question, Rates, Spread, VmForecast, foresee_roughly,
@@ -18,7 +18,7 @@ use drover_plan::{Plan, PlannedVm};
 use drover_schedule::Budgets;
 use drover_types::DayLimit;
 
-use crate::known::{limit_hosts, lines_of, seen, sites_of};
+use crate::known::{limit_hosts, lines_of, own_line, seen, sites_of};
 
 /// The forecast of a run is corrected that often.
 const CORRECT_EACH: Duration = Duration::from_secs(60);
@@ -148,7 +148,7 @@ fn foresee_all(runs: &[Arc<Begun>], progress: Vec<Vec<Progress>>, rates: Rates) 
     };
     let questions: Vec<Question> = runs.iter().zip(&progress).map(left).collect();
     let counts: Vec<usize> = questions.iter().map(|it| it.vms.len()).collect();
-    let shared = runs.first().map(|run| run.shared.clone()).unwrap_or_default();
+    let shared = runs.first().map(|run| run.shared_now()).unwrap_or_default();
     let question = Question { rates, ..together(questions, &shared) };
     let forecast = foresee_roughly(&question);
     let Forecast { plan_ends_s, plans_on_order, vms, .. } = forecast;
@@ -197,12 +197,14 @@ struct Begun {
     disks: Vec<Vec<String>>,
     /// All of it, within its own limits.
     question: Question,
-    /// Budgets of the schedule that it shares with other runs.
-    shared: Budgets,
+    /// Budgets of the schedule that it shares with other runs; absent: its own.
+    shared: Option<Budgets>,
     /// How far its VMs were when it began, until its first forecast takes that: what arrives meanwhile is foreseen, too.
     began: Mutex<Option<Vec<Progress>>>,
     /// Ids of VMs whose cutovers were ordered, as it was seen last.
     ordered: Mutex<BTreeSet<String>>,
+    /// Limits that were ordered while it runs, as it was seen last.
+    limits: Mutex<LimitsOrder>,
 }
 
 impl Begun {
@@ -221,7 +223,7 @@ impl Begun {
         let budgets = budgets_of(&plan.limits);
         let mut lines = lines_of(&[plan], store.folder());
         lines.extend(line_of_all(shared.rate_limit));
-        let shared = shared.budgets.unwrap_or(&budgets).clone();
+        let shared = shared.budgets.cloned();
         let question = Question {
             vms: vms.iter().map(fleet_vm).collect(),
             plans: vec![plan.name.clone()],
@@ -244,6 +246,7 @@ impl Begun {
             shared,
             began: Mutex::new(None),
             ordered: Mutex::default(),
+            limits: Mutex::default(),
         };
         // Before the run changes it: of a run that is resumed, only what is left is foreseen. A store that cannot be read shows itself
         // elsewhere.
@@ -307,16 +310,37 @@ impl Begun {
     fn progress_now(&self, store: &Store) -> Result<Vec<Progress>, StoreError> {
         match self.began.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(began) => Ok(began),
-            None => self.progress_in(store),
+            None => {
+                let limits = store.limits_order(&self.plan)?.unwrap_or_default();
+                *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+                self.progress_in(store)
+            }
         }
     }
 
-    /// All of it, with the orders for cutovers that were given.
+    /// The budgets of the schedule, with the orders for limits that were given where it has its own.
+    fn shared_now(&self) -> Budgets {
+        self.shared.clone().unwrap_or_else(|| self.question_now().budgets)
+    }
+
+    /// All of it, with the orders for cutovers and limits that were given.
     fn question_now(&self) -> Question {
         let ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         let mut question = self.question.clone();
         for (vm, _) in question.vms.iter_mut().zip(&self.ids).filter(|(_, id)| ordered.contains(*id)) {
             vm.warm.iter_mut().for_each(|warm| warm.on_order = false);
+        }
+        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let budgets = &mut question.budgets;
+        budgets.disks = limits.disks.unwrap_or(budgets.disks);
+        budgets.vms_per_host = limits.vms_per_host.unwrap_or(budgets.vms_per_host);
+        if let Some(rates) = limits.rate_limit {
+            let line = own_line(&self.plan, 0, rates);
+            question.lines.retain(|it| it.name != line.name);
+            if !line.limits.is_empty() {
+                question.lines.push(line);
+                question.sites.clear();
+            }
         }
         question
     }
@@ -371,7 +395,8 @@ mod tests {
             ids: question.vms.iter().map(|vm| vm.name.clone()).collect(),
             disks: vec![vec!["a".to_string()]; question.vms.len()],
             question,
-            shared: Budgets::default(),
+            shared: Some(Budgets::default()),
+            limits: Mutex::default(),
             began: Mutex::new(None),
             ordered: Mutex::default(),
         }
@@ -483,6 +508,21 @@ mod tests {
         };
         assert_eq!(latest(Duration::from_secs(2)).pause(), Duration::from_secs(18));
         assert_eq!(latest(Duration::from_secs(60)).pause(), CORRECT_EACH, "and never longer");
+    }
+
+    #[test]
+    fn limits_that_are_ordered_while_it_runs_count_in_what_is_foreseen_from_then_on() {
+        let question =
+            Question { lines: vec![own_line("p", 0, vec![DayLimit::always(7)])], ..Question::default() };
+        let run = Begun { shared: None, ..begun("p", PathBuf::new(), question) };
+        assert_eq!(run.question_now().lines.len(), 1);
+        let order = |rates| LimitsOrder { rate_limit: Some(rates), disks: Some(3), vms_per_host: None };
+        *run.limits.lock().unwrap() = order(vec![DayLimit::always(9)]);
+        let now = run.question_now();
+        assert_eq!((now.lines.len(), now.lines[0].limits[0].bytes_per_second), (1, 9));
+        assert_eq!((now.budgets.disks, run.shared_now().disks), (3, 3));
+        *run.limits.lock().unwrap() = order(Vec::new());
+        assert!(run.question_now().lines.is_empty());
     }
 
     #[test]
