@@ -353,13 +353,13 @@ pub(super) trait Place {
     fn convert(&self, guest: &SourceGuest) -> Result<ConvertOutcome, ProviderError>;
 }
 
-/// Images on this machine, or overlays on this machine of images of another host.
+/// Images on this machine, or overlays on this machine of images of another host or of Ceph.
 pub(super) struct OnThisMachine<'a> {
     pub spec: &'a MachineSpec,
     pub vm: &'a PlannedVm,
     pub stop: &'a StopSignal,
-    /// The images of another host.
-    pub far: Vec<Arc<dyn Disk>>,
+    /// The images, where they are not all files of this machine.
+    pub served: Vec<Arc<dyn Disk>>,
 }
 
 impl Place for OnThisMachine<'_> {
@@ -372,8 +372,8 @@ impl Place for OnThisMachine<'_> {
     }
 
     fn look_inside(&self) -> Option<Inside> {
-        if !self.far.is_empty() {
-            return Some(inspect_disks(&self.far, self.stop));
+        if !self.served.is_empty() {
+            return Some(inspect_disks(&self.served, self.stop));
         }
         inspect_images(self.vm.disks.iter().map(|disk| disk.path.as_path()), self.vm.format).ok()
     }

@@ -243,7 +243,7 @@ impl TargetProvider for Here {
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
         conversion::convert(
-            &OnThisMachine { spec: &self.spec(vm)?, vm, stop: &self.stop, far: Vec::new() },
+            &OnThisMachine { spec: &self.spec(vm)?, vm, stop: &self.stop, served: Vec::new() },
             vm,
         )
     }

@@ -5,7 +5,8 @@
 //! target      the target of a plan: which of those below has a VM
 //! here        QEMU on this machine; images: what it is given, ours: whose an image is
 //! there       QEMU at a site, by its agent; sites: those of a plan; far: what stands in the way there
-//! far_copy    a copy at a site, for a rehearsal on this machine; door: the socket at which disks are served on it
+//! far_copy    a copy at a site, for a rehearsal on this machine; served_copy: that, or one in Ceph; door: the socket at which disks are
+//!             served on it
 //! libvirt     domains; their volumes here or at a site
 //! kubevirt    virtual machines and claims of a cluster
 //! conversion  whether a guest needs conversion, where, and how it went
@@ -42,6 +43,7 @@ mod machine;
 mod ours;
 mod policy;
 mod room;
+mod served_copy;
 mod setting;
 mod sites;
 mod target;
@@ -50,12 +52,12 @@ mod there;
 pub use conversion::is_due as is_conversion_due;
 pub use door::remove_stale_doors;
 pub use errors::qemu_error;
-pub use far_copy::FarCopy;
 pub use hypervisor::Qemu;
 pub use inspection::inspect_images;
 pub use machine::{boot_bus, machine_of};
 pub use policy::PlanPolicy;
 pub use room::room_problems;
+pub use served_copy::ServedCopy;
 pub use setting::Setting;
 pub use target::PlanTarget;
 pub use there::{GIVE_UP_AFTER_MIN, There, journal_of_place, tag_of};

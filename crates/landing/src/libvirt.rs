@@ -36,6 +36,7 @@ use drover_qemu::{
 use drover_types::inventory::Firmware;
 
 use self::block::Blocks;
+pub use self::rbd::CephCopy;
 use crate::conversion::{self, OnThisMachine, Served};
 use crate::errors::qemu_error;
 use crate::here::{self, Here};
@@ -307,8 +308,14 @@ impl Domains {
         let images = vm.disks.iter().map(|disk| disk.path.clone()).collect();
         let home = Home { folder: vm.folder.clone(), images, machine: &machine };
         let mut spec = spec_of(&home, None).map_err(qemu_error)?;
+        self.put_in_ceph(&mut spec, vm)?;
         set_serials(&mut spec, vm);
         Ok(spec)
+    }
+
+    /// Serves the images of a VM for a rehearsal, if any of them are in Ceph.
+    pub fn served(&self, vm: &PlannedVm) -> Result<Option<CephCopy>, ProviderError> {
+        self.blocks(vm, &self.daemon(vm)).served(&self.here)
     }
 
     fn options(&self, vm: &PlannedVm) -> Result<DomainOptions, ProviderError> {
@@ -515,8 +522,8 @@ impl TargetProvider for Domains {
             let served = Served { target: self, vm, machine, folder, identities, stop };
             return conversion::convert(&served, vm);
         }
-        let spec = self.spec(vm, None)?;
-        conversion::convert(&OnThisMachine { spec: &spec, vm, stop: &self.about.stop, far: Vec::new() }, vm)
+        let (spec, stop) = (self.spec(vm, None)?, &self.about.stop);
+        conversion::convert(&OnThisMachine { spec: &spec, vm, stop, served: Vec::new() }, vm)
     }
 
     fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
@@ -689,11 +696,6 @@ pub fn told_ways(vms: &[PlannedVm]) -> String {
     };
     let all = vms.iter().flat_map(|vm| vm.disks.iter().filter_map(move |disk| way(vm, disk)));
     all.collect::<BTreeSet<_>>().into_iter().collect()
-}
-
-/// Whether a disk of a VM is an image of Ceph.
-pub fn is_in_ceph(vm: &PlannedVm) -> bool {
-    vm.disks.iter().any(rbd::is_rbd)
 }
 
 /// Disks say what they are called at the source.

@@ -21,6 +21,7 @@ use crate::far_copy::FarCopy;
 use crate::here::Here;
 use crate::kubevirt::Claims;
 use crate::libvirt::{self, ConvertedBy, Domains};
+use crate::served_copy::ServedCopy;
 use crate::setting::{NAMED_MAX, Setting};
 use crate::sites::Sites;
 use crate::there::{self, There};
@@ -193,8 +194,8 @@ impl PlanTarget {
         }
     }
 
-    /// The machine of a VM, to be rehearsed here, and its copy if that is another host's.
-    pub fn rehearsed(&self, vm: &PlannedVm) -> Result<(MachineSpec, Option<FarCopy>), ProviderError> {
+    /// The machine of a VM, to be rehearsed here, and what serves its copy if that is another host's or in Ceph.
+    pub fn rehearsed(&self, vm: &PlannedVm) -> Result<(MachineSpec, Option<ServedCopy>), ProviderError> {
         if let Some(why) = self.why_not_rehearsed(vm) {
             let what = format!("{} cannot be rehearsed: {why}", vm.target_name);
             return Err(ProviderError::new(Cause::Plan, what));
@@ -205,8 +206,12 @@ impl PlanTarget {
             (None, Some(there)) => there.rehearsed(vm)?,
             (None, None) => self.here.spec(vm)?,
         };
-        let far = there.map(|there| FarCopy::open(&there, vm)).transpose()?;
-        Ok((spec, far))
+        let served = match &there {
+            Some(there) => Some(ServedCopy::Far(FarCopy::open(there, vm)?)),
+            None if vm.daemon.is_some() => self.domains.served(vm)?.map(ServedCopy::Ceph),
+            None => None,
+        };
+        Ok((spec, served))
     }
 
     /// Why a VM cannot be rehearsed on this machine, whatever became of its copy.
@@ -222,9 +227,6 @@ impl PlanTarget {
             None if vm.daemon.is_none() && self.about.target.libvirt().is_some() => {
                 Some("no host takes it".into())
             }
-            None if libvirt::is_in_ceph(vm) => {
-                Some("its disks are images of Ceph, where nothing serves them to a rehearsal".into())
-            }
             None => None,
         }
     }
@@ -234,10 +236,10 @@ impl PlanTarget {
         &self,
         spec: &MachineSpec,
         vm: &PlannedVm,
-        far: Option<&FarCopy>,
+        served: Option<&ServedCopy>,
     ) -> Result<Converted, ProviderError> {
-        let far = far.map(FarCopy::disks).unwrap_or_default();
-        conversion::convert(&OnThisMachine { spec, vm, stop: &self.about.stop, far }, vm)
+        let served = served.map(ServedCopy::disks).unwrap_or_default();
+        conversion::convert(&OnThisMachine { spec, vm, stop: &self.about.stop, served }, vm)
     }
 
     /// Why the host of a VM, one of several, was away when it was asked.

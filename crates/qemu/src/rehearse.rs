@@ -6,8 +6,8 @@
 //! .drover-rehearsal/nvram.fd      a copy of the machine's UEFI variables
 //! ```
 //!
-//! Images of another host are served by NBD, and their overlays lie on that. QEMU opens what is below overlays for reading
-//! only. It runs under a guard: when this process is gone, however that happened, the guard ends it and removes the folder.
+//! Images of another host and those of Ceph are served by NBD, and their overlays lie on that. QEMU opens what is below overlays
+//! for reading only. It runs under a guard: when this process is gone, however that happened, the guard ends it and removes the folder.
 //! What a crash of the whole host leaves is removed by the next rehearsal, or when the plan is run again.
 
 use std::fs::{self, File, Permissions};
@@ -65,12 +65,12 @@ impl Drop for Gone {
     }
 }
 
-/// Makes overlays of a machine's images in a folder of their own. The machine must not run. `remote` is where images of another
-/// host are served by NBD as raw disks, in the order of the disks; none: they are the files that the machine names.
+/// Makes overlays of a machine's images in a folder of their own. The machine must not run. `served` is where images are served
+/// by NBD as raw disks, in the order of the disks; nothing: they are the files that the machine names.
 ///
 /// # Errors
 /// If an image is in use by somebody who writes, or an overlay cannot be made; then nothing is left.
-pub fn prepare_rehearsal(spec: &MachineSpec, remote: &[String]) -> Result<Prepared, QemuError> {
+pub fn prepare_rehearsal(spec: &MachineSpec, served: &[Option<String>]) -> Result<Prepared, QemuError> {
     spec.check()?;
     forget_rehearsal(&spec.folder)?;
     let path = rehearsal_folder(&spec.folder);
@@ -82,11 +82,11 @@ pub fn prepare_rehearsal(spec: &MachineSpec, remote: &[String]) -> Result<Prepar
     let mut rehearsed = MachineSpec { folder: inner.clone(), ..spec.clone() };
     for (number, (disk, image)) in rehearsed.disks.iter_mut().zip(&spec.disks).enumerate() {
         let overlay = path.join(format!("disk{number}.qcow2"));
-        match remote.get(number) {
+        match served.get(number).and_then(Option::as_deref) {
             Some(uri) => make_overlay_on(Path::new(uri), ImageFormat::Raw, &overlay)?,
             None => make_overlay(image, &overlay)?,
         }
-        (disk.path, disk.format) = (overlay, ImageFormat::Qcow2);
+        (disk.path, disk.rbd, disk.format) = (overlay, None, ImageFormat::Qcow2);
     }
     rehearsed.cache = crate::spec::Cache::for_files(rehearsed.disks.iter().map(|disk| disk.path.as_path()));
     if let MachineFirmware::Uefi { files: Some(files), .. } = &spec.firmware {
@@ -244,7 +244,12 @@ const SERIAL_BYTES_MAX: usize = 1 << 20;
 mod tests {
     use super::*;
     use crate::command::qemu_command;
-    use crate::spec::tests::{machine, nic};
+    use crate::daemon::tests::ceph;
+    use crate::image::image_info;
+    use crate::server::{Access, ImageServer};
+    use crate::spec::tests::{disk, machine, nic};
+    use crate::spec::{DiskBus, DiskSpec};
+    use crate::validate::on_path;
     use drover_types::NicModel;
 
     #[test]
@@ -263,6 +268,36 @@ mod tests {
             networks,
             ["user,id=net0,restrict=on,hostfwd=tcp:127.0.0.1:4022-:22", "hubport,id=net1,hubid=1"]
         );
+    }
+
+    #[test]
+    fn overlays_lie_on_what_is_served_and_else_on_the_files() {
+        if !["qemu-img", "qemu-nbd"].into_iter().all(on_path) {
+            println!("skipped: no qemu-img or qemu-nbd");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (served, file) = (folder.path().join("served"), folder.path().join("disk1.raw"));
+        for image in [&served, &file] {
+            File::create(image).unwrap().set_len(1 << 20).unwrap();
+        }
+        let server = ImageServer::open(&served, ImageFormat::Raw, Access::Read).unwrap();
+        let in_ceph = disk(Path::new("rbd:vms/web01-0.raw"), DiskBus::Virtio);
+        let in_ceph = DiskSpec { rbd: Some(ceph()), ..in_ceph };
+        let spec = MachineSpec {
+            disks: vec![in_ceph, disk(&file, DiskBus::Virtio)],
+            ..machine(&folder.path().join("vm"))
+        };
+        let prepared = prepare_rehearsal(&spec, &[Some(server.uri().to_string()), None]).unwrap();
+        let below = |number: usize| {
+            let overlay = &prepared.spec().disks[number];
+            assert!(overlay.rbd.is_none() && overlay.path.starts_with(prepared.spec().folder.path()));
+            image_info(&overlay.path, overlay.format).unwrap().backing_file.unwrap()
+        };
+        assert_eq!([below(0), below(1)], [server.uri().to_string(), file.display().to_string()]);
+        let overlays = prepared.spec().folder.path().to_path_buf();
+        drop(prepared);
+        assert!(!overlays.exists());
     }
 
     #[test]

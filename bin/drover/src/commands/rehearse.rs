@@ -9,7 +9,7 @@ use drover_engine::{
     Answer, Cause, Converted, CopyState, EngineError, HookResult, HookRunner, PlanRow, RehearsalResult,
     RehearsedCheck, Store, VmRow, chain, copy_of, hold_plan,
 };
-use drover_landing::{FarCopy, PlanTarget, qemu_error, remove_stale_doors};
+use drover_landing::{PlanTarget, ServedCopy, qemu_error, remove_stale_doors};
 use drover_mover::StopSignal;
 use drover_plan::{Check, Plan, PlannedVm, Probe, resolve};
 use drover_qemu::{Accelerator, Forward, MachineSpec, Prepared, Rehearsal, prepare_rehearsal};
@@ -221,11 +221,11 @@ impl Stage<'_> {
         checks: &[Check],
         is_converted: bool,
     ) -> Result<Outcome, Failure> {
-        let (spec, mut far) = self.target.rehearsed(planned)?;
-        let booted = self.prepare(row, planned, is_converted, &spec, far.as_ref());
+        let (spec, mut served) = self.target.rehearsed(planned)?;
+        let booted = self.prepare(row, planned, is_converted, &spec, served.as_ref());
         let booted =
-            booted.and_then(|prepared| self.run_checks(row, planned, checks, prepared, far.as_mut()));
-        booted.map_err(|failure| match far.as_ref().and_then(FarCopy::lost) {
+            booted.and_then(|prepared| self.run_checks(row, planned, checks, prepared, served.as_mut()));
+        booted.map_err(|failure| match served.as_ref().and_then(ServedCopy::lost) {
             Some(lost) => Failure { message: format!("{lost} ({})", failure.message), ..failure },
             None => failure,
         })
@@ -238,13 +238,13 @@ impl Stage<'_> {
         planned: &PlannedVm,
         is_converted: bool,
         spec: &MachineSpec,
-        far: Option<&FarCopy>,
+        served: Option<&ServedCopy>,
     ) -> Result<Prepared, Failure> {
-        let remote = far.map(FarCopy::uris).unwrap_or_default();
-        let prepared = prepare_rehearsal(spec, &remote).map_err(|error| Failure::from(qemu_error(error)))?;
+        let uris = served.map(ServedCopy::uris).unwrap_or_default();
+        let prepared = prepare_rehearsal(spec, &uris).map_err(|error| Failure::from(qemu_error(error)))?;
         if !is_converted {
             // As the run will.
-            match self.target.convert_on(prepared.spec(), planned, far)? {
+            match self.target.convert_on(prepared.spec(), planned, served)? {
                 Converted::Done { .. } => self.say(row, "converted, on the overlays"),
                 Converted::Skipped(why) => self.say(row, &format!("not converted: {why}")),
             }
@@ -258,16 +258,16 @@ impl Stage<'_> {
         planned: &PlannedVm,
         checks: &[Check],
         prepared: Prepared,
-        mut far: Option<&mut FarCopy>,
+        mut served: Option<&mut ServedCopy>,
     ) -> Result<Outcome, Failure> {
         let asked: Vec<(&Check, How)> = checks.iter().map(|check| (check, How::of(check))).collect();
         let forwards: Vec<Forward> = asked.iter().filter_map(|(_, how)| how.forward()).collect();
         let mut rehearsal = prepared.start(&forwards).map_err(|error| Failure::from(qemu_error(error)))?;
-        if let Some(far) = &mut far {
+        if let Some(served) = &mut served {
             // QEMU has all its disks open.
-            far.close_door();
+            served.close_door();
         }
-        let far = far.as_deref();
+        let served = served.as_deref();
         if rehearsal.accelerator == Accelerator::Tcg {
             self.say(row, "runs without KVM, and slowly");
         }
@@ -282,9 +282,9 @@ impl Stage<'_> {
         });
         let mut results = Vec::new();
         for (check, how) in &asked {
-            let result = self.ask(check, how, &document, &mut rehearsal, far);
+            let result = self.ask(check, how, &document, &mut rehearsal, served);
             self.tell(row, "rehearsal_check", json!(result), &check_words(&result));
-            let is_over = result.passed == Some(false) || self.is_over(far);
+            let is_over = result.passed == Some(false) || self.is_over(served);
             results.push(result);
             if is_over {
                 break;
@@ -292,14 +292,14 @@ impl Stage<'_> {
         }
         let was_asked = results.iter().any(|it| it.passed.is_some());
         if !was_asked {
-            self.look_on(&mut rehearsal, far);
+            self.look_on(&mut rehearsal, served);
         }
-        Ok(self.judge(results, was_asked, &mut rehearsal, far))
+        Ok(self.judge(results, was_asked, &mut rehearsal, served))
     }
 
     /// Whether nothing more can be asked.
-    fn is_over(&self, far: Option<&FarCopy>) -> bool {
-        self.stop.is_set() || far.is_some_and(|far| far.lost().is_some())
+    fn is_over(&self, served: Option<&ServedCopy>) -> bool {
+        self.stop.is_set() || served.is_some_and(|served| served.lost().is_some())
     }
 
     fn ask(
@@ -308,7 +308,7 @@ impl Stage<'_> {
         how: &How,
         document: &Value,
         rehearsal: &mut Rehearsal,
-        far: Option<&FarCopy>,
+        served: Option<&ServedCopy>,
     ) -> RehearsedCheck {
         let told = |passed, message: &str| RehearsedCheck {
             what: check.words(),
@@ -323,13 +323,13 @@ impl Stage<'_> {
             // Looked at before it is asked: what a guest says last is not missed when its machine ends.
             let is_alive = rehearsal.is_alive();
             let answer = self.ask_once(check, how, document);
-            let lost = far.and_then(FarCopy::lost);
+            let lost = served.and_then(ServedCopy::lost);
             match (answer.result, lost) {
                 (HookResult::Passed, _) => return told(Some(true), &answer.message),
                 _ if self.stop.is_set() => return told(None, "stopped"),
                 (_, Some(lost)) => return told(None, &lost),
                 // A guest that waits for its disks is not to blame; they come back, or are lost.
-                _ if far.is_some_and(FarCopy::is_away) => {}
+                _ if served.is_some_and(ServedCopy::is_away) => {}
                 _ if !is_alive => {
                     let words = rehearsal.words();
                     let words = if words.is_empty() { String::new() } else { format!(" ({words})") };
@@ -340,7 +340,7 @@ impl Stage<'_> {
             }
             let now = Instant::now();
             let next = (now + check.every).min(until.max(now + LOOK));
-            while Instant::now() < next && !self.is_over(far) {
+            while Instant::now() < next && !self.is_over(served) {
                 std::thread::sleep(LOOK.min(next.saturating_duration_since(Instant::now())));
             }
         }
@@ -358,10 +358,10 @@ impl Stage<'_> {
     }
 
     /// Sees that a guest goes on running of which nothing can be asked.
-    fn look_on(&self, rehearsal: &mut Rehearsal, far: Option<&FarCopy>) {
+    fn look_on(&self, rehearsal: &mut Rehearsal, served: Option<&ServedCopy>) {
         let until = Instant::now() + Duration::from_secs(self.args.seconds);
-        let is_away = || far.is_some_and(FarCopy::is_away);
-        while (Instant::now() < until || is_away()) && !self.is_over(far) && rehearsal.is_alive() {
+        let is_away = || served.is_some_and(ServedCopy::is_away);
+        while (Instant::now() < until || is_away()) && !self.is_over(served) && rehearsal.is_alive() {
             std::thread::sleep(LOOK);
         }
     }
@@ -371,11 +371,13 @@ impl Stage<'_> {
         checks: Vec<RehearsedCheck>,
         was_asked: bool,
         rehearsal: &mut Rehearsal,
-        far: Option<&FarCopy>,
+        served: Option<&ServedCopy>,
     ) -> Outcome {
         let failed = checks.iter().find(|it| it.passed == Some(false));
         // Whatever the guest did then tells nothing of its copy. Asked first, a site that went silent answers or is lost.
-        let unread = far.filter(|_| !self.stop.is_set()).and_then(|far| far.changed().or_else(|| far.lost()));
+        let unread = served
+            .filter(|_| !self.stop.is_set())
+            .and_then(|served| served.changed().or_else(|| served.lost()));
         let (result, text) = match (failed, unread) {
             (_, Some(why)) => (RehearsalResult::Failed, format!("{why}{}", last_line(rehearsal))),
             (Some(check), None) => {

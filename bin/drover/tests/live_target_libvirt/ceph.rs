@@ -185,7 +185,7 @@ fn disks_land_in_images_of_ceph_and_what_others_made_there_is_not_touched() {
     assert_eq!(ceph.images(), ["one-0.raw", "one-1.raw", "theirs"]);
     assert_eq!(std::fs::read(ceph.file("theirs")).unwrap(), b"somebody's");
     let refused = landing.run(&["rehearse", &plan]);
-    assert!(refused.code != Some(0) && refused.err.contains("images of Ceph"), "{}", refused.err);
+    assert!(refused.code == Some(3) && refused.err.contains("it runs at the target"), "{}", refused.err);
 
     // Forgotten, what has arrived is not overwritten from its source by a plan of the same name.
     landing.arrives(&["clean", "edges", "--forget"]);
@@ -224,6 +224,15 @@ fn a_guest_in_an_image_of_ceph_is_converted_once() {
     };
     let landing = &cluster.landing;
     put_marking_converter(&landing.stage.path("bin"), "");
+    // A rehearsal has it converted, too, and that on overlays.
+    let plan = cluster.plan("rehearsed", &[("convert: never", "convert: auto")]);
+    assert!(landing.killed_at(&["migrate", &plan], ("phase_started", "verify")).is_some());
+    let done = landing.arrives(&["rehearse", &plan, "--for", "1"]);
+    assert!(done.err.contains("converted, on the overlays"), "{}", done.err);
+    cluster.holds("one-0.raw", &cluster.source("one"));
+    landing.arrives(&["cancel", "rehearsed"]);
+    std::fs::remove_file(landing.stage.path("bin/runs")).unwrap();
+
     let plan = cluster.plan("convert", &[("convert: never", "convert: auto")]);
     crate::is_converted_once(landing, &plan);
     cluster.holds("one-0.raw", &marked(cluster.source("one")));

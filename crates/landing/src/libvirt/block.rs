@@ -11,15 +11,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use drover_disk::{Disk, LockedFile};
-use drover_engine::{Cause, OpenedTarget, ProviderError};
+use drover_engine::{Cause, OpenedTarget, ProviderError, TargetProvider};
 use drover_mover::{Naming, naming, why_not_of};
 use drover_plan::{ImageFormat, PlannedDisk, PlannedVm};
 use drover_qemu::daemon::{Daemon, Volume};
 use drover_qemu::{Access, VmFolder};
 
+use super::rbd::{CephCopy, RbdDisk};
 use super::{made, make_volume, rbd, volume_name};
 use crate::errors::qemu_error;
-use crate::here;
+use crate::here::{self, Here};
 use crate::ours::ANOTHER_SIZE;
 use crate::setting::{all_removed, io_error};
 
@@ -228,6 +229,42 @@ impl Blocks<'_> {
                 zeroed: is_made,
                 link: None,
             }),
+        }
+    }
+
+    /// Serves the images of the VM to be read, if any of them are in Ceph.
+    pub fn served(&self, here: &Here) -> Result<Option<CephCopy>, ProviderError> {
+        if !self.vm.disks.iter().any(rbd::is_rbd) {
+            return Ok(None);
+        }
+        let mut copy = CephCopy { disks: Vec::new(), uris: Vec::new() };
+        for disk in &self.vm.disks {
+            if rbd::is_rbd(disk) {
+                let opened = self.open_copy(disk)?;
+                copy.uris.push(Some(opened.uri().to_string()));
+                copy.disks.push(Arc::new(opened));
+            } else {
+                copy.uris.push(None);
+                copy.disks.push(here.open_for_verify(disk, self.vm)?);
+            }
+        }
+        Ok(Some(copy))
+    }
+
+    /// Opens the image of Ceph of a disk, locked and to be read only, if it is what this plan wrote.
+    fn open_copy(&self, disk: &PlannedDisk) -> Result<RbdDisk, ProviderError> {
+        let held = rbd::lock(self.vm, disk)?;
+        // Whose it is counts now that it is locked.
+        let volume = self.ours(disk, Look::Anew)?.ok_or_else(|| gone(disk))?;
+        let is_begun = self.is_begun(disk, &volume)?;
+        let opened = rbd::open(self.daemon, self.vm, disk, Access::Read, Some(held))?;
+        // A converter and the guest may have written to it since.
+        match rbd::why_another(&opened, is_begun.then_some(self.journal(disk).as_path()), true)? {
+            None => Ok(opened),
+            Some(why) => {
+                let what = format!("{} is not what this plan wrote there: {why}", disk.path.display());
+                Err(ProviderError::new(Cause::Target, what).advise("see who put it there"))
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_disk::{Around, Disk, DiskError, read_span};
@@ -107,7 +108,22 @@ fn is_same_cluster(recorded: &[String], now: &[String]) -> bool {
 pub struct RbdDisk {
     // Fields drop in this order: connections go before their server.
     nbd: NbdDisk,
-    _server: ImageServer,
+    server: ImageServer,
+}
+
+impl RbdDisk {
+    /// Where the image is served, raw, by NBD.
+    pub fn uri(&self) -> &str {
+        self.server.uri()
+    }
+}
+
+/// Images of a VM of which some are in Ceph, for a rehearsal: those are locked, and served to be read for as long as this lives.
+pub struct CephCopy {
+    /// All images.
+    pub disks: Vec<Arc<dyn Disk>>,
+    /// Where each is served by NBD; nothing for one that is a file or a device of this host.
+    pub uris: Vec<Option<String>>,
 }
 
 /// Opens the image of a disk.
@@ -133,7 +149,7 @@ pub fn open(
         Access::Write => NbdDisk::open_target(&uri, options),
     };
     let nbd = nbd.map_err(|error| failed(chain(&error), Cause::Target))?;
-    Ok(RbdDisk { nbd, _server: server })
+    Ok(RbdDisk { nbd, server })
 }
 
 fn unopened(error: QemuError) -> ProviderError {
