@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{Around, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Work};
 
@@ -19,12 +19,21 @@ pub trait Pace: Send + Sync {
     /// With that time; nothing was taken.
     fn take(&self, bytes: u64) -> Result<(), Duration>;
 
+    /// Whether a lane that has left the source to others for so long does so a while longer: it begins no read, and what it asked
+    /// for stays at the server. Each time this says no, a read of the lane begins, or all that it asked for is received.
+    fn gives_way(&self, _waited: Duration) -> bool {
+        false
+    }
+
+    /// A request that was begun has ended well.
+    fn served(&self) {}
+
     /// Whether nothing is to be read any more: whoever waits gives up.
     fn is_stopped(&self) -> bool;
 }
 
-/// A disk whose reads begin when a pace lets them. Only what is read of the disk inside counts, by its length: not its
-/// extents, nor hashes that are taken where it is. Writes do not wait.
+/// A disk whose reads begin when a pace lets them, and are received unless it gives way to others. Only what is read of the
+/// disk inside counts, by its length: not its extents, nor hashes that are taken where it is. Writes do not wait.
 pub struct Paced {
     inner: Arc<dyn Disk>,
     turns: Arc<Turns>,
@@ -57,7 +66,14 @@ impl Around for Paced {
     fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
         let name = self.inner.name().to_string();
         let (lane, turns) = (self.inner.open_lane()?, self.turns.clone());
-        Ok(Box::new(PacedLane { name, lane, turns, held: VecDeque::new() }))
+        Ok(Box::new(PacedLane {
+            name,
+            lane,
+            turns,
+            held: VecDeque::new(),
+            gives_way_since: None,
+            goes_on: false,
+        }))
     }
 
     fn withdraw(&self) -> bool {
@@ -72,20 +88,39 @@ struct PacedLane {
     turns: Arc<Turns>,
     /// Requests that wait for their turn.
     held: VecDeque<Request>,
+    /// Since when it leaves the source to others, while it does.
+    gives_way_since: Option<Instant>,
+    /// What it asked for is received although others are to be served first, because it has waited.
+    goes_on: bool,
 }
 
 impl PacedLane {
+    /// Whether it leaves the source to others. One that is over, or whose connection broke, keeps nothing from them.
+    fn gives_way(&mut self) -> bool {
+        let waited = self.gives_way_since.map_or(Duration::ZERO, |since| since.elapsed());
+        let may_wait = !self.turns.are_over() && !self.lane.is_broken();
+        let is_behind = may_wait && self.turns.pace.gives_way(Duration::ZERO);
+        let gives_way = is_behind && self.turns.pace.gives_way(waited);
+        self.gives_way_since = gives_way.then(|| self.gives_way_since.unwrap_or_else(Instant::now));
+        self.goes_on = is_behind && (self.goes_on || !gives_way);
+        gives_way
+    }
+
     /// Hands on what may go now; how long to wait before the next may, if one is left.
     fn let_go(&mut self) -> Option<Duration> {
         loop {
             let waits = self.held.front()?;
             if let Work::Read(buffer) = &waits.work {
+                let bytes = buffer.len() as u64;
                 if self.turns.are_over() {
                     return Some(Duration::ZERO);
                 }
+                if self.gives_way() {
+                    return Some(LOOK_EVERY);
+                }
                 // A broken lane reads nothing.
                 let is_read = !self.lane.is_broken();
-                if is_read && let Err(wait) = self.turns.pace.take(buffer.len() as u64) {
+                if is_read && let Err(wait) = self.turns.pace.take(bytes) {
                     return Some(wait);
                 }
             }
@@ -118,10 +153,21 @@ impl Lane for PacedLane {
 
     fn complete_seeing(&mut self, seen: &mut dyn FnMut(u64, &[u8])) -> Option<Completion> {
         loop {
+            let is_busy = self.lane.in_flight() > 0;
+            self.goes_on &= is_busy;
+            // A server that nobody takes data from sends no more of it, and its line is free for others.
+            if is_busy && !self.goes_on && self.gives_way() {
+                std::thread::sleep(LOOK_EVERY);
+                continue;
+            }
             let wait = self.let_go();
-            // What is under way is received first: no server is left with data that nobody takes.
+            // What is under way is received first: but for others, no server is left with data that nobody takes.
             if self.lane.in_flight() > 0 {
-                return self.lane.complete_seeing(seen);
+                let ended = self.lane.complete_seeing(seen)?;
+                if ended.result.is_ok() {
+                    self.turns.pace.served();
+                }
+                return Some(ended);
             }
             if let Some(given_up) = self.give_up() {
                 return Some(given_up);
@@ -177,6 +223,47 @@ mod tests {
         fn take(&self, _: u64) -> Result<(), Duration> {
             let asked = self.0.fetch_add(1, Relaxed);
             if asked.is_multiple_of(2) { Err(Duration::from_micros(1)) } else { Ok(()) }
+        }
+
+        fn is_stopped(&self) -> bool {
+            false
+        }
+    }
+
+    /// Gives way while it is told to, but for each time that a lane that waits has asked so often.
+    struct Polite {
+        is_behind: AtomicBool,
+        patience: u64,
+        asked: AtomicU64,
+        begun: AtomicU64,
+        served: AtomicU64,
+    }
+
+    impl Polite {
+        fn new(is_behind: bool, patience: u64) -> Arc<Polite> {
+            let [asked, begun, served] = [0; 3].map(AtomicU64::new);
+            Arc::new(Polite { is_behind: AtomicBool::new(is_behind), patience, asked, begun, served })
+        }
+
+        fn counts(&self) -> (u64, u64) {
+            (self.begun.load(Relaxed), self.served.load(Relaxed))
+        }
+    }
+
+    impl Pace for Polite {
+        fn take(&self, _: u64) -> Result<(), Duration> {
+            self.begun.fetch_add(1, Relaxed);
+            Ok(())
+        }
+
+        fn gives_way(&self, waited: Duration) -> bool {
+            let waits =
+                || waited.is_zero() || !(self.asked.fetch_add(1, Relaxed) + 1).is_multiple_of(self.patience);
+            self.is_behind.load(Relaxed) && waits()
+        }
+
+        fn served(&self) {
+            self.served.fetch_add(1, Relaxed);
         }
 
         fn is_stopped(&self) -> bool {
@@ -252,5 +339,72 @@ mod tests {
             assert_eq!(waits.join().unwrap(), [(0, true), (1, true)], "one after the other");
         });
         assert_eq!((inside.counts().bytes_read, purse.bytes.load(Relaxed)), (2 * PIECE, 0));
+    }
+
+    #[test]
+    fn one_that_gives_way_reads_one_at_a_time_when_it_has_waited() {
+        let pace = Polite::new(true, 3);
+        let inside = MemDisk::new("disk", conformance::pattern(4 * PIECE));
+        let disk: &dyn Disk = &Paced::new(Arc::new(inside), pace.clone());
+        let mut lane = disk.open_lane().unwrap();
+        lane.submit(read(0));
+        assert_eq!((pace.counts(), lane.in_flight()), ((0, 0), 1));
+        for piece in 0..3 {
+            lane.submit(read(piece + 1));
+            let ended = lane.complete().unwrap();
+            assert_eq!((ended.id, ended.result.is_ok()), (piece, true));
+            assert_eq!(pace.counts(), (piece + 1, piece + 1), "no other was begun");
+        }
+    }
+
+    #[test]
+    fn what_was_left_at_the_server_for_long_is_received_at_once_and_no_more_is_begun() {
+        let pace = Polite::new(false, 3);
+        let inside = MemDisk::new("disk", conformance::pattern(4 * PIECE));
+        let disk: &dyn Disk = &Paced::new(Arc::new(inside), pace.clone());
+        let mut lane = disk.open_lane().unwrap();
+        (0..3).for_each(|piece| lane.submit(read(piece)));
+        pace.is_behind.store(true, Relaxed);
+        lane.submit(read(3));
+        assert!((0..3).all(|_| lane.complete().unwrap().result.is_ok()));
+        assert_eq!(pace.counts(), (3, 3));
+        assert!(pace.asked.load(Relaxed) < 6, "it waited once");
+        assert_eq!(lane.complete().unwrap().id, 3);
+        // The next time it waits again.
+        pace.is_behind.store(false, Relaxed);
+        lane.submit(read(0));
+        pace.is_behind.store(true, Relaxed);
+        let asked = pace.asked.load(Relaxed);
+        assert!(lane.complete().unwrap().result.is_ok() && pace.asked.load(Relaxed) >= asked + 3);
+    }
+
+    #[test]
+    fn one_that_gives_way_receives_nothing_until_it_goes_on_or_is_over() {
+        for is_withdrawn in [false, true] {
+            let pace = Polite::new(false, u64::MAX);
+            let inside = MemDisk::new("disk", conformance::pattern(4 * PIECE));
+            let disk: &dyn Disk = &Paced::new(Arc::new(inside.clone()), pace.clone());
+            let mut lane = disk.open_lane().unwrap();
+            (0..2).for_each(|piece| lane.submit(read(piece)));
+            assert_eq!(pace.counts(), (2, 0));
+            pace.is_behind.store(true, Relaxed);
+            std::thread::scope(|scope| {
+                let (tell, told) = std::sync::mpsc::channel();
+                scope.spawn(move || {
+                    lane.submit(read(2));
+                    while let Some(ended) = lane.complete() {
+                        tell.send(ended.result.is_ok()).unwrap();
+                    }
+                });
+                assert!(told.recv_timeout(4 * LOOK_EVERY).is_err(), "it was received, or begun");
+                assert_eq!((pace.counts(), inside.counts().reads), ((2, 0), 0));
+                match is_withdrawn {
+                    true => assert!(!disk.withdraw()),
+                    false => pace.is_behind.store(false, Relaxed),
+                }
+                // What was under way ends well; what was not begun fails once all is over.
+                assert_eq!(told.iter().collect::<Vec<_>>(), [true, true, !is_withdrawn]);
+            });
+        }
     }
 }

@@ -104,7 +104,7 @@ pub struct AskedDisk<'a> {
     /// The snapshot that froze it.
     pub snapshot: &'a str,
     /// Whether it is for what changed since the pass before, while the guest is down for it: a limit that holds other reads
-    /// back does not hold back these.
+    /// back does not hold back these, and other reads of the host wait for them.
     pub is_urgent: bool,
     /// Told what is attached elsewhere to be read, before it is.
     pub record: Record<'a>,

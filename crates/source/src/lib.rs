@@ -7,7 +7,7 @@
 //! vddk         the ways to vSphere's disks, and VDDK as one; nfc: NFC, and whether hosts can be reached by it
 //! hot_add      disks that proxy VMs read, what is attached there, and what stands in the way
 //! hidden       what of an inventory does not count for a plan that goes on
-//! reads        how much may be read in a second
+//! reads        how much may be read in a second; urgent: which hosts are read while a guest is down for it
 //! rights       what a plan needs its user to be allowed
 //! inventories  one inventory of a source at a time, for all plans of a state folder
 //! login        from what a plan names to a session
@@ -35,6 +35,7 @@ mod setting;
 pub mod single;
 mod source;
 mod tracking;
+mod urgent;
 pub mod vddk;
 mod vsphere;
 

@@ -1,4 +1,5 @@
-//! How much may be read of sources in a second: what a plan says, within what all plans of a process share.
+//! How much may be read of sources in a second: what a plan says, within what all plans of a process share. What guests are down for
+//! is read first.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,8 @@ use drover_disk::{Disk, Pace, Paced};
 use drover_mover::StopSignal;
 use drover_plan::{PlannedVm, Target};
 use drover_types::DayLimit;
+
+use crate::urgent::{Host, Hurry};
 
 /// A limit that all plans of a process share. Clones are the same limit.
 #[derive(Clone, Debug)]
@@ -52,51 +55,72 @@ impl Reads {
         Reads { here: own.or_else(|| far.clone()), far, stop: stop.clone() }
     }
 
-    /// A disk of a VM, held back as its plan says.
-    pub(crate) fn hold(&self, vm: &PlannedVm, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
-        self.pace(vm, disk, true)
+    /// A disk of a VM at this host, held back as its plan says, and while others of the host are read for which a guest is down.
+    pub(crate) fn hold(&self, vm: &PlannedVm, host: Arc<Host>, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        self.pace(vm, Turn::Waits(host), disk)
     }
 
-    /// One whose reads do not wait, because a guest is down for them. They count: others wait the longer.
-    pub(crate) fn count(&self, vm: &PlannedVm, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
-        self.pace(vm, disk, false)
+    /// One whose reads do not wait, because a guest is down for them. They count: others wait the longer, and others of the host
+    /// for its end.
+    pub(crate) fn count(&self, vm: &PlannedVm, host: Arc<Host>, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        self.pace(vm, Turn::First(Hurry::begin(host)), disk)
     }
 
-    fn pace(&self, vm: &PlannedVm, disk: Arc<dyn Disk>, waits: bool) -> Arc<dyn Disk> {
+    fn pace(&self, vm: &PlannedVm, turn: Turn, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
         let limit = if vm.site.is_some() { &self.far } else { &self.here };
-        match limit {
-            None => disk,
-            Some(limit) => {
-                let pace = ByLimit { limit: limit.clone(), stop: self.stop.clone(), waits };
-                Arc::new(Paced::new(disk, Arc::new(pace)))
-            }
-        }
+        let pace = ByTurn { limit: limit.clone(), stop: self.stop.clone(), turn };
+        Arc::new(Paced::new(disk, Arc::new(pace)))
     }
 }
 
-struct ByLimit {
-    limit: Arc<RateLimit>,
-    stop: StopSignal,
-    waits: bool,
+/// When a disk is read, of those of its host.
+enum Turn {
+    /// When none is read that a guest is down for.
+    Waits(Arc<Host>),
+    /// Before all others.
+    First(Hurry),
 }
 
-impl Pace for ByLimit {
+struct ByTurn {
+    limit: Option<Arc<RateLimit>>,
+    stop: StopSignal,
+    turn: Turn,
+}
+
+impl Pace for ByTurn {
     fn take(&self, bytes: u64) -> Result<(), Duration> {
-        if self.waits {
-            return self.limit.take(bytes);
+        match (&self.turn, &self.limit) {
+            (Turn::Waits(_), Some(limit)) => return limit.take(bytes),
+            (Turn::Waits(_), None) => {}
+            (Turn::First(_), limit) => limit.iter().for_each(|limit| limit.spend(bytes)),
         }
-        self.limit.spend(bytes);
         Ok(())
     }
 
+    fn gives_way(&self, waited: Duration) -> bool {
+        match &self.turn {
+            Turn::Waits(host) => !self.stop.is_set() && host.holds_up(waited),
+            Turn::First(_) => false,
+        }
+    }
+
+    fn served(&self) {
+        if let Turn::First(hurry) = &self.turn {
+            hurry.gets_on();
+        }
+    }
+
+    /// Without a limit nothing waits that a stop has to end: [`Pace::gives_way`] sees to that.
     fn is_stopped(&self) -> bool {
-        self.stop.is_set()
+        self.limit.is_some() && self.stop.is_set()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use drover_disk::{MemDisk, read_span};
+    use std::sync::mpsc::{Sender, channel};
+
+    use drover_disk::{Around, Buffer, Completion, DiskError, Lane, MemDisk, Request, Work, read_span};
     use drover_plan::{Plan, resolve};
     use drover_types::ByteSpan;
     use drover_types::inventory::{Inventory, PowerState, Vm, VmDisk};
@@ -134,13 +158,17 @@ mod tests {
         Arc::new(MemDisk::new("disk", vec![1; MIB as usize]))
     }
 
+    fn host() -> Arc<Host> {
+        Arc::new(Host::new())
+    }
+
     #[test]
     fn all_disks_of_a_plan_that_come_here_share_its_limit_within_that_of_all() {
         let stop = StopSignal::default();
         let shared = SharedReads::new(vec![DayLimit::always(100 * MIB)], |_| {});
         let (limited, vm) = plan(", rate_limit: [1KiB]");
         let (reads, _) = reads(&limited, Some(&shared), &stop);
-        let disks = [reads.hold(&vm, disk()), reads.hold(&vm, disk())];
+        let disks = [reads.hold(&vm, host(), disk()), reads.hold(&vm, host(), disk())];
         read_span(&mut *disks[0].open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
         assert_eq!(reads.here.as_ref().unwrap().used().bytes, MIB);
         assert_eq!(shared.limit.used().bytes, MIB);
@@ -155,10 +183,10 @@ mod tests {
         let (slow, vm) = plan(", rate_limit: [1KiB]");
         let (held, limits) = reads(&slow, None, &StopSignal::default());
         let read = |disk: Arc<dyn Disk>| read_span(&mut *disk.open_lane().unwrap(), ByteSpan::new(0, MIB));
-        read(held.hold(&vm, disk())).unwrap();
+        read(held.hold(&vm, host(), disk())).unwrap();
         std::thread::scope(|scope| {
             // For a quarter of an hour, but for the order.
-            let waits = scope.spawn(|| read(held.hold(&vm, disk())));
+            let waits = scope.spawn(|| read(held.hold(&vm, host(), disk())));
             limits.set(Vec::new());
             waits.join().unwrap().unwrap();
         });
@@ -169,20 +197,22 @@ mod tests {
         limits.set(vec![DayLimit::always(7)]);
         let looks = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(20))).take(1500);
         assert!(looks.map(|()| limit.bytes_per_second()).any(|now| now == Some(7)));
-        read(reads.hold(&vm, disk())).unwrap();
+        read(reads.hold(&vm, host(), disk())).unwrap();
         assert_eq!(limit.used().bytes, MIB);
     }
 
     #[test]
     fn what_a_guest_is_down_for_does_not_wait_and_counts() {
         let shared = SharedReads::new(vec![DayLimit::always(1 << 10)], |_| {});
-        let pace = |waits| ByLimit { limit: shared.limit.clone(), stop: StopSignal::default(), waits };
-        assert!(pace(false).take(MIB).is_ok() && pace(false).take(MIB).is_ok());
-        assert!(pace(true).take(MIB).is_err(), "others wait for what was taken");
+        let limit = Some(shared.limit.clone());
+        let pace = |turn| ByTurn { limit: limit.clone(), stop: StopSignal::default(), turn };
+        let first = || pace(Turn::First(Hurry::begin(host())));
+        assert!(first().take(MIB).is_ok() && first().take(MIB).is_ok());
+        assert!(pace(Turn::Waits(host())).take(MIB).is_err(), "others wait for what was taken");
         assert_eq!(shared.limit.used().bytes, 2 * MIB);
         let (plan, vm) = plan("");
         let (reads, _) = reads(&plan, Some(&shared), &StopSignal::default());
-        let urgent = reads.count(&vm, disk());
+        let urgent = reads.count(&vm, host(), disk());
         read_span(&mut *urgent.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
         assert_eq!(shared.limit.used().bytes, 3 * MIB);
     }
@@ -193,12 +223,105 @@ mod tests {
         let shared = SharedReads::new(vec![DayLimit::always(MIB)], |_| {});
         let (limited, vm) = plan(", via: site-b, rate_limit: [1KiB]");
         assert!(vm.site.is_some());
-        let inside = disk();
         let (alone, _) = reads(&limited, None, &stop);
-        assert!(Arc::ptr_eq(&alone.hold(&vm, inside.clone()), &inside), "nothing is around it");
+        let free = alone.hold(&vm, host(), disk());
+        read_span(&mut *free.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
+        assert!(alone.here.is_none() && alone.far.is_none(), "it is held on the way there");
         let (reads, _) = reads(&limited, Some(&shared), &stop);
         assert!(Arc::ptr_eq(reads.far.as_ref().unwrap(), &shared.limit));
         assert!(Arc::ptr_eq(reads.here.as_ref().unwrap(), &shared.limit));
-        assert!(!Arc::ptr_eq(&reads.hold(&vm, inside.clone()), &inside));
+        let held = reads.hold(&vm, host(), disk());
+        read_span(&mut *held.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
+        assert_eq!(shared.limit.used().bytes, MIB);
+    }
+
+    const PIECE: u64 = MIB / 4;
+
+    /// Asks its host for its turn before each piece is received.
+    struct OfHost {
+        disk: MemDisk,
+        name: &'static str,
+        asks: Asks,
+    }
+
+    /// Who asks, and how it is told that it may.
+    type Asks = Sender<(&'static str, Sender<()>)>;
+
+    impl Around for OfHost {
+        fn inner(&self) -> &dyn Disk {
+            &self.disk
+        }
+
+        fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
+            let lane = self.disk.open_lane()?;
+            Ok(Box::new(LaneOfHost { lane, name: self.name, asks: self.asks.clone() }))
+        }
+    }
+
+    struct LaneOfHost {
+        lane: Box<dyn Lane>,
+        name: &'static str,
+        asks: Asks,
+    }
+
+    impl Lane for LaneOfHost {
+        fn submit(&mut self, request: Request) {
+            self.lane.submit(request);
+        }
+
+        fn complete(&mut self) -> Option<Completion> {
+            let (turn, my_turn) = channel();
+            self.asks.send((self.name, turn)).unwrap();
+            my_turn.recv().unwrap();
+            self.lane.complete()
+        }
+
+        fn in_flight(&self) -> usize {
+            self.lane.in_flight()
+        }
+    }
+
+    /// Reads a disk with all its pieces under way at once, and closes it.
+    fn read_all(disk: Arc<dyn Disk>) {
+        let mut lane = disk.open_lane().unwrap();
+        for id in 0..MIB / PIECE {
+            let work = Work::Read(Buffer::zeroed(PIECE as usize));
+            lane.submit(Request { id, span: ByteSpan::new(id * PIECE, PIECE), work });
+        }
+        while lane.in_flight() > 0 {
+            lane.complete().unwrap().result.unwrap();
+        }
+    }
+
+    #[test]
+    fn what_a_guest_is_down_for_has_its_host_to_itself_and_no_other() {
+        let (plan, vm) = plan("");
+        let (reads, _) = reads(&plan, None, &StopSignal::default());
+        let (host, elsewhere) = (host(), host());
+        let (asks, asked) = channel();
+        let of_host = |name: &'static str| -> Arc<dyn Disk> {
+            let disk = MemDisk::new(name, vec![1; MIB as usize]);
+            Arc::new(OfHost { disk, name, asks: asks.clone() })
+        };
+        let passes = reads.hold(&vm, host.clone(), of_host("pass"));
+        let mut order = Vec::new();
+        // A tick of the host: whoever has asked first gets a piece.
+        let mut tick = || {
+            let (name, turn) = asked.recv().unwrap();
+            order.push(name);
+            turn
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| read_all(passes));
+            let turn = tick();
+            // All its pieces are under way when a guest goes down; one of them is being received.
+            let cutover = reads.count(&vm, host.clone(), of_host("cutover"));
+            let other = reads.hold(&vm, elsewhere, disk());
+            read_span(&mut *other.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
+            scope.spawn(|| read_all(cutover));
+            turn.send(()).unwrap();
+            (1..8).for_each(|_| tick().send(()).unwrap());
+        });
+        assert_eq!(order.join(" "), "pass cutover cutover cutover cutover pass pass pass");
     }
 }

@@ -19,6 +19,7 @@ use crate::inventories::{self, Asker, Read};
 use crate::login::{self, LoginError};
 use crate::nfc::{self, Asked, NfcWay};
 use crate::reads::Reads;
+use crate::urgent::Host;
 use crate::vddk::{Frozen as FrozenFile, VddkWay, Way};
 
 /// A vSphere session, for a plan whose paths are relative to `folder`.
@@ -84,9 +85,12 @@ impl SourceProvider for VsphereSource {
     fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
         let opened = self.open_by_any(wanted)?;
         let disk = opened.disk.clone();
+        // A plan may reach its vCenter by any address.
+        let host =
+            || Host::named(&format!("{}/{}", self.session.about().instance_uuid, wanted.vm.vm.host_id));
         let disk = match &self.reads {
-            Some(reads) if wanted.is_urgent => reads.count(wanted.vm, disk),
-            Some(reads) => reads.hold(wanted.vm, disk),
+            Some(reads) if wanted.is_urgent => reads.count(wanted.vm, host(), disk),
+            Some(reads) => reads.hold(wanted.vm, host(), disk),
             None => disk,
         };
         Ok(OpenedSource { disk, ..opened })
