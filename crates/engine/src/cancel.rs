@@ -5,7 +5,7 @@ use drover_plan::PlannedVm;
 use drover_types::inventory::PowerState;
 
 use crate::clock::SystemClock;
-use crate::error::{EngineError, ProviderError, chain};
+use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::{Board, NoObserver};
 use crate::itinerary::{
     Context, ROLLS_BACK, asked_down, has_begun, look, may_run_at_target, moment_of, remove_own_snapshots,
@@ -255,9 +255,24 @@ fn cancel_vm(
         context.store.set_snapshot(context.plan, &row.id, None)?;
         // A plan that is begun anew calls all of them again.
         context.store.forget_hooks(context.plan, &row.id, "")?;
-        context.store.end_vm(context.plan, &row.id, state, None)?;
+        let unwell = failed_after_start(row).filter(|_| state == VmState::Done);
+        notes.extend(unwell.as_ref().map(|(text, _)| format!("{}: {text}", row.name)));
+        let why = unwell.as_ref().map(|(text, cause)| (text.as_str(), *cause, None));
+        context.store.end_vm(context.plan, &row.id, state, why)?;
     }
     Ok(problems)
+}
+
+/// What a check or a hook said that failed after the start of a VM, and its cause: who gives it up keeps the VM at the target, and
+/// nothing has shown since then that it is well.
+fn failed_after_start(row: &VmRow) -> Option<(String, &str)> {
+    let cause = row.cause.as_deref()?;
+    let error = row.error.as_deref()?;
+    let is_call = matches!(Cause::of_word(cause), Some(Cause::Check | Cause::Hook));
+    let text = format!(
+        "it was given up after its start, and stays at the target although this failed there: {error}"
+    );
+    is_call.then_some((text, cause))
 }
 
 /// What becomes of a VM whose plan is given up.

@@ -260,6 +260,8 @@ pub enum Event {
         not_cleaned_up: usize,
         /// VMs failed.
         failed: usize,
+        /// VMs that were given up by order.
+        cancelled: usize,
         /// VMs not begun or stopped.
         unfinished: usize,
     },

@@ -150,7 +150,11 @@ pub(crate) fn give_up(context: &Context<'_>, vm: &PlannedVm, was: Was) -> VmEnd 
     let name = vm.target_name.clone();
     let end = match (given_up.left.as_slice(), given_up.arrived.as_slice()) {
         ([], []) => VmEnd::plain(name, VmState::Cancelled),
-        ([], _) => VmEnd::plain(name, VmState::Done),
+        ([], _) => {
+            // What failed after its start stays told.
+            let error = store.vm(plan, id).ok().flatten().and_then(|row| row.error);
+            VmEnd { error, ..VmEnd::plain(name, VmState::Done) }
+        }
         (left, _) => {
             let text = format!("it is given up by order, and not all could be undone: {}", left.join("; "));
             let advice = format!("mend the cause, then `drover cancel {plan} {}` again", vm.vm.name);
@@ -162,7 +166,10 @@ pub(crate) fn give_up(context: &Context<'_>, vm: &PlannedVm, was: Was) -> VmEnd 
     };
     let text = match end.state {
         VmState::Cancelled => DONE.to_string(),
-        VmState::Done => "it had arrived before it could be given up, and stays".to_string(),
+        VmState::Done => {
+            let stays = || "it had arrived before it could be given up, and stays".to_string();
+            end.error.clone().unwrap_or_else(stays)
+        }
         _ => end.error.clone().unwrap_or_default(),
     };
     let (vm, state) = (end.name.clone(), end.state);

@@ -1,17 +1,17 @@
 //! What users order about a plan from outside: the cutover, another try of what failed, and the removal of what may be left.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use drover_plan::{PlannedVm, name_matches};
+use drover_plan::{Plan, PlannedVm, name_matches};
 use drover_types::inventory::Snapshot;
-use drover_types::some_of;
+use drover_types::{Opening, some_of};
 use serde::Serialize;
 
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::itinerary::{check_recorded, is_own_snapshot, look, remove_own_snapshots};
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::runner::PlanLock;
-use crate::store::{PlanState, Store, VmRow, VmState};
+use crate::store::{PlanState, Store, VmRow, VmState, now_ms};
 
 /// VMs that are named where an order is refused.
 const NAMES_MAX: usize = 5;
@@ -20,7 +20,8 @@ const NAMES_MAX: usize = 5;
 /// not arrived. A running drover does it at once, else the next one that goes on with the plan. Gives their names.
 ///
 /// # Errors
-/// If there is nothing to move over by those names or in that wave, or the state cannot be written.
+/// If there is nothing to move over by those names or in that wave, one of them failed in the run that goes on, or the state cannot be
+/// written.
 pub fn ask_cutover(
     store: &Store,
     plan: &str,
@@ -31,7 +32,11 @@ pub fn ask_cutover(
     let given_up = store.give_ups(plan)?;
     let planned = |row: &VmRow| serde_json::from_str::<PlannedVm>(&row.planned).ok();
     let is_warm = |row: &VmRow| planned(row).is_some_and(|planned| planned.warm.is_some());
-    let waits = |row: &VmRow| !row.state.has_arrived() && !given_up.contains(&row.id) && is_warm(row);
+    // A run leaves what failed alone until it is tried again.
+    let (is_run, again) = (is_being_run(store, plan)?, store.retries(plan)?);
+    let is_out = |row: &VmRow| is_run && row.state == VmState::Failed && !again.contains(&row.id);
+    let is_left = |row: &VmRow| !row.state.has_arrived() && !given_up.contains(&row.id) && !is_out(row);
+    let waits = |row: &VmRow| is_left(row) && is_warm(row);
     let wanted: Vec<&VmRow> = match (names, wave) {
         ([], None) => rows.iter().filter(|row| waits(row)).collect(),
         ([], Some(wave)) => members_of(plan, wave, &rows)?.into_iter().filter(|row| waits(row)).collect(),
@@ -51,6 +56,11 @@ pub fn ask_cutover(
             let what = format!("{name} moves cold, without a cutover");
             return refuse(what, "let it go on, or use `mode: warm`");
         }
+        if is_out(row) {
+            let what = format!("{name} has failed, and a cutover has no effect on it");
+            let advice = format!("mend the cause, then `drover retry {plan} {name}`, then order its cutover");
+            return refuse(what, &advice);
+        }
     }
     if wanted.is_empty() {
         let of = wave.map(|wave| format!("wave {wave} of ")).unwrap_or_default();
@@ -68,7 +78,8 @@ pub fn ask_cutover(
 /// runs the plan does it at once. Gives their names.
 ///
 /// # Errors
-/// If nothing runs the plan, for then a resume tries them; if one of them did not fail, or none did; or if the state cannot be written.
+/// If nothing runs the plan, for then a resume tries them; if one of them did not fail, or none did; if the window of its wave is over, or
+/// those of all are; or if the state cannot be written.
 pub fn ask_retry(store: &Store, plan: &str, names: Option<&[String]>) -> Result<Vec<String>, EngineError> {
     let rows = store.vms_in_short(plan)?;
     let advice = format!("`drover resume {plan}` goes on with it, and tries what failed again");
@@ -85,7 +96,7 @@ pub fn ask_retry(store: &Store, plan: &str, names: Option<&[String]>) -> Result<
     let is_given_up = |row: &&VmRow| given_up.contains(&row.id);
     let has_failed = |row: &VmRow| row.state == VmState::Failed && !is_given_up(&row);
     let named = names.map(|names| rows_of(plan, names, &rows, has_failed)).transpose()?;
-    let wanted = match named {
+    let mut wanted = match named {
         Some(named) => {
             if let Some(row) = named.iter().find(|row| is_given_up(row)) {
                 let advice =
@@ -103,6 +114,19 @@ pub fn ask_retry(store: &Store, plan: &str, names: Option<&[String]>) -> Result<
             &format!("see `drover status {plan}` for its VMs"),
         );
     }
+    let late = late_vms(store, plan)?;
+    let is_late = |row: &VmRow| late.contains_key(&row.id);
+    let is_named = |row: &VmRow| names.is_some_and(|names| names.contains(&row.name));
+    let all_are_late = wanted.iter().all(|row| is_late(row));
+    if let Some(row) = wanted.iter().find(|row| is_late(row) && (all_are_late || is_named(row))) {
+        let (name, wave) = (&row.name, &late[&row.id]);
+        let what = format!("the window of wave {wave} is over, so {name} would fail again at once");
+        let advice = format!(
+            "give the wave a later end in the plan's file, then `drover pause {plan}` and `drover migrate` with the file: what was copied is kept"
+        );
+        return refuse(what, &advice);
+    }
+    wanted.retain(|row| !is_late(row));
     let ids: Vec<&str> = wanted.iter().map(|row| row.id.as_str()).collect();
     if !store.ask_retry(plan, &ids)? {
         let advice = format!(
@@ -182,6 +206,22 @@ pub fn wave_to_try_again(store: &Store, plan: &str, wave: &str) -> Result<Vec<St
         ),
         false => Ok(names),
     }
+}
+
+/// VMs of a plan whose waves' windows are over for good, by their ids, with these waves. What is down, or frozen, goes on whatever its
+/// window.
+fn late_vms(store: &Store, plan: &str) -> Result<HashMap<String, String>, EngineError> {
+    let text = store.plan(plan)?.map(|row| row.text).unwrap_or_default();
+    let waves = Plan::parse(&text).map(|plan| plan.waves()).unwrap_or_default();
+    let now_ms = now_ms().max(0) as u64;
+    let over = waves.into_iter().filter(|wave| wave.window.at(now_ms) == Opening::Never);
+    let over: HashSet<String> = over.map(|wave| wave.name).collect();
+    if over.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let at_rest = store.vms(plan)?.into_iter().filter(|row| !row.switched_off && row.snapshot.is_none());
+    let late = at_rest.filter_map(|row| Some((row.id, row.wave?))).filter(|(_, wave)| over.contains(wave));
+    Ok(late.collect())
 }
 
 /// The VMs of a wave, which has some.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use drover_mover::Attribution;
 use serde::{Deserialize, Serialize};
 
+use crate::itinerary::undone_downtime;
 use crate::provider::LinkBytes;
 use crate::store::{
     DiskRow, EventRow, HookRow, PassRow, PlanRow, RehearsalRow, RunRow, SampleRow, Store, StoreError, VmRow,
@@ -48,6 +49,10 @@ pub struct VmReport {
     pub phases: Vec<PhaseTime>,
     /// Its passes and its downtime; absent if it moves cold.
     pub warm: Option<WarmReport>,
+    /// For how many milliseconds it was down before it was switched on again at its source the last time; absent if it was not, or has
+    /// arrived since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undone_downtime_ms: Option<u64>,
     /// Its latest hooks and checks, in order.
     pub hooks: Vec<HookRow>,
     /// Its latest rehearsals, in order.
@@ -264,6 +269,7 @@ struct PlannedSource {
 fn vm_report(mut row: VmRow, disks: Vec<DiskRow>, events: &[&EventRow]) -> VmReport {
     let mut disks: Vec<DiskReport> = disks.into_iter().map(disk_report).collect();
     let phases = phase_times(events.iter().copied());
+    let undone_downtime_ms = undone_downtime(events.iter().copied()).filter(|_| !row.state.has_arrived());
     // The text is the larger part of a row, and no report tells it.
     let planned = std::mem::take(&mut row.planned);
     let Planned { vm: PlannedSource { instance_uuid, host_id }, disks: places } =
@@ -282,6 +288,7 @@ fn vm_report(mut row: VmRow, disks: Vec<DiskRow>, events: &[&EventRow]) -> VmRep
         disks,
         phases,
         warm: None,
+        undone_downtime_ms,
         hooks: Vec::new(),
         rehearsals: Vec::new(),
     }

@@ -172,7 +172,15 @@ impl Runner<'_> {
             let done = self.vms.iter().filter(|vm| was(vm, VmState::Done)).count();
             let plan = || self.plan.to_string();
             self.observer.event(&Event::PlanStarted { plan: plan(), vms: 0, done_before: done });
-            let ended = Event::PlanEnded { plan: plan(), done, not_cleaned_up: 0, failed: 0, unfinished: 0 };
+            let cancelled = self.vms.iter().filter(is_out).count();
+            let ended = Event::PlanEnded {
+                plan: plan(),
+                done,
+                not_cleaned_up: 0,
+                failed: 0,
+                cancelled,
+                unfinished: 0,
+            };
             self.observer.event(&ended);
             return Ok(RunOutcome { done, ..RunOutcome::default() });
         }
@@ -544,6 +552,7 @@ impl Runner<'_> {
             done,
             not_cleaned_up,
             failed: outcome.failed.len(),
+            cancelled: given_up,
             unfinished,
         });
         outcome

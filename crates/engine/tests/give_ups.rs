@@ -74,8 +74,11 @@ fn one_that_waits_for_its_turn_never_begins() {
     let world = World::with(&vms, "start: true\nlimits: {vms_per_host: 1}");
     // Whichever begins first keeps the other waiting.
     let given_up = Mutex::new(None);
-    let told = Mutex::new(Vec::new());
+    let (told, sum) = (Mutex::new(Vec::new()), Mutex::new(None));
     let outcome = world.run(&Watch(|event: &Event| {
+        if let Event::PlanEnded { done, failed, cancelled, unfinished, .. } = event {
+            *sum.lock().unwrap() = Some([*done, *failed, *cancelled, *unfinished]);
+        }
         if let Event::VmEnded { vm, state, .. } = event {
             told.lock().unwrap().push((vm.clone(), *state));
         }
@@ -95,6 +98,7 @@ fn one_that_waits_for_its_turn_never_begins() {
     assert_undone(&world, waits, "it waited");
     assert_eq!(world.calls_about("create snapshot", waits), 0);
     assert!(told.into_inner().unwrap().contains(&(waits.to_string(), VmState::Cancelled)));
+    assert_eq!(sum.into_inner().unwrap(), Some([1, 0, 1, 0]), "the sum names what was given up");
     assert!(outcome.is_complete(), "{outcome:?}");
 }
 

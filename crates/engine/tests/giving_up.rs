@@ -316,7 +316,9 @@ fn a_disk_that_fails_does_not_keep_the_source_off_until_the_others_are_copied() 
     world.set_trouble_at("open source", 3, Trouble::Fails);
     world.run(&NoObserver);
     let row = world.row("vm-on");
-    assert_eq!((row.state, row.error.as_deref()), (VmState::Failed, Some("open source fails as ordered")));
+    let (told, is_on) = row.error.as_deref().unwrap().split_once("; ").unwrap();
+    assert_eq!((row.state, told), (VmState::Failed, "open source fails as ordered"));
+    assert!(is_on.starts_with("its source is switched on again, after it was down for "), "{is_on}");
     assert_eq!(world.power("vm-on"), PowerState::On);
     for (disk, read) in world.read() {
         assert!(read < drover_disk::Disk::size(&world.sources[&disk]), "{disk} was copied to its end");

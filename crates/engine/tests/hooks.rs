@@ -221,11 +221,61 @@ fn by_leave_a_failed_check_sends_the_guest_back_and_nothing_of_what_it_wrote_the
         assert_eq!(outcome.failed, [("on".to_string(), Cause::Check)], "{mode}");
         assert_eq!((world.runs_at_target("on"), world.power("vm-on")), (false, PowerState::On), "{mode}");
         assert_eq!((world.own_snapshots(), world.is_defined("on")), (0, false), "{mode}");
-        assert!(error(&world).contains("rolled back"), "{}", error(&world));
+        let (text, down) = (error(&world), "; its source is switched on again, after it was down for ");
+        assert!(text.contains("rolled back") && text.contains(down), "{text}");
+        let downtime = || plan_report(&world.store, PLAN).unwrap().unwrap().vms[0].undone_downtime_ms;
+        assert!(downtime().is_some(), "{mode}: the report has it");
         assert_eq!(world.calls("after_failure"), 1);
         world.state().answers.clear();
         world.run(&NoObserver);
         world.assert_arrived("after it went back");
+        assert_eq!(downtime(), None, "{mode}: it has arrived");
+    }
+}
+
+#[test]
+fn a_cancel_after_a_check_or_hook_that_failed_there_keeps_the_guest_and_what_failed() {
+    for (point, cause) in [(POST_START, "check"), ("after_start", "hook")] {
+        let world = cold();
+        (0..1000).for_each(|_| world.answer(point, HookResult::Failed, "no answer"));
+        world.run(&NoObserver);
+        for notes in [1, 0] {
+            let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+            assert_eq!((given_up.left.len(), given_up.arrived), (0, vec!["on".to_string()]), "{point}");
+            assert_eq!(given_up.notes.len(), notes, "{point}: {:?}", given_up.notes);
+            let row = world.row("vm-on");
+            assert_eq!((row.state, row.cause.as_deref()), (VmState::Done, Some(cause)), "{point}");
+            let text = row.error.unwrap();
+            assert!(text.contains("although this failed there: ") && text.contains("no answer"), "{text}");
+            assert!(text.contains(point), "{text}");
+        }
+        assert!(world.runs_at_target("on") && world.power("vm-on") == PowerState::Off, "{point}");
+    }
+}
+
+#[test]
+fn a_guest_that_goes_off_before_its_shutdown_is_switched_on_again_with_a_word_if_hooks_may_have_done_it() {
+    for (called, by_hooks) in [("before_shutdown", true), (PRE_CUTOVER, false)] {
+        let world = cold();
+        (0..100).for_each(|_| world.answer(called, HookResult::Failed, "no"));
+        let outcome = world.run(&Watch(|event: &Event| {
+            if matches!(event, Event::HookEnded { point, .. } if point == called) {
+                world.set_power("vm-on", PowerState::Off);
+            }
+        }));
+        assert_eq!(outcome.failed.len(), 1, "{called}");
+        let power = if by_hooks { PowerState::On } else { PowerState::Off };
+        assert_eq!(
+            (world.power("vm-on"), world.calls("power on")),
+            (power, usize::from(by_hooks)),
+            "{called}"
+        );
+        assert!(!world.row("vm-on").switched_off, "{called}");
+        let events = world.store.events_of(PLAN, "vm-on").unwrap();
+        assert_eq!(events.iter().any(|event| event.kind == "on_again"), by_hooks, "{called}");
+        let told =
+            events.iter().any(|event| event.text.contains("went off while hooks before its shutdown ran"));
+        assert_eq!(told, by_hooks, "{called}");
     }
 }
 

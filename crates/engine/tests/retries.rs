@@ -512,3 +512,23 @@ fn the_event_of_a_second_try_comes_before_it_begins() {
     let checks = |range: &[Event]| range.iter().filter(|it| enters(it, vm, Phase::Check)).count();
     assert_eq!((checks(&events[..at]), checks(&events[at..])), (1, 1));
 }
+
+/// By the clock of whoever orders it; the run's own is still in 1970 when it begins.
+#[test]
+fn one_whose_wave_is_over_is_refused_with_the_reason() {
+    let wave = "waves: [{name: night, until: 1970-01-01T01:00:00Z, vms: [{name: one}]}]";
+    let world = World::with(&[vm("one", PowerState::Off, 1)], &format!("start: true\n{wave}"));
+    world.set_trouble("create snapshot", Trouble::Fails);
+    let told = Mutex::new(Vec::new());
+    let outcome = world.run(&Watch(|event: &Event| {
+        if fails(event, "one") {
+            let all = ask_retry(&world.store, PLAN, None).unwrap_err();
+            *told.lock().unwrap() = vec![refused(&world, "one"), refused(&world, "o*"), all.chain()];
+        }
+    }));
+    assert_eq!((outcome.done, outcome.failed.len()), (0, 1), "{outcome:?}");
+    let told = told.into_inner().unwrap();
+    assert_eq!(told.len(), 3);
+    let why = "the window of wave night is over, so one would fail again at once";
+    assert!(told.iter().all(|it| it.contains(why)), "{told:?}");
+}

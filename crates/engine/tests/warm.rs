@@ -3,14 +3,17 @@
 
 mod fakes;
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use drover_engine::{
-    Event, NoObserver, PassKind, PassState, Phase, VmState, ask_cutover, cancel, plan_report,
+    Event, HookResult, NoObserver, PassKind, PassState, Phase, VmState, ask_cutover, cancel, plan_report,
 };
 use drover_mover::StopSignal;
 use drover_types::inventory::{PowerState, Snapshot};
-use fakes::{DiesAt, PLAN, Trouble, Watch, World, dies_around_every_call, enters, every_call, stop_at_wait};
+use fakes::{
+    DiesAt, PLAN, Trouble, Watch, World, dies_around_every_call, enters, every_call, stop_at_wait, vm,
+};
 
 #[test]
 fn three_passes_an_automatic_cutover_and_what_arrives_is_what_the_guest_wrote_last() {
@@ -480,4 +483,30 @@ fn a_pass_that_goes_well_makes_up_for_one_that_did_not() {
         .map(|it| it.text.as_str())
         .collect();
     assert!(told.is_empty() && world.passes().len() > 1, "{told:?}");
+}
+
+#[test]
+fn a_cutover_of_a_vm_that_failed_is_refused_while_its_plan_runs_on() {
+    let vms = ["one", "two"].map(|name| vm(name, PowerState::On, 1));
+    let lines =
+        "start: true\nmode: warm\nwarm: {interval: 10m, cutover: manual}\nhooks: {before_copy: [{shell: a}]}";
+    let world = World::with(&vms, lines);
+    world.answer("before_copy", HookResult::Failed, "no");
+    let told = Mutex::new(None);
+    let outcome = world.run(&Watch(|event: &Event| {
+        if let Event::VmEnded { vm, state: VmState::Failed, .. } = event {
+            let refused = ask_cutover(&world.store, PLAN, std::slice::from_ref(vm), None).unwrap_err();
+            let others = ask_cutover(&world.store, PLAN, &[], None).unwrap();
+            *told.lock().unwrap() = Some((vm.clone(), refused.chain(), others));
+        }
+    }));
+    assert_eq!((outcome.done, outcome.failed.len()), (1, 1), "{outcome:?}");
+    let (failed, refused, others) = told.into_inner().unwrap().unwrap();
+    assert!(
+        refused.contains(&format!("{failed} has failed, and a cutover has no effect on it")),
+        "{refused}"
+    );
+    assert!(others.len() == 1 && others[0] != failed, "{others:?}");
+    // Nothing runs it: the next run tries what failed again, and moves it over.
+    assert_eq!(ask_cutover(&world.store, PLAN, std::slice::from_ref(&failed), None).unwrap(), [failed]);
 }

@@ -63,6 +63,10 @@ fn a_warm_vm_that_waits_for_slots_until_its_window_is_over_does_not_move_over() 
         assert_eq!(world.power("vm-on"), power, "{line}");
         let told = world.notes().contains("its window closed while it waited for slots");
         assert_eq!(told, moves, "{line}: {}", world.notes());
+        // With a later end no guest goes down by the order of the night that is over.
+        assert!(!world.store.cutover_asked(PLAN, "vm-on").unwrap(), "{line}: the order is not used up");
+        let error = world.row("vm-on").error.unwrap_or_default();
+        assert_eq!(error.contains("is used up, and has to be ordered again"), !moves, "{line}: {error}");
     }
 }
 

@@ -146,6 +146,7 @@ pub(crate) fn report() -> PlanReport {
             phase("start", 55, Some(61)),
         ],
         warm: None,
+        undone_downtime_ms: None,
         hooks: Vec::new(),
         rehearsals: Vec::new(),
     };
@@ -173,6 +174,7 @@ pub(crate) fn report() -> PlanReport {
         disks: vec![disk_report(half)],
         phases: vec![phase("check", 1, Some(2)), phase("copy", 2, None)],
         warm: None,
+        undone_downtime_ms: None,
         hooks: Vec::new(),
         rehearsals: Vec::new(),
     };

@@ -69,7 +69,12 @@ fn report_row(vm: &VmReport) -> [String; 21] {
         moment(vm.row.started_ms),
         moment(vm.row.ended_ms),
         vm_time(vm).map(|time| seconds(time.as_millis() as u64)).unwrap_or_default(),
-        vm.warm.as_ref().and_then(|warm| warm.downtime_ms).map(seconds).unwrap_or_default(),
+        vm.warm
+            .as_ref()
+            .and_then(|warm| warm.downtime_ms)
+            .or(vm.undone_downtime_ms)
+            .map(seconds)
+            .unwrap_or_default(),
         vm.warm.as_ref().and_then(|warm| warm.ready_ms).map(seconds).unwrap_or_default(),
         forecast.map(|it| seconds(it.forecast_ms)).unwrap_or_default(),
         Equal::of_vms([vm]).to_string().to_lowercase(),
@@ -178,6 +183,7 @@ mod tests {
         let mut report = sample::report();
         report.vms[0].row.wave = Some("pilot, first".into());
         report.vms[0].warm = Some(sample::warm());
+        report.vms[1].undone_downtime_ms = Some(9200);
         let text = report_csv(&report, &VmFilter::default());
         let root = "a1".repeat(32);
         let rows: Vec<&str> = text.split("\r\n").collect();
@@ -190,6 +196,7 @@ mod tests {
             )
         );
         assert!(rows[2].starts_with("\"<db> & \"\"co\"\"'s\",,failed,copy,1,"), "{}", rows[2]);
+        assert!(rows[2].contains(",9.200,,,not checked,"), "it was down, and moved back: {}", rows[2]);
         assert!(rows[2].contains(",not checked,,") && rows[2].contains("no space left\","), "{}", rows[2]);
         assert_eq!((rows.len(), rows[3]), (4, ""));
         // One that drover does not start has no downtime, and was ready for its start.

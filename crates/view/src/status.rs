@@ -3,7 +3,8 @@ use std::fmt::{self, Write};
 use std::path::Path;
 
 use drover_engine::{
-    DiskRow, ForeseenNow, PlanLimits, PlanRow, PlanState, RunRow, VmRow, VmState, WarmReport, WaveReport,
+    Cause, DiskRow, ForeseenNow, PlanLimits, PlanRow, PlanState, RunRow, VmRow, VmState, WarmReport,
+    WaveReport,
 };
 use drover_types::some_of;
 use serde::{Deserialize, Serialize};
@@ -270,10 +271,15 @@ fn write_next(text: &mut String, status: &PlanStatus, runs: bool, at: &str) -> f
     match status.plan.state {
         PlanState::Running if runs => {
             let retry = format!("try again with:  drover retry {name} --all-failed{at}\n");
+            // Those whose wave is over fail again at once, and those after others that failed go on with them.
+            let late = Cause::NotItsTurn.word();
+            let is_late = |vm: &VmRow| vm.cause.as_deref() == Some(late.as_str());
+            let mut failed = status.vms.iter().filter(|vm| vm.state == VmState::Failed).peekable();
+            let in_vain = failed.peek().is_some() && failed.all(is_late);
             writeln!(
                 text,
                 "\n{}follow it with:  drover status {name} --watch{at}\nstop it with:    drover pause {name}{at}",
-                if status.progress.counts.failed > 0 { &retry } else { "" }
+                if status.progress.counts.failed > 0 && !in_vain { &retry } else { "" }
             )
         }
         PlanState::Running | PlanState::Incomplete => {
@@ -542,6 +548,19 @@ give it up with: drover cancel lab --state s, which removes what was copied
             fleet.only(&VmFilter { names: vec!["web0004".into(), "web2000".into()], ..VmFilter::default() });
         assert_eq!((only.vms.len(), only.progress.vms.len(), only.disks.len()), (2, 2, 1));
         assert_eq!((only.warm.len(), only.waits.len(), only.progress.counts.all), (1, 1, 3000));
+    }
+
+    #[test]
+    fn another_try_is_not_advised_where_it_cannot_be_the_turn_of_any_that_failed() {
+        let mut fleet = fleet();
+        let advises = |fleet: &PlanStatus| fleet.text(Extent::Short, "").contains("drover retry fleet");
+        assert!(advises(&fleet));
+        for vm in fleet.vms.iter_mut().filter(|vm| vm.state == VmState::Failed) {
+            vm.cause = Some(Cause::NotItsTurn.word());
+        }
+        assert!(!advises(&fleet));
+        fleet.vms[0].cause = Some(Cause::Target.word());
+        assert!(advises(&fleet), "with it those that come after it go on");
     }
 
     #[test]

@@ -311,9 +311,10 @@ fn words(event: &Event) -> String {
             format!("wave {wave} is over: {arrived} arrived, {failed} failed or did not begin")
         }
         Event::LimitsChanged { changed, .. } => format!("limits by order: {changed}"),
-        Event::PlanEnded { plan, done, not_cleaned_up, failed, unfinished } => {
+        Event::PlanEnded { plan, done, not_cleaned_up, failed, cancelled, unfinished } => {
             let left = and_not_cleaned_up(*not_cleaned_up);
-            format!("plan {plan}: {done} done{left}, {failed} failed, {unfinished} unfinished")
+            let given_up = if *cancelled > 0 { format!(", {cancelled} cancelled") } else { String::new() };
+            format!("plan {plan}: {done} done{left}, {failed} failed{given_up}, {unfinished} unfinished")
         }
     }
 }
@@ -457,9 +458,17 @@ pub(crate) mod tests {
         assert_eq!(text[1], "web01/Hard disk 1: copied, 2 GiB read in 2.5 s at 859 MB/s, root ab12");
         assert_eq!(text[3], "web01: copy took 5.0 s");
         assert_eq!(text[5], "web01/Hard disk 1: verified, 9 of 9 blocks compared, equal");
-        let end =
-            Event::PlanEnded { plan: "lab".into(), done: 1, not_cleaned_up: 0, failed: 0, unfinished: 2 };
-        assert_eq!(texts(tally.take(&end, Instant::now())), ["plan lab: 1 done, 0 failed, 2 unfinished"]);
+        let end = |cancelled| Event::PlanEnded {
+            plan: "lab".into(),
+            done: 1,
+            not_cleaned_up: 0,
+            failed: 0,
+            cancelled,
+            unfinished: 2,
+        };
+        let mut told = |cancelled| texts(tally.take(&end(cancelled), Instant::now()));
+        assert_eq!(told(0), ["plan lab: 1 done, 0 failed, 2 unfinished"]);
+        assert_eq!(told(3), ["plan lab: 1 done, 0 failed, 3 cancelled, 2 unfinished"]);
     }
 
     #[test]

@@ -704,7 +704,11 @@ fn arrived(store: &Store, plan: &str) -> Result<Option<End>, End> {
     let row = rows.into_iter().find(|row| row.state.has_arrived());
     Ok(row.map(|row| match row.state {
         VmState::NotCleanedUp => End::new(Exit::NotCleanedUp, reason::ARRIVED, row.error.unwrap_or_default()),
-        _ => End::new(Exit::Success, reason::ARRIVED, "it is at the target to stay"),
+        _ => {
+            // What failed after its start, where it was given up then.
+            let words = row.error.unwrap_or_else(|| "it is at the target to stay".into());
+            End::new(Exit::Success, reason::ARRIVED, words)
+        }
     }))
 }
 

@@ -7,13 +7,13 @@ use drover_plan::PlannedVm;
 use drover_types::inventory::{PowerState, Vm};
 
 use super::hooks::Ending;
-use super::source::{switch_on_again, switch_on_recorded};
+use super::source::{down_for, down_words, switch_on_again, switch_on_recorded};
 use super::{Context, Journey, is_own_snapshot, own_name};
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::Event;
 use crate::phase::Phase;
 use crate::standing::{AtTarget, Standing, VmEnd};
-use crate::store::{StoreError, VmRow, VmState};
+use crate::store::{Store, StoreError, VmRow, VmState};
 
 /// While the source does not answer, undoing is tried again after so many looks for a stop.
 const UNDO_LOOKS: u32 = 8;
@@ -30,7 +30,12 @@ pub(super) struct Memory {
     pub(super) defined: Option<bool>,
     /// It was started at the target.
     pub(super) started: bool,
+    /// This run switched it on again, after it was down for so long, as far as that is known.
+    pub(super) on_again: Option<OnAgain>,
 }
+
+/// A guest that was switched on again.
+pub(super) struct OnAgain(Option<Duration>);
 
 /// What is known of a snapshot of drover's at the source.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -72,6 +77,7 @@ impl Memory {
             snapshot: row.snapshot.clone().map_or(Held::No, Held::Made),
             defined: if may_be_defined { None } else { Some(false) },
             started: row.started.is_some(),
+            on_again: None,
         }
     }
 
@@ -133,6 +139,9 @@ impl Journey<'_> {
                 problems.iter().for_each(|problem| text.push_str(&format!("; left behind: {problem}")));
                 if self.rolls_back && problems.is_empty() {
                     text.push_str("; rolled back: its machine was stopped at the target, and what it wrote there is given up");
+                }
+                if problems.is_empty() {
+                    text.push_str(&self.source_again(&error, standing.as_ref()));
                 }
                 if let Some(stands) = standing.as_ref().filter(|stands| !stands.is_as_before()) {
                     text.push_str(&format!("; {}", stands.words()));
@@ -252,6 +261,21 @@ impl Journey<'_> {
         Standing { source, switched_off, target: self.memory.at_target(), snapshots, go_on }
     }
 
+    /// What became of the guest at its source, whose owner asks for it; empty for one that was not shut down.
+    fn source_again(&self, error: &EngineError, standing: Option<&Standing>) -> String {
+        match (&self.memory.on_again, standing) {
+            // The reason of a stop is the last of its words.
+            _ if error.cause() == Cause::Cancelled => String::new(),
+            (Some(OnAgain(down)), _) => format!("; its source is switched on again{}", down_words(*down)),
+            (None, Some(stands))
+                if self.rolls_back && stands.source == PowerState::Off && stands.is_as_before() =>
+            {
+                "; its source is off, as it was before".into()
+            }
+            (None, _) => String::new(),
+        }
+    }
+
     /// What holds on both sides for a VM that has arrived.
     fn where_it_is(&self, source: Option<PowerState>) -> String {
         let target = match self.memory.started {
@@ -282,11 +306,15 @@ impl Journey<'_> {
                 "{name} {stands}; should it go down yet, because it was asked to, `drover cancel` switches it on again"
             )];
         }
-        let problems = match self.memory.switched_off {
+        let down = down_for(self.context, self.planned);
+        let (problems, was_off) = match self.memory.switched_off {
             true => switch_on_recorded(self.context, self.planned),
-            false => switch_on_again(self.context, self.planned),
+            false => (switch_on_again(self.context, self.planned), false),
         };
         self.memory.switched_off &= !problems.is_empty() && !is_on();
+        if was_off {
+            self.memory.on_again = Some(OnAgain(down));
+        }
         problems
     }
 
@@ -382,13 +410,21 @@ impl Journey<'_> {
 pub(crate) const ROLLS_BACK: &str = "sent back to its source";
 
 /// Records how a VM ended that did not arrive, and tells it.
-fn record_and_tell(context: &Context<'_>, id: &str, end: VmEnd, phase: Option<Phase>) -> VmEnd {
+fn record_and_tell(context: &Context<'_>, id: &str, mut end: VmEnd, phase: Option<Phase>) -> VmEnd {
     let (store, plan) = (context.store, context.plan);
+    let used_up = match end.cause {
+        Some(Cause::NotItsTurn) if end.state == VmState::Failed => use_up_order(store, plan, id),
+        _ => Ok(false),
+    };
+    if let (Ok(true), Some(error)) = (&used_up, &mut end.error) {
+        error.push_str("; the cutover that was ordered for it is used up, and has to be ordered again");
+    }
     let text = end.error.as_deref().unwrap_or_default();
     let cause = end.cause.map(Cause::word).unwrap_or_default();
     let kept = store
         .add_event(plan, Some(id), phase.map(Phase::name), "error", text)
-        .and_then(|()| store.end_vm(plan, id, end.state, Some((text, &cause, end.advice.as_deref()))));
+        .and_then(|()| store.end_vm(plan, id, end.state, Some((text, &cause, end.advice.as_deref()))))
+        .and(used_up.map(drop));
     let end = match kept {
         Ok(()) => end,
         Err(error) => {
@@ -397,6 +433,16 @@ fn record_and_tell(context: &Context<'_>, id: &str, end: VmEnd, phase: Option<Ph
         }
     };
     tell_vm_ended(context, end)
+}
+
+/// An order to move over is for the window that it was given in: with a later one no guest goes down unless somebody orders it then.
+/// Whether there was one.
+fn use_up_order(store: &Store, plan: &str, id: &str) -> Result<bool, StoreError> {
+    let was_asked = store.cutover_asked(plan, id)?;
+    if was_asked {
+        store.take_cutover(plan, id)?;
+    }
+    Ok(was_asked)
 }
 
 fn tell_vm_ended(context: &Context<'_>, end: VmEnd) -> VmEnd {

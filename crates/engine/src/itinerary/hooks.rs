@@ -73,12 +73,18 @@ impl Journey<'_> {
                 // Somebody switched on again what an earlier run had shut down.
                 self.forget_hooks()?;
             }
-            let called = self
-                .ask_checks(PRE_CUTOVER, &self.planned.checks.pre_cutover)
-                .and_then(|()| self.call_hooks(HookPoint::BeforeShutdown));
-            // One that they shut down is down already, by the plan's will: what fails later switches it on again.
+            let asked = self.ask_checks(PRE_CUTOVER, &self.planned.checks.pre_cutover);
+            // A check shuts no guest down: one that went off meanwhile was switched off by its owner, and stays off.
+            let may_be_theirs = asked.is_ok() && self.planned.hooks.contains_key(&HookPoint::BeforeShutdown);
+            let called = asked.and_then(|()| self.call_hooks(HookPoint::BeforeShutdown));
+            // One that hooks shut down is down already, by the plan's will: what fails later switches it on again.
             let is_down = self.look().map(|now| now.power == PowerState::Off);
-            if matches!(is_down, Ok(true)) {
+            if may_be_theirs && matches!(is_down, Ok(true)) {
+                self.note(
+                    "its guest went off while hooks before its shutdown ran, so it counts as shut down by them: it is switched on again \
+                     at its source if it does not move over"
+                        .into(),
+                );
                 self.record_going_down()?;
             }
             if called.is_err() {

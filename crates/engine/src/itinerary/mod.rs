@@ -28,7 +28,7 @@ pub(crate) use self::faults::{Fault, full_words};
 pub(crate) use self::hooks::{About, Calls, Moment, Outside};
 pub(crate) use self::source::{
     asked_down, check_recorded, has_begun, look, may_run_at_target, not_listed, remove_listed,
-    remove_own_snapshots, switch_on_again,
+    remove_own_snapshots, switch_on_again, undone_downtime,
 };
 use self::still::Stillness;
 use self::warm::FrozenVm;

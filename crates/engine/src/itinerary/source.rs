@@ -8,6 +8,7 @@ use drover_types::inventory::{PowerState, Snapshot, Vm};
 use super::ending::Held;
 use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_description, own_name};
 use crate::error::{Cause, EngineError, ProviderError, chain};
+use crate::event::Event;
 use crate::phase::Phase;
 use crate::provider::SourceProvider;
 use crate::store::{EventRow, Store, StoreError, now_ms};
@@ -306,22 +307,70 @@ pub(crate) fn switch_on_again(context: &Context<'_>, planned: &PlannedVm) -> Vec
         Ok(row) => row.is_some_and(|row| row.switched_off),
         Err(error) => return vec![chain(&error)],
     };
-    if switched_off { switch_on_recorded(context, planned) } else { Vec::new() }
+    if switched_off { switch_on_recorded(context, planned).0 } else { Vec::new() }
 }
 
-/// Switches a VM on again that drover switched off, and records it; gives what went wrong.
-pub(super) fn switch_on_recorded(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {
+/// Switches a VM on again that drover switched off, and records it; gives what went wrong, and whether it was off and is on now.
+pub(super) fn switch_on_recorded(context: &Context<'_>, planned: &PlannedVm) -> (Vec<String>, bool) {
     let name = &planned.vm.name;
-    if let Err(error) = switch_on(context, planned) {
-        return vec![format!("{name} is still off: {}", chain(&error))];
+    let was_off = match switch_on(context, planned) {
+        Ok(was_off) => was_off,
+        Err(error) => return (vec![format!("{name} is still off: {}", chain(&error))], false),
+    };
+    if was_off {
+        tell_on_again(context, planned, down_for(context, planned));
     }
     let recorded = context.store.set_switched_off(context.plan, &planned.vm.id, false);
     let unkept =
         |error: StoreError| format!("{name} is on again, and that could not be recorded: {}", chain(&error));
-    recorded.err().map(unkept).into_iter().collect()
+    (recorded.err().map(unkept).into_iter().collect(), was_off)
 }
 
-fn switch_on(context: &Context<'_>, planned: &PlannedVm) -> Result<(), ProviderError> {
+/// The kind of the event of a guest that was switched on again.
+const ON_AGAIN: &str = "on_again";
+
+/// A guest that is switched on again is told of with its time, whoever ordered it, and with how long it was down.
+fn tell_on_again(context: &Context<'_>, planned: &PlannedVm, down: Option<Duration>) {
+    let text = format!("it is switched on again at its source{}", down_words(down));
+    let kept = down.map_or(text.clone(), |down| format!("{DOWN_FOR}{} ms", down.as_millis()));
+    // What cannot be kept is a loss to the report only.
+    let _ = context.store.add_event(context.plan, Some(&planned.vm.id), None, ON_AGAIN, &kept);
+    context.observer.event(&Event::Note { vm: planned.target_name.clone(), text });
+}
+
+const DOWN_FOR: &str = "it is switched on again at its source, and was down for ";
+
+/// For how many milliseconds a guest was down before it was switched on again the last time, as far as its events tell.
+pub(crate) fn undone_downtime<'a>(events: impl DoubleEndedIterator<Item = &'a EventRow>) -> Option<u64> {
+    let text = &events.rev().find(|event| event.kind == ON_AGAIN)?.text;
+    text.strip_prefix(DOWN_FOR)?.strip_suffix(" ms")?.parse().ok()
+}
+
+/// `, after it was down for 9.0 s`; empty if that is not known.
+pub(super) fn down_words(down: Option<Duration>) -> String {
+    down.map_or(String::new(), |down| format!(", after it was down for {:.1} s", down.as_secs_f64()))
+}
+
+/// For how long a guest that drover shut down is down by now, as far as the state tells when that began.
+pub(super) fn down_for(context: &Context<'_>, planned: &PlannedVm) -> Option<Duration> {
+    let (store, plan, id) = (context.store, context.plan, &planned.vm.id);
+    let ms = match store.warm(plan, id).ok().and_then(|row| row.down_ms) {
+        Some(down_ms) => context.clock.now_ms() - down_ms,
+        None => {
+            let events = store.events_since_begun(plan, id).ok()?;
+            let goes_down = |event: &&EventRow| {
+                event.kind == "started" && event.phase.as_deref() == Some(Phase::PowerOff.name())
+            };
+            let latest = events.iter().rfind(|event| goes_down(event) || event.kind == ON_AGAIN);
+            // By the clock that the store keeps events by.
+            now_ms() - latest.filter(goes_down)?.at_ms
+        }
+    };
+    Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
+}
+
+/// Whether it was not on already.
+fn switch_on(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, ProviderError> {
     // A guest that runs, or may run, at the target must not run at the source too.
     if may_run_at_target(context, planned)? {
         let what = format!("{} runs at the target", planned.target_name);
@@ -330,7 +379,8 @@ fn switch_on(context: &Context<'_>, planned: &PlannedVm) -> Result<(), ProviderE
     let now = look(context.source, planned)?;
     // The answer may have taken long: another run may have been put in the place of this one meanwhile.
     (context.leave)()?;
-    context.source.power_on(&now)
+    context.source.power_on(&now)?;
+    Ok(now.power != PowerState::On)
 }
 
 /// Whether a VM runs at the target. Where nobody can tell, one that was never defined there does not: there is nothing
