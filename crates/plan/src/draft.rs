@@ -10,6 +10,7 @@ use drover_types::inventory::{Inventory, PowerState, Vm};
 use crate::concern::{ConcernContext, Namesakes, Weight, concerns_among};
 use crate::draft_table::DraftTable;
 use crate::model::{ManifestUse, OvaSource};
+use crate::resolve::safe_name;
 use crate::wanted::Wanted;
 
 /// What the user said about the plan to be written.
@@ -113,8 +114,54 @@ fn plan_of(
     text.push_str(waves);
     text.push_str("\nvms:\n");
     let names = Namesakes::of(inventory);
-    chosen.iter().for_each(|it| text.push_str(&entry(*it, inventory, &names)));
+    let given = given_names(chosen);
+    chosen.iter().zip(&given).for_each(|(it, given)| {
+        text.push_str(&entry(*it, given.as_deref(), inventory, &names));
+    });
     Some(text)
+}
+
+/// Said of a name that a VM is given.
+const GIVEN: &str = "   # since another VM has the same name";
+
+/// Names at the target that a plan written by [`draft`] gives VMs, since others before them have the same name, as its text has them.
+pub fn given_in(text: &str) -> Vec<&str> {
+    let lines = text.lines().map(str::trim_start);
+    lines.filter_map(|line| line.strip_prefix("target_name: ")?.strip_suffix(GIVEN)).collect()
+}
+
+/// A name at the target for each VM that would have one there that another has, in whatever case, and is not told one. Of those that
+/// share a name the first keeps it.
+fn given_names(chosen: &[Chosen<'_>]) -> Vec<Option<String>> {
+    let said = |keys: &[(&'static str, String)]| {
+        keys.iter().find(|(key, _)| *key == "target_name").map(|(_, name)| name.trim_matches('"').to_string())
+    };
+    let wanted = |(vm, keys): &Chosen<'_>| {
+        let said = said(keys);
+        (safe_name(said.as_deref().unwrap_or(&vm.name)).to_lowercase(), said.is_some())
+    };
+    let wanted: Vec<(String, bool)> = chosen.iter().map(wanted).collect();
+    let mut taken: BTreeSet<String> = wanted.iter().map(|(name, _)| name.clone()).collect();
+    let mut kept: BTreeSet<&str> =
+        wanted.iter().filter(|(_, is_said)| *is_said).map(|(name, _)| name.as_str()).collect();
+    let mut given = Vec::with_capacity(chosen.len());
+    for ((vm, _), (name, is_said)) in chosen.iter().zip(&wanted) {
+        let is_another = !is_said && !kept.insert(name);
+        given.push(is_another.then(|| free_name(vm, &mut taken)));
+    }
+    given
+}
+
+/// A name made of a VM's own and its id, which none has yet.
+fn free_name(vm: &Vm, taken: &mut BTreeSet<String>) -> String {
+    let id: String = vm.id.chars().take(64).collect();
+    // Short enough to be no other than what it becomes at the target.
+    let stem: String = safe_name(&vm.name).chars().take(24).collect();
+    let nth = |number: u32| match number {
+        1 => safe_name(&format!("{stem}-{id}")),
+        number => safe_name(&format!("{stem}-{id}-{number}")),
+    };
+    (1..=u32::MAX).map(nth).find(|name| taken.insert(name.to_lowercase())).unwrap_or_default()
 }
 
 fn head(options: &DraftOptions) -> String {
@@ -199,7 +246,12 @@ fn networks(vms: &[&Vm]) -> String {
     text
 }
 
-fn entry((vm, keys): Chosen<'_>, inventory: &Inventory, names: &Namesakes<'_>) -> String {
+fn entry(
+    (vm, keys): Chosen<'_>,
+    given: Option<&str>,
+    inventory: &Inventory,
+    names: &Namesakes<'_>,
+) -> String {
     let found = concerns_among(vm, inventory, names, &ConcernContext::default());
     let blocking: Vec<String> =
         found.iter().filter(|it| it.severity == Weight::Blocks).map(ToString::to_string).collect();
@@ -212,6 +264,9 @@ fn entry((vm, keys): Chosen<'_>, inventory: &Inventory, names: &Namesakes<'_>) -
     let _ = writeln!(text, "  {mark}- name: {}{power}", quote(&vm.name));
     if names.twin(vm).is_some() {
         let _ = writeln!(text, "  {mark}  id: {}", quote(&vm.id));
+    }
+    if let Some(given) = given {
+        let _ = writeln!(text, "  {mark}  target_name: {}{GIVEN}", quote(given));
     }
     for (key, value) in keys {
         let _ = writeln!(text, "  {mark}  {key}: {value}");
@@ -284,6 +339,33 @@ mod tests {
             ..DraftOptions::default()
         };
         draft(&inventory, &Wanted::default(), &options).unwrap()
+    }
+
+    #[test]
+    fn of_vms_of_one_name_all_but_the_first_are_given_another_at_the_target_that_a_check_takes() {
+        let with_id = |id: &str, name: &str| {
+            let (id, instance_uuid) = (id.to_string(), format!("uuid-{id}"));
+            Vm { id, instance_uuid, ..vm(name, "net") }
+        };
+        let long = "ü".repeat(120);
+        let vms = vec![
+            with_id("vm-1", "dup"),
+            with_id("vm-2", "dup"),
+            with_id("vm-3", "Dup"),
+            with_id("vm-4", "dup-vm-2"),
+            with_id("vm-5", &long),
+            with_id("vm-6", &long),
+        ];
+        let text = drafted_from(vms.clone(), false);
+        let plan = Plan::parse(&text).unwrap_or_else(|problems| panic!("{problems:#?}\n{text}"));
+        let resolution = crate::resolve(&plan, &Inventory { vms, ..Inventory::default() });
+        assert!(resolution.is_ok(), "{:?}\n{text}", resolution.problems);
+        assert_eq!(resolution.vms.len(), 6, "{text}");
+        let given: BTreeSet<&str> = given_in(&text).into_iter().collect();
+        let long_one = format!("\"{}-vm-6\"", "ü".repeat(24));
+        // Sorted by name: of `Dup` and `dup` it is `Dup` that comes first.
+        assert_eq!(given, BTreeSet::from(["\"dup-vm-1\"", "\"dup-vm-2-2\"", long_one.as_str()]), "{text}");
+        assert!(given_in(&drafted(vm("web", "net"))).is_empty());
     }
 
     #[test]

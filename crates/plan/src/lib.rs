@@ -47,7 +47,7 @@ pub use concern::{
     concerns_among, concerns_inside, fates, has_known_loader, lacking_driver, lacking_windows_driver,
     names_of_slots, renamed,
 };
-pub use draft::{DraftOptions, DraftSource, draft, draft_rows};
+pub use draft::{DraftOptions, DraftSource, draft, draft_rows, given_in};
 pub use draft_table::{DraftTable, draft_table, short_name};
 pub use draft_waves::{DraftMember, DraftWave, draft_waves};
 pub use flat::{FlatSetting, settings};

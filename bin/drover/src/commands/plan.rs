@@ -13,8 +13,8 @@ use drover_plan::{
     TargetHost, Weight, resolve,
 };
 use drover_source::{PlanSource, appliance, hide_own_snapshots};
-use drover_types::Bytes;
 use drover_types::inventory::Inventory;
+use drover_types::{Bytes, some_of};
 use drover_view::{clean, count};
 
 use crate::cli::{PlanCheckArgs, PlanNewArgs};
@@ -291,11 +291,23 @@ fn summary(resolution: &Resolution) -> String {
     format!("{vms} with {disks} of {} in all\n", Bytes(bytes))
 }
 
+/// VMs that are named where a draft gives names.
+const GIVEN_MAX: usize = 5;
+
 /// `drover plan new`.
 pub fn new(args: &PlanNewArgs) -> Result<Exit, Failure> {
     let inventory = ask(&args.provider, Counters::LeaveAlone)?.inventory;
     check_matches(args, &inventory)?;
     let text = draft_of(args, &inventory)?;
+    let given = drover_plan::given_in(&text);
+    if !given.is_empty() {
+        crate::out::say(format_args!(
+            "{} would have the name of another at the target, and {} given a `target_name`: {}",
+            count(given.len(), "VM"),
+            if given.len() == 1 { "is" } else { "are" },
+            some_of(&given, GIVEN_MAX)
+        ));
+    }
     match &args.output {
         None => crate::out::print(&text),
         Some(path) => {
