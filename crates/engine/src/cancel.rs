@@ -2,11 +2,12 @@
 
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::PlannedVm;
-use drover_types::inventory::PowerState;
+use drover_types::inventory::{PowerState, Vm};
 
 use crate::clock::SystemClock;
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::{Board, NoObserver};
+use crate::gone::{AtSource, at_source, detach_gone, gone_words, kept_words};
 use crate::itinerary::{
     Context, ROLLS_BACK, asked_down, has_begun, look, may_run_at_target, moment_of, remove_own_snapshots,
     switch_on_again, untrack,
@@ -104,10 +105,11 @@ fn cancel_row(context: &Context<'_>, row: &VmRow, leave: &Leave<'_>, given_up: &
             Err(error) => vec![unkept(&error)],
         },
         // State that cannot be kept hides no VM, and keeps no other from being undone.
-        (_, Some(_)) => {
-            cancel_vm(context, row, &mut given_up.notes, leave).unwrap_or_else(|error| vec![unkept(&error)])
-        }
+        (_, Some(_)) => cancel_vm(context, row, given_up, leave).unwrap_or_else(|error| vec![unkept(&error)]),
     };
+    if !problems.is_empty() {
+        given_up.failed.push(row.name.clone());
+    }
     given_up.left.extend(problems.into_iter().map(|problem| format!("{}: {problem}", row.name)));
     let now = context.store.vm(context.plan, &row.id).ok().flatten();
     if now.is_some_and(|row| row.state.has_arrived()) {
@@ -209,25 +211,31 @@ fn unkept(error: &StoreError) -> String {
 pub struct GivenUp {
     /// What could not be undone.
     pub left: Vec<String>,
+    /// VMs of which that is.
+    pub failed: Vec<String>,
     /// What is worth knowing besides.
     pub notes: Vec<String>,
     /// VMs that had arrived, and stay at the target.
     pub arrived: Vec<String>,
+    /// VMs that their source does not have any more: what was copied of them stays, as a note tells.
+    pub kept: Vec<String>,
 }
 
 fn cancel_vm(
     context: &Context<'_>,
     row: &VmRow,
-    notes: &mut Vec<String>,
+    given_up: &mut GivenUp,
     leave: &Leave<'_>,
 ) -> Result<Vec<String>, StoreError> {
+    let notes = &mut given_up.notes;
+    let mut kept = None;
     let planned: PlannedVm = match serde_json::from_str(&row.planned) {
         Ok(planned) => planned,
         Err(error) => return Ok(vec![format!("its plan cannot be read ({error})")]),
     };
     let (problems, state) = match fate(context, row, &planned) {
         Ok(Fate::Arrived) => {
-            let mut problems = thaw(context, &planned, leave);
+            let mut problems = thaw_arrived(context, row, &planned, notes, leave);
             if look(context.source, &planned).is_ok_and(|now| now.power != PowerState::Off) {
                 problems.push(format!(
                     "{} has arrived, and its source may run: decide which of the two goes on, and switch the other off",
@@ -236,7 +244,7 @@ fn cancel_vm(
             }
             (problems, VmState::Done)
         }
-        Ok(Fate::Undo) => (undo(context, &planned, leave)?, VmState::Cancelled),
+        Ok(Fate::Undo) => (undo(context, row, &planned, &mut kept, leave)?, VmState::Cancelled),
         Ok(Fate::LeftAlone) => {
             let what =
                 format!("{} runs at the target; stop it there, then cancel again", planned.target_name);
@@ -257,8 +265,17 @@ fn cancel_vm(
         context.store.forget_hooks(context.plan, &row.id, "")?;
         let unwell = failed_after_start(row).filter(|_| state == VmState::Done);
         notes.extend(unwell.as_ref().map(|(text, _)| format!("{}: {text}", row.name)));
+        // Told by `drover status` and the report, too.
         let why = unwell.as_ref().map(|(text, cause)| (text.as_str(), *cause, None));
+        let why = kept.as_deref().map(|kept| (kept, "source", None)).or(why);
         context.store.end_vm(context.plan, &row.id, state, why)?;
+        if let Some(kept) = kept {
+            forget_passes(context, &planned)?;
+            // Nobody can switch it on again.
+            context.store.set_switched_off(context.plan, &row.id, false)?;
+            notes.push(format!("{}: {kept}", row.name));
+            given_up.kept.push(row.name.clone());
+        }
     }
     Ok(problems)
 }
@@ -300,23 +317,49 @@ fn fate(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result<Fate,
     }
 }
 
-fn undo(context: &Context<'_>, planned: &PlannedVm, leave: &Leave<'_>) -> Result<Vec<String>, StoreError> {
+/// `kept` says so if the source does not have the VM any more, and where what was copied of it stays.
+fn undo(
+    context: &Context<'_>,
+    row: &VmRow,
+    planned: &PlannedVm,
+    kept: &mut Option<String>,
+    leave: &Leave<'_>,
+) -> Result<Vec<String>, StoreError> {
     let mut problems = Vec::new();
     // A VM that no run took further than its checks may have images of another plan at its place.
-    if has_begun(context, planned, Phase::Copy)? || has_begun(context, planned, Phase::Passes)? {
-        if let Err(error) = leave().and_then(|()| context.target.undo_define(planned)) {
-            // A machine that keeps its definition may run, or have run: it keeps its disks, and the source stays off.
-            problems.push(chain(&error));
-            problems.extend(thaw(context, planned, leave));
+    let is_begun = has_begun(context, planned, Phase::Copy)? || has_begun(context, planned, Phase::Passes)?;
+    if is_begun && let Err(error) = leave().and_then(|()| context.target.undo_define(planned)) {
+        // A machine that keeps its definition may run, or have run: it keeps its disks, and the source stays off.
+        problems.push(chain(&error));
+        problems.extend(thaw(context, planned, leave));
+        return Ok(problems);
+    }
+    // The images may be all there is of it: they go where its source is seen, and nowhere else.
+    match at_source(context, planned) {
+        AtSource::There(now) => {
+            problems.extend(match leave() {
+                Ok(()) => thaw_seen(context, &now),
+                Err(error) => vec![chain(&error)],
+            });
+            let removed = match is_begun {
+                true => leave().and_then(|()| context.target.remove_images(planned)),
+                false => Ok(()),
+            };
+            problems.extend(match removed {
+                Ok(()) => forget_passes(context, planned).err().map(|error| unkept(&error)),
+                Err(error) => Some(chain(&error)),
+            });
+        }
+        AtSource::Gone => {
+            problems.extend(match leave() {
+                Ok(()) => thaw_gone(context, planned),
+                Err(error) => vec![chain(&error)],
+            });
+            *kept = Some(kept_words(context, row, planned, is_begun)?);
             return Ok(problems);
         }
-        let removed = leave().and_then(|()| context.target.remove_images(planned));
-        problems.extend(removed.err().map(|error| chain(&error)));
+        AtSource::Untold(why) => problems.push(why),
     }
-    if problems.is_empty() {
-        problems.extend(forget_passes(context, planned).err().map(|error| unkept(&error)));
-    }
-    problems.extend(thaw(context, planned, leave));
     problems.extend(leave_on(context, planned, leave)?);
     Ok(problems)
 }
@@ -357,7 +400,43 @@ fn may_go_down(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, Store
 }
 
 fn thaw(context: &Context<'_>, planned: &PlannedVm, leave: &Leave<'_>) -> Vec<String> {
-    let now = leave().and_then(|()| look(context.source, planned)).map_err(EngineError::from);
-    let result = now.and_then(|now| remove_own_snapshots(context.plan, context.store, context.source, &now));
+    if let Err(error) = leave() {
+        return vec![chain(&error)];
+    }
+    match at_source(context, planned) {
+        AtSource::There(now) => thaw_seen(context, &now),
+        AtSource::Gone => thaw_gone(context, planned),
+        AtSource::Untold(why) => vec![why],
+    }
+}
+
+/// Of a VM that has arrived. Where its source is gone that is told.
+fn thaw_arrived(
+    context: &Context<'_>,
+    row: &VmRow,
+    planned: &PlannedVm,
+    notes: &mut Vec<String>,
+    leave: &Leave<'_>,
+) -> Vec<String> {
+    if let Err(error) = leave() {
+        return vec![chain(&error)];
+    }
+    match at_source(context, planned) {
+        AtSource::There(now) => thaw_seen(context, &now),
+        AtSource::Gone => {
+            notes.push(format!("{}: {}; nothing is left to clean up there", row.name, gone_words(planned)));
+            thaw_gone(context, planned)
+        }
+        AtSource::Untold(why) => vec![why],
+    }
+}
+
+fn thaw_seen(context: &Context<'_>, now: &Vm) -> Vec<String> {
+    let result = remove_own_snapshots(context.plan, context.store, context.source, now);
+    result.err().map(|error| error.chain()).into_iter().collect()
+}
+
+fn thaw_gone(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {
+    let result = detach_gone(context.plan, context.store, context.source, planned);
     result.err().map(|error| error.chain()).into_iter().collect()
 }

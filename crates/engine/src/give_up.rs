@@ -165,6 +165,11 @@ pub(crate) fn give_up(context: &Context<'_>, vm: &PlannedVm, was: Was) -> VmEnd 
         }
     };
     let text = match end.state {
+        VmState::Cancelled if !given_up.kept.is_empty() => {
+            let of_it = format!("{}: ", vm.target_name);
+            let notes = given_up.notes.iter().map(|note| note.strip_prefix(&of_it).unwrap_or(note));
+            format!("it is given up by order: {}", notes.collect::<Vec<_>>().join("; "))
+        }
         VmState::Cancelled => DONE.to_string(),
         VmState::Done => {
             let stays = || "it had arrived before it could be given up, and stays".to_string();

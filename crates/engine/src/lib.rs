@@ -15,6 +15,7 @@ mod error;
 mod event;
 mod foresight;
 mod give_up;
+mod gone;
 mod hooks;
 mod itinerary;
 mod limits;

@@ -8,6 +8,7 @@ use drover_types::{Opening, some_of};
 use serde::Serialize;
 
 use crate::error::{Cause, EngineError, ProviderError};
+use crate::gone::{detach_gone, is_gone};
 use crate::itinerary::{check_recorded, is_own_snapshot, look, remove_own_snapshots};
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::runner::PlanLock;
@@ -378,6 +379,8 @@ pub struct Cleaned {
     pub found: Vec<FoundSnapshot>,
     /// Disks that were attached to other VMs and are not any more.
     pub detached: Vec<String>,
+    /// VMs that their source does not have any more: nothing is left of them there.
+    pub gone: Vec<String>,
     /// What could not be removed, or not be looked at.
     pub left: Vec<String>,
 }
@@ -406,9 +409,10 @@ pub fn clean(store: &Store, plan: &str, source: &dyn SourceProvider) -> Result<C
     for row in store.vms(plan)? {
         cleaned.vms += 1;
         match clean_vm(store, plan, source, &row) {
-            Ok((found, detached)) => {
+            Ok((found, detached, is_there)) => {
                 cleaned.found.extend(found);
                 cleaned.detached.extend(detached);
+                cleaned.gone.extend((!is_there).then(|| row.name.clone()));
             }
             Err(error) => cleaned.left.push(format!("{}: {}", row.name, error.chain())),
         }
@@ -497,16 +501,24 @@ pub fn forget(store: &Store, plan: &str, target: &dyn TargetProvider) -> Result<
     Ok(Forgotten { vms: vms.len(), tracked })
 }
 
+/// Gives what was found and what was detached, and whether the source has the VM still.
 fn clean_vm(
     store: &Store,
     plan: &str,
     source: &dyn SourceProvider,
     row: &VmRow,
-) -> Result<(Vec<FoundSnapshot>, Vec<String>), EngineError> {
+) -> Result<(Vec<FoundSnapshot>, Vec<String>, bool), EngineError> {
     let planned: PlannedVm = serde_json::from_str(&row.planned)
         .map_err(|error| ProviderError::new(Cause::Internal, "its plan cannot be read").because(error))?;
     let is_own = |snapshot: &&Snapshot| is_own_snapshot(&snapshot.description, plan);
-    let before = look(source, &planned)?;
+    let before = match look(source, &planned) {
+        Err(error) if error.cause == Cause::Source && is_gone(plan, store, source, &planned)? => {
+            let detached = detach_gone(plan, store, source, &planned)?;
+            store.set_snapshot(plan, &row.id, None)?;
+            return Ok((Vec::new(), detached, false));
+        }
+        now => now?,
+    };
     let removed = remove_own_snapshots(plan, store, source, &before);
     let now = look(source, &planned)?;
     let found = |snapshot: &Snapshot| -> Result<FoundSnapshot, ProviderError> {
@@ -521,15 +533,15 @@ fn clean_vm(
     };
     let found: Vec<FoundSnapshot> =
         before.snapshots.iter().filter(is_own).map(found).collect::<Result<_, _>>()?;
-    let is_gone = found.iter().all(|it| it.gone) && !now.snapshots.iter().any(|it| is_own(&it));
-    if is_gone {
+    let is_clean = found.iter().all(|it| it.gone) && !now.snapshots.iter().any(|it| is_own(&it));
+    if is_clean {
         check_recorded(plan, store, source, &now)?;
         store.set_snapshot(plan, &row.id, None)?;
     }
     match removed {
-        Ok(detached) => Ok((found, detached)),
+        Ok(detached) => Ok((found, detached, true)),
         // It is gone all the same.
-        Err(_) if is_gone && !found.is_empty() => Ok((found, Vec::new())),
+        Err(_) if is_clean && !found.is_empty() => Ok((found, Vec::new(), true)),
         Err(error) => {
             let what = format!("what was left cannot be removed: {}", error.chain());
             Err(ProviderError::new(error.cause(), what).into())

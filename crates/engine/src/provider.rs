@@ -43,6 +43,15 @@ pub trait SourceProvider: Send + Sync {
     /// Whether there is a snapshot of this id, asked for by itself: that a VM does not list it proves nothing.
     fn has_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<bool, ProviderError>;
 
+    /// Whether the source says for certain that it has a VM no more. One that this user may not see, or of which no answer tells, is
+    /// not gone. `sources` are the UUIDs of the sources that the plan ran with.
+    ///
+    /// # Errors
+    /// If that cannot be asked, if it has the VM in another place, or if it is another source, which never had it.
+    fn is_gone(&self, _: &Vm, _sources: &[String]) -> Result<bool, ProviderError> {
+        Ok(false)
+    }
+
     /// Opens a disk as a snapshot froze it.
     fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError>;
 

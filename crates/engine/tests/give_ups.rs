@@ -167,6 +167,52 @@ fn what_cannot_be_undone_is_told_and_tried_again() {
 }
 
 #[test]
+fn one_that_is_gone_at_its_source_is_given_up_with_its_copy_kept_and_keeps_no_other() {
+    let world = world();
+    (0..2).for_each(|_| world.set_trouble("define", Trouble::Fails));
+    assert_eq!(world.run(&NoObserver).failed.len(), 2);
+    world.state().vms.remove("vm-one");
+    give_up(&world, "one");
+    // While its machine keeps its definition nothing is known of it, and that is told of it alone.
+    world.set_trouble("undo define", Trouble::Fails);
+    let given_up = cancel_ordered(PLAN, &world.store, &world, &world).unwrap();
+    assert_eq!((given_up.left.len(), given_up.failed, given_up.kept), (1, vec!["one".to_string()], vec![]));
+    give_up(&world, "two");
+    let given_up = cancel_ordered(PLAN, &world.store, &world, &world).unwrap();
+    assert_eq!((given_up.left, given_up.failed, given_up.kept), (vec![], vec![], vec!["one".to_string()]));
+    assert_undone(&world, "two", "beside it");
+    let row = world.row("vm-one");
+    assert_eq!(row.state, VmState::Cancelled);
+    let images: Vec<String> = world.images().iter().map(|(path, _)| path.display().to_string()).collect();
+    assert!(images.len() == 1 && row.error.unwrap().contains(&images[0]), "{images:?}");
+}
+
+#[test]
+fn one_at_work_that_is_gone_is_given_up_with_its_copy_kept_and_the_other_arrives() {
+    let world = world();
+    let told = Mutex::new(String::new());
+    let outcome = world.run(&Watch(|event: &Event| {
+        if enters(event, "one", Phase::Define) {
+            world.state().vms.remove("vm-one");
+            give_up(&world, "one");
+            becomes_within(|| false, HEEDED_MS);
+        }
+        if let Event::Note { vm, text } = event
+            && vm == "one"
+            && text.starts_with("it is given up by order")
+        {
+            told.lock().unwrap().clone_from(text);
+        }
+    }));
+    assert_eq!((outcome.done, outcome.failed.len(), outcome.unfinished), (1, 0, 0), "{outcome:?}");
+    assert_eq!(world.row("vm-one").state, VmState::Cancelled);
+    let told = told.into_inner().unwrap();
+    assert!(told.contains("its source does not have one (vm-one) any more"), "{told}");
+    assert!(told.contains("its copy is whole, and stays where it is"), "{told}");
+    assert_eq!((world.images().len(), world.calls_about("remove images", "one")), (2, 0));
+}
+
+#[test]
 fn for_its_wave_it_is_as_if_it_had_never_been_there() {
     let vms = ["a1", "a2", "b1"].map(|name| vm(name, PowerState::On, 1));
     let lines = "start: true\nwaves:\n  - {name: a, if_failed: stop, vms: [{glob: 'a*'}]}\n  \

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use drover_engine::{
     Cause, EngineError, Event, NoObserver, Observer, Phase, PlanState, ProviderError, Store, VmState, cancel,
-    cancel_by_leave, switch_on_by_leave,
+    cancel_by_leave, clean, forget, switch_on_by_leave,
 };
 use drover_mover::{StopSignal, journal_path};
 use drover_types::inventory::PowerState;
-use fakes::{PLAN, State, Trouble, Watch, World, enters, leaves, vm};
+use fakes::{PLAN, State, Trouble, Watch, World, enters, leaves, stop_at_wait, vm};
 
 /// One VM that runs at the source and is to run at the target.
 fn one() -> World {
@@ -391,6 +391,9 @@ fn cancelling_tells_what_it_could_not_undo_and_can_be_tried_again() {
         world.set_trouble(call, Trouble::Fails);
         let left = cancelled(&world);
         assert!(left.len() == 1 && left[0].contains(&format!("{call} fails as ordered")), "{call}: {left:?}");
+        if call == "look" {
+            assert_eq!(world.images().len(), 2, "they may be all there is of it");
+        }
         assert_eq!(world.store.plan(PLAN).unwrap().unwrap().state, PlanState::Incomplete);
         if call == "undo define" {
             // What keeps its definition may run: it keeps its disks, and the source stays off.
@@ -400,6 +403,96 @@ fn cancelling_tells_what_it_could_not_undo_and_can_be_tried_again() {
         assert!(world.images().is_empty() && world.own_snapshots() == 0, "{call}");
         assert_eq!(world.power("vm-on"), PowerState::On, "{call}");
     }
+}
+
+/// Deleted at its source, or no longer registered there.
+fn lose(world: &World, id: &str) {
+    world.state().vms.remove(id);
+}
+
+#[test]
+fn the_copy_of_a_vm_that_its_source_does_not_have_any_more_is_kept_and_named() {
+    type Case = (&'static str, fn() -> World, &'static str);
+    let cold = || {
+        let world = one();
+        world.run(&Watch(|event: &Event| assert!(!enters(event, "on", Phase::Define), "the process dies")));
+        world.as_if_killed();
+        world
+    };
+    let warm = || {
+        let world = World::warm("warm: {interval: 1h}");
+        stop_at_wait(&world, 2);
+        world
+    };
+    let in_part = || {
+        let world = World::with(&[vm("on", PowerState::On, 1)], "start: true");
+        world.set_trouble("open target", Trouble::DiesAfter);
+        world.run(&NoObserver);
+        world.as_if_killed();
+        world
+    };
+    let cases: [Case; 3] = [
+        ("cold", cold, "its copy is whole, and stays where it is: "),
+        ("warm", warm, "its copy is whole (pass 2, from "),
+        ("in part", in_part, "its copy is not whole, and stays where it is: "),
+    ];
+    for (why, world, words) in cases {
+        let world = world();
+        let before: Vec<_> = world.images().into_iter().map(|(path, disk)| (path, disk.content())).collect();
+        assert!(!before.is_empty(), "{why}");
+        lose(&world, "vm-on");
+        let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+        assert_eq!((given_up.left, given_up.kept), (vec![], vec!["on".to_string()]), "{why}");
+        let after: Vec<_> = world.images().into_iter().map(|(path, disk)| (path, disk.content())).collect();
+        assert!(before == after, "{why}: what was copied is not what it was");
+        assert_eq!((world.calls("remove images"), world.is_defined("on")), (0, false), "{why}");
+        let row = world.row("vm-on");
+        assert_eq!((row.state, row.snapshot, row.switched_off), (VmState::Cancelled, None, false), "{why}");
+        let told = row.error.unwrap();
+        assert!(told.starts_with("its source does not have on (vm-on) any more"), "{why}: {told}");
+        assert!(told.contains(words), "{why}: {told}");
+        before.iter().for_each(|(path, _)| assert!(told.contains(&*path.to_string_lossy()), "{why}: {told}"));
+        assert_eq!(given_up.notes, [format!("on: {told}")], "{why}");
+        let stands = told
+            .contains("should it come back there, it is off (drover shut it down) and has drover's snapshot");
+        assert_eq!(stands, why != "warm", "{told}");
+        // Nothing else of the plan stumbles over it, and what it leaves is left for good.
+        assert_eq!(cancelled(&world), Vec::<String>::new(), "{why}");
+        let cleaned = clean(&world.store, PLAN, &world).unwrap();
+        assert_eq!((cleaned.left, cleaned.gone), (vec![], vec!["on".to_string()]), "{why}");
+        assert_eq!(forget(&world.store, PLAN, &world).unwrap().vms, 1, "{why}");
+        assert_eq!(world.images().len(), before.len(), "{why}");
+    }
+}
+
+#[test]
+fn a_vm_that_is_not_said_to_be_gone_is_not_taken_for_that() {
+    let world = one();
+    world.run(&Watch(|event: &Event| assert!(!enters(event, "on", Phase::Define), "the process dies")));
+    world.as_if_killed();
+    world.state().hides_what_is_gone = true;
+    lose(&world, "vm-on");
+    let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+    assert!(given_up.left.iter().all(|left| left.contains("vm-on is not there")), "{:?}", given_up.left);
+    assert_eq!((given_up.failed, given_up.kept), (vec!["on".to_string()], vec![]));
+    let row = world.row("vm-on");
+    assert!(row.state != VmState::Cancelled && row.snapshot.is_some() && row.switched_off, "{row:?}");
+    assert_eq!(world.images().len(), 2);
+    assert_eq!(clean(&world.store, PLAN, &world).unwrap().left, ["on: vm-on is not there"]);
+}
+
+#[test]
+fn one_that_has_arrived_and_is_gone_at_its_source_has_arrived() {
+    let world = one();
+    world.set_trouble("remove snapshot", Trouble::Fails);
+    world.run(&NoObserver);
+    assert_eq!(world.row("vm-on").state, VmState::NotCleanedUp);
+    lose(&world, "vm-on");
+    let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+    assert_eq!((given_up.left, given_up.arrived), (vec![], vec!["on".to_string()]));
+    assert!(given_up.notes[0].contains("nothing is left to clean up there"), "{:?}", given_up.notes);
+    assert_eq!((world.row("vm-on").state, world.images().len()), (VmState::Done, 2));
+    assert!(world.runs_at_target("on"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use drover_engine::{
 use drover_plan::{Begun, HostRoute, PlannedVm, Problem, Route as PlanRoute};
 use drover_types::inventory::{Vm, VmDisk};
 use drover_vsphere::{
-    FrozenDisk, OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind,
+    FrozenDisk, OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind, Whereabouts,
 };
 
 use crate::hot_add::{self, HotAdd};
@@ -80,6 +80,28 @@ impl SourceProvider for VsphereSource {
 
     fn has_snapshot(&self, _: &Vm, snapshot: &str) -> Result<bool, ProviderError> {
         self.session.has_snapshot(snapshot).map_err(provider_error)
+    }
+
+    fn is_gone(&self, vm: &Vm, sources: &[String]) -> Result<bool, ProviderError> {
+        match self.session.whereabouts(&vm.id, &vm.instance_uuid).map_err(provider_error)? {
+            Whereabouts::There => Ok(false),
+            Whereabouts::Under(id) => {
+                let what = format!(
+                    "the source has {} as {id} by now, where drover touches nothing of it: if it is off or has a snapshot of drover's \
+                     there, see to it",
+                    vm.name
+                );
+                Err(ProviderError::new(Cause::Source, what))
+            }
+            Whereabouts::Gone if sources.iter().any(|uuid| *uuid != self.session.about().instance_uuid) => {
+                let what = format!(
+                    "whether {} is gone is not known: the plan ran with another vCenter than this",
+                    vm.name
+                );
+                Err(ProviderError::new(Cause::Source, what))
+            }
+            Whereabouts::Gone => Ok(true),
+        }
     }
 
     fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {

@@ -48,6 +48,7 @@ pub use error::{Fault, VsphereError, VsphereErrorKind};
 pub use files::{DiskFiles, FrozenDisk};
 pub use hot_add::{Attach, AttachError, Proxy, Wanted, serial_of};
 pub use nfc::{NfcAccess, NfcTicket};
+pub use operations::Whereabouts;
 pub use power::PowerMark;
 pub use rights::{Entity, MissingPrivileges};
 pub use session::{ConnectOptions, Session, StopAsked};

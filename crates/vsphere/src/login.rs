@@ -83,6 +83,7 @@ fn content_of(content: &Element) -> Option<Content> {
         events: reference("eventManager"),
         performance: reference("perfManager"),
         authorization: reference("authorizationManager"),
+        search: reference("searchIndex"),
         action: action_for(&about.api_version),
         about,
     })

@@ -228,6 +228,34 @@ impl Session {
             found => found.map(|_| true),
         }
     }
+
+    /// Where the VM of this id and instance UUID is by now. Asked for by itself, so that no list has to be whole for an answer.
+    ///
+    /// # Errors
+    /// When vSphere neither tells of it nor says that it is gone: a user who may not see it is not told that.
+    pub fn whereabouts(&self, vm: &str, instance_uuid: &str) -> Result<Whereabouts, VsphereError> {
+        let op = self.inner.op("look for", vm);
+        match self.inner.read(&op, &vm_ref(vm), &["runtime.powerState"]) {
+            Err(error) if error.is_gone() => {}
+            found => return found.map(|_| Whereabouts::There),
+        }
+        Ok(match self.inner.find_by_uuid(&op, instance_uuid)? {
+            Some(found) if found.id == vm => Whereabouts::There,
+            Some(found) => Whereabouts::Under(found.id),
+            None => Whereabouts::Gone,
+        })
+    }
+}
+
+/// Where a VM is that was there before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whereabouts {
+    /// Where it was.
+    There,
+    /// It has this id by now: it was registered anew.
+    Under(String),
+    /// By vSphere's own word there is none of its id any more, and it finds none of its UUID.
+    Gone,
 }
 
 /// What to do about a task that found its VM busy.
@@ -359,6 +387,16 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// The VM of an instance UUID, if there is one that this user may see.
+    fn find_by_uuid(&self, op: &str, instance_uuid: &str) -> Result<Option<Moref>, VsphereError> {
+        let Some(this) = self.content.search.as_ref().filter(|_| !instance_uuid.is_empty()) else {
+            return Ok(None);
+        };
+        let arguments = tag("uuid", instance_uuid) + &tag("vmSearch", "true") + &tag("instanceUuid", "true");
+        let call = Call { op, method: "FindByUuid", this, arguments: &arguments, is_read: true };
+        Ok(self.call(&call)?.child("returnval").map(Moref::of))
     }
 
     fn is_gone(&self, object: &Moref) -> bool {

@@ -105,6 +105,8 @@ pub(crate) struct Content {
     pub performance: Option<Moref>,
     /// Absent where nobody can be asked what a user may do.
     pub authorization: Option<Moref>,
+    /// Absent where nothing can be looked for by its UUID.
+    pub search: Option<Moref>,
     /// Value of the SOAPAction header, which asks for a version of the API.
     pub action: &'static str,
 }

@@ -11,7 +11,9 @@ use drover_types::inventory::{
     DiskBus, DiskMode, Firmware, FixedAddresses, PowerPolicy, PowerState, RdmMode, ToolsState, WriteRate,
 };
 use drover_types::{ByteSpan, ExtentKind, Secret};
-use drover_vsphere::{ChangedAreas, Entity, OpenDisk, Route, Session, Trust, VsphereError, VsphereErrorKind};
+use drover_vsphere::{
+    ChangedAreas, Entity, OpenDisk, Route, Session, Trust, VsphereError, VsphereErrorKind, Whereabouts,
+};
 use serde_json::json;
 
 use sim::Sim;
@@ -351,6 +353,26 @@ fn a_snapshot_of_a_busy_vm_is_made_and_removed_once_it_is_free() {
     sim.post("/fault/soap", json!({"method": "RemoveSnapshot_Task", "fault": "TaskInProgress", "count": 2}));
     session.remove_snapshot(&snapshot.id).unwrap();
     assert_eq!(session.vm(&vm.id).unwrap().snapshots, []);
+}
+
+#[test]
+fn a_vm_is_gone_where_vsphere_says_so_and_finds_it_nowhere_else() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "prod/web", "web01");
+    let fails =
+        |fault: &str| sim.post("/fault/soap", json!({"method": "RetrievePropertiesEx", "fault": fault}));
+    let is_at = |id: &str, uuid: &str| session.whereabouts(id, uuid);
+    assert_eq!(is_at(&vm.id, &vm.instance_uuid).unwrap(), Whereabouts::There);
+    let under = Whereabouts::Under(vm.id.clone());
+    assert_eq!(is_at("vm-999999", &vm.instance_uuid).unwrap(), under, "it was registered anew");
+    let nowhere = is_at("vm-999999", "00000000-0000-4000-8000-000000000000");
+    assert_eq!(nowhere.unwrap(), Whereabouts::Gone);
+    fails("ManagedObjectNotFound");
+    assert_eq!(is_at(&vm.id, &vm.instance_uuid).unwrap(), Whereabouts::There, "it is found by its UUID");
+    fails("NoPermission");
+    let hidden = is_at(&vm.id, &vm.instance_uuid).unwrap_err();
+    assert_eq!(hidden.kind, VsphereErrorKind::PermissionDenied, "{hidden}");
 }
 
 #[test]

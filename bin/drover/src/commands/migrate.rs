@@ -7,6 +7,7 @@ use drover_agent::limits::Sharers;
 use drover_copy::text_digest;
 use drover_engine::{Board, GivenUp, PlanRow, PlanState, RunOutcome, Store, StoreError};
 use drover_plan::{Others, PlannedVm, Problem};
+use drover_types::count;
 use drover_view::{Display, DisplayMode, Extent, clean};
 use serde_json::json;
 
@@ -234,7 +235,13 @@ pub fn cancel(args: &CancelArgs) -> Result<Exit, Failure> {
         ));
     }
     if given_up.left.is_empty() {
-        crate::out::say(format_args!("plan {name} is cancelled; what it had begun is undone"));
+        let kept = match given_up.kept.len() {
+            0 => String::new(),
+            vms => {
+                format!(", but copies of {} that their source does not have any more stay", count(vms, "VM"))
+            }
+        };
+        crate::out::say(format_args!("plan {name} is cancelled; what it had begun is undone{kept}"));
         crate::out::next(&args.run, format_args!("drover clean {name}{}", state_option(&args.run)));
         return Ok(Exit::Success);
     }
@@ -269,7 +276,12 @@ fn cancel_vms(store: &Store, row: PlanRow, args: &CancelArgs) -> Result<Exit, Fa
         drover_engine::cancel_ordered(&name, store, source, target)
     })?;
     given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
-    if given_up.left.is_empty() {
+    // What is left of others, which were given up before, fails no order about these.
+    if !given_up.failed.iter().any(|vm| vms.contains(vm)) {
+        given_up
+            .left
+            .iter()
+            .for_each(|problem| crate::out::say(format_args!("left behind before: {problem}")));
         tell_given_up(&name, &vms, false, &state_option(&args.run), &args.run);
         return Ok(Exit::Success);
     }

@@ -159,6 +159,11 @@ pub fn clean(args: &CleanArgs) -> Result<Exit, Failure> {
         for line in &cleaned.detached {
             crate::out::say(format_args!("detached: {line}"));
         }
+        for vm in &cleaned.gone {
+            crate::out::say(format_args!(
+                "{vm} is not at the source any more, and nothing of it is left there"
+            ));
+        }
         if cleaned.left.is_empty() {
             let vms = count(cleaned.vms, "VM");
             crate::out::say(format_args!(

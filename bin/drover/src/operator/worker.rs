@@ -684,6 +684,7 @@ impl Desk<'_> {
             return Ok(end);
         }
         match given_up.left.is_empty() {
+            true if !given_up.kept.is_empty() => undone(&given_up.notes.join("; ")),
             true => undone("what it had begun is undone"),
             false if self.stop.is_set() => {
                 Err(End::new(Exit::Interrupted, "Stopped", given_up.left.join("; ")))

@@ -84,6 +84,8 @@ pub struct State {
     switched_on: BTreeMap<String, u32>,
     /// The source keeps no history of power.
     pub forgets_power: bool,
+    /// The source does not say of a VM that it has no more that it is gone.
+    pub hides_what_is_gone: bool,
     /// What the source leaves out of every answer about a VM's snapshots.
     pub untold: Untold,
     /// Files that are attached to be read, by VM.

@@ -5,17 +5,24 @@ use super::*;
 impl SourceProvider for World {
     fn vm(&self, id: &str) -> Result<Vm, ProviderError> {
         let now_ms = self.clock.now_ms();
-        self.call("look", id, |state| {
+        let told = self.call("look", id, |state| {
             state.let_go_down(now_ms);
             state.guests_write();
             self.merge(state);
-            let mut told = state.vms[id].clone();
+            let mut told = state.vms.get(id)?.clone();
             match state.untold {
                 Untold::Nothing => {}
                 Untold::All => told.snapshots.clear(),
                 Untold::Ids => told.snapshots.iter_mut().for_each(|it| it.id.clear()),
             }
-            told
+            Some(told)
+        })?;
+        told.ok_or_else(|| ProviderError::new(Cause::Source, format!("{id} is not there")))
+    }
+
+    fn is_gone(&self, vm: &Vm, _: &[String]) -> Result<bool, ProviderError> {
+        self.call("ask whether it is gone", &vm.name, |state| {
+            !state.vms.contains_key(&vm.id) && !state.hides_what_is_gone
         })
     }
 

@@ -21,6 +21,7 @@ use drover_plan::PlannedVm;
 use super::{Context, Journey, Outcome, look};
 use crate::error::{EngineError, chain};
 use crate::event::Event;
+use crate::gone::is_gone;
 use crate::store::StoreError;
 use crate::tracking::ChangeTracking;
 
@@ -35,6 +36,11 @@ pub(crate) fn untrack(context: &Context<'_>, planned: &PlannedVm) -> Result<Opti
         Ok(()) => {
             store.set_tracking_on(plan, vm, false)?;
             Ok(Some("switched change tracking off again, which drover had switched on".into()))
+        }
+        // Nothing of it is left on.
+        Err(_) if is_gone(plan, store, context.source, planned).unwrap_or(false) => {
+            store.set_tracking_on(plan, vm, false)?;
+            Ok(None)
         }
         Err(error) => Ok(Some(format!(
             "change tracking, which drover had switched on, stays on at the source ({}); it costs little, and can be switched \
