@@ -25,8 +25,10 @@ pub fn begun(store: &Store, plan: &str, others: Others) -> Result<Vec<Begun>, St
             StoreError { path: store.path().to_path_buf(), source }
         })?;
         let has_arrived = row.state == VmState::Done;
-        if others == Others::LeftOut || has_arrived || is_on_its_way(store, plan, row)? {
-            begun.push(Begun { planned, has_arrived });
+        // One that was given up and taken back has nothing left of its disks, which may be others by now.
+        let keeps_disks = has_arrived || is_on_its_way(store, plan, row)?;
+        if others == Others::LeftOut || keeps_disks {
+            begun.push(Begun { planned, has_arrived, keeps_disks });
         }
     }
     Ok(begun)
@@ -195,7 +197,7 @@ mod tests {
             ["a1", "a2", "b2", "b3"]
         );
         // One that this plan has begun is its own affair.
-        let own = Begun { planned: vm("1"), has_arrived: false };
+        let own = Begun { planned: vm("1"), has_arrived: false, keeps_disks: true };
         assert!(in_other_plans(&store, "own", &vms, &[own]).unwrap()[0].on_their_way.is_empty());
     }
 }

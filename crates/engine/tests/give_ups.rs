@@ -266,3 +266,19 @@ fn what_was_given_up_can_be_taken_back_and_what_arrived_is_not_given_up() {
     assert!(outcome.is_complete() && outcome.done == 2, "{outcome:?}");
     world.assert_arrived("in the end");
 }
+
+#[test]
+fn one_that_is_taken_back_has_the_disks_of_then_and_one_that_is_resumed_those_that_it_began_with() {
+    let world = World::with(&[vm("one", PowerState::On, 2)], "start: true");
+    world.set_trouble("define", Trouble::Fails);
+    assert_eq!(world.run(&NoObserver).failed.len(), 1);
+    world.change("vm-one", |vm| vm.disks.truncate(1));
+    assert_eq!(world.resumed()[0].disks.len(), 2, "it is resumed");
+    give_up(&world, "one");
+    let given_up = cancel_ordered(PLAN, &world.store, &world, &world).unwrap();
+    assert_eq!(given_up.left, Vec::<String>::new());
+    assert_eq!(take_back(&world.store, PLAN, &["one".into()]).unwrap(), ["one"]);
+    let outcome = world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
+    assert!(outcome.is_complete() && outcome.done == 1, "{outcome:?}");
+    world.assert_arrived("with one disk");
+}

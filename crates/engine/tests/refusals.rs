@@ -6,8 +6,8 @@ mod fakes;
 use drover_engine::{Cause, Event, NoObserver, Phase, VmState};
 use drover_mover::StopSignal;
 use drover_plan::{PlannedVm, PowerOff};
-use drover_types::inventory::{PowerState, Vm};
-use fakes::{PLAN, Trouble, Watch, World, enters, vm};
+use drover_types::inventory::{Firmware, PowerState, Vm};
+use fakes::{PLAN, State, Trouble, Watch, World, enters, vm};
 
 fn one(power: PowerState) -> World {
     World::with(&[vm("one", power, 2)], "start: true")
@@ -105,6 +105,71 @@ fn a_vm_that_is_not_the_one_that_was_planned_is_not_moved() {
         let error = refused(&world, &planned);
         assert!(error.starts_with(expected), "{error}");
         assert_eq!(world.power("vm-one"), PowerState::On);
+    }
+}
+
+#[test]
+fn a_disk_that_is_added_after_the_check_is_found_before_the_shutdown_or_keeps_the_target_from_being_started()
+{
+    for (call, shutdowns) in [("prepare", 0), ("define", 1)] {
+        let world = one(PowerState::On);
+        world.before(call, |state: &mut State| {
+            let vm = state.vms.get_mut("vm-one").unwrap();
+            let mut third = vm.disks[1].clone();
+            (third.key, third.label) = (2002, "Hard disk 3".into());
+            vm.disks.push(third);
+        });
+        let outcome = world.run(&NoObserver);
+        assert_eq!(outcome.failed, [("one".into(), Cause::Source)], "{call}");
+        let row = world.row("vm-one");
+        let error = row.error.unwrap();
+        assert!(error.starts_with("Hard disk 3 of one was added after the plan was checked"), "{error}");
+        assert!(row.advice.unwrap().contains("`drover cancel p one`"), "{call}");
+        assert_eq!((world.calls("start"), world.calls("shut down")), (0, shutdowns), "{call}");
+        assert_eq!((world.power("vm-one"), world.own_snapshots()), (PowerState::On, 0), "{call}");
+        assert!(!world.is_defined("one"), "{call}");
+    }
+}
+
+#[test]
+fn the_target_gets_the_hardware_that_the_vm_has_when_it_is_defined_and_what_changed_is_told() {
+    for call in ["prepare", "create snapshot"] {
+        let world = one(PowerState::On);
+        world.change("vm-one", |vm| (vm.memory_mib, vm.cpus) = (128, 1));
+        world.before(call, |state: &mut State| {
+            let vm = state.vms.get_mut("vm-one").unwrap();
+            (vm.memory_mib, vm.cpus) = (256, 2);
+        });
+        assert!(world.run(&NoObserver).is_complete(), "{call}");
+        world.assert_arrived(call);
+        let machine = world.state().machines["one"].clone();
+        assert_eq!((machine.vm.memory_mib, machine.vm.cpus), (256, 2), "{call}");
+        let told = "its memory is 256 MiB and was 128 MiB; it has 2 CPUs and had 1";
+        let note = format!("and the machine at the target gets it: {told}");
+        assert_eq!(world.notes().matches(&note).count(), 1, "{call}: {}", world.notes());
+        assert!(world.row("vm-one").started.unwrap().contains(told), "{call}");
+    }
+}
+
+#[test]
+fn other_firmware_is_refused_before_the_shutdown_and_taken_by_a_plan_that_is_laid_over_it_again() {
+    for is_early in [true, false] {
+        let world = one(PowerState::On);
+        let planned = world.planned();
+        match is_early {
+            true => world.change("vm-one", |vm| vm.firmware = Some(Firmware::Uefi)),
+            false => world.before("prepare", |state: &mut State| {
+                state.vms.get_mut("vm-one").unwrap().firmware = Some(Firmware::Uefi);
+            }),
+        }
+        assert_eq!(
+            refused(&world, &planned),
+            "one has other hardware at the source than when the plan was checked: its firmware is UEFI and was BIOS"
+        );
+        assert!(world.row("vm-one").advice.unwrap().contains("`drover pause p`"));
+        assert_eq!((world.power("vm-one"), world.calls("shut down")), (PowerState::On, 0));
+        assert!(world.run(&NoObserver).is_complete());
+        assert_eq!(world.state().machines["one"].vm.firmware, Some(Firmware::Uefi));
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod fakes;
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use drover_engine::{
     Event, HookResult, NoObserver, PassKind, PassState, Phase, VmState, ask_cutover, cancel, plan_report,
 };
 use drover_mover::StopSignal;
-use drover_types::inventory::{PowerState, Snapshot};
+use drover_types::inventory::{Firmware, PowerState, Snapshot};
 use fakes::{
     DiesAt, PLAN, Trouble, Watch, World, dies_around_every_call, enters, every_call, stop_at_wait, vm,
 };
@@ -418,6 +419,63 @@ fn a_vm_that_somebody_switches_off_or_on_in_between_still_arrives_or_says_why() 
     assert_eq!((world.power("vm-on"), world.runs_at_target("on")), (PowerState::On, false));
     world.run(&NoObserver);
     world.assert_arrived("the second time");
+}
+
+#[test]
+fn a_guest_that_is_suspended_or_off_is_told_by_its_passes_for_as_long_as_it_is() {
+    for (power, words) in [
+        (PowerState::Suspended, "it was suspended by someone"),
+        (
+            PowerState::Off,
+            "it was switched off by someone; its passes go on, nothing is left to shut down, and it is started",
+        ),
+    ] {
+        let world = World::warm("warm: {interval: 1s}");
+        let (stop, told) = (StopSignal::default(), Mutex::new(BTreeMap::new()));
+        let watch = Watch(|event: &Event| {
+            let Event::PassWaits { number, .. } = event else { return };
+            let hint = world.warm_row().hint.unwrap_or_default();
+            told.lock().unwrap().insert(*number, hint.contains(words));
+            match number {
+                2 => world.set_power("vm-on", power),
+                4 => world.set_power("vm-on", PowerState::On),
+                5 => stop.stop(),
+                _ => {}
+            }
+        });
+        world.run_until(&watch, &stop);
+        let told: Vec<(u32, bool)> = told.into_inner().unwrap().into_iter().collect();
+        assert_eq!(told, [(2, false), (3, true), (4, true), (5, false)], "{words}");
+        assert_eq!(world.notes().matches(words).count(), 1, "{}", world.notes());
+    }
+}
+
+#[test]
+fn other_firmware_is_told_by_the_passes_and_keeps_the_guest_from_being_shut_down() {
+    let world = World::warm("warm: {interval: 1s}");
+    let told = "its firmware is UEFI and was BIOS";
+    let watch = Watch(|event: &Event| match event {
+        Event::PassWaits { number: 2, .. } => {
+            world.change("vm-on", |vm| vm.firmware = Some(Firmware::Uefi));
+        }
+        Event::PassWaits { number: 4, .. } => {
+            assert!(world.warm_row().hint.is_some_and(|hint| hint.contains(told)));
+            world.store.ask_cutover(PLAN, None).unwrap();
+        }
+        _ => {}
+    });
+    let outcome = world.run(&watch);
+    assert_eq!((outcome.done, outcome.failed.len()), (0, 1), "{outcome:?}");
+    let row = world.row("vm-on");
+    assert!(row.error.as_ref().unwrap().contains(told), "{row:?}");
+    assert_eq!((world.power("vm-on"), world.calls("shut down")), (PowerState::On, 0));
+    assert_eq!((world.own_snapshots(), world.passes().len()), (0, 3));
+    world.run(&Watch(|event: &Event| {
+        if matches!(event, Event::PassWaits { .. }) {
+            world.store.ask_cutover(PLAN, None).unwrap();
+        }
+    }));
+    world.assert_arrived("by a plan that was laid over it again");
 }
 
 #[test]

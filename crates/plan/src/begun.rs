@@ -13,6 +13,8 @@ pub struct Begun {
     pub planned: PlannedVm,
     /// Whether it has arrived, so that nothing that befell it since matters.
     pub has_arrived: bool,
+    /// Whether something of its disks may be copied, so that it goes on with those. Otherwise it has the disks of now.
+    pub keeps_disks: bool,
 }
 
 /// Which VMs a run may take besides those that were begun.
@@ -27,11 +29,12 @@ pub enum Others {
 /// Makes an inventory what it was when the run began, as far as that decides which VMs and disks it is about:
 /// selections and file names go by names, places, tags and the order of disks, and these may have changed since. A VM
 /// that is gone, or whose id another VM has now, stays as it was: the run finds that out when it looks at it.
-/// So it does with disks that were added or removed. A VM keeps its wave, unless the plan names it in another one.
+/// So it does with disks that were added to or removed from one of which something may be copied. A VM keeps its wave, unless the
+/// plan names it in another one.
 pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
     let places: HashMap<String, usize> =
         inventory.vms.iter().enumerate().rev().map(|(at, vm)| (vm.id.clone(), at)).collect();
-    for Begun { planned, has_arrived } in begun {
+    for Begun { planned, has_arrived, keeps_disks } in begun {
         let then = &planned.vm;
         if let Some(wave) = &planned.wave {
             inventory.waves.insert(then.id.clone(), wave.clone());
@@ -40,7 +43,9 @@ pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
         let place = VmPlace { host_id: then.host_id.clone(), datastores };
         inventory.places.insert(then.id.clone(), place);
         match places.get(&then.id).map(|at| &mut inventory.vms[*at]) {
-            Some(now) if !has_arrived && now.instance_uuid == then.instance_uuid => take_back(now, then),
+            Some(now) if !has_arrived && now.instance_uuid == then.instance_uuid => {
+                take_back(now, then, *keeps_disks);
+            }
             Some(now) => *now = then.clone(),
             None => inventory.vms.push(then.clone()),
         }
@@ -54,7 +59,7 @@ pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
     }
 }
 
-fn take_back(now: &mut Vm, then: &Vm) {
+fn take_back(now: &mut Vm, then: &Vm, keeps_disks: bool) {
     now.name.clone_from(&then.name);
     now.folder.clone_from(&then.folder);
     now.tags.clone_from(&then.tags);
@@ -67,6 +72,9 @@ fn take_back(now: &mut Vm, then: &Vm) {
             // The tools of a guest that is off tell nothing.
             nic.fixed = nic.fixed.take().or_else(|| was.fixed.clone());
         }
+    }
+    if !keeps_disks {
+        return;
     }
     let disk = |was: &VmDisk| match now.disks.iter().find(|disk| disk.key == was.key) {
         Some(is) => VmDisk {
@@ -119,7 +127,10 @@ mod tests {
     }
 
     fn begun(vms: Vec<Vm>) -> Vec<Begun> {
-        planned(&inventory(vms)).into_iter().map(|planned| Begun { planned, has_arrived: false }).collect()
+        planned(&inventory(vms))
+            .into_iter()
+            .map(|planned| Begun { planned, has_arrived: false, keeps_disks: true })
+            .collect()
     }
 
     fn paths(vms: &[PlannedVm]) -> Vec<String> {
@@ -161,7 +172,7 @@ mod tests {
         let by_host = plan("{host: esx2}");
         let planned = resolve(&by_host, &seen(on("h1"))).vms.remove(0);
         assert_eq!(planned.wave.as_deref(), Some("one"));
-        let began = [Begun { planned, has_arrived: false }];
+        let began = [Begun { planned, has_arrived: false, keeps_disks: true }];
         let wave = |plan: &Plan, vm: Vm| {
             let mut now = seen(vm);
             as_begun(&mut now, &began, Others::LeftOut);
@@ -194,7 +205,7 @@ mod tests {
             let plan = PLAN.replace("glob: 'web*'", &format!("{key}1")) + &format!("exclude: [{{{key}2}}]\n");
             let plan = Plan::parse(&plan).unwrap();
             let planned = resolve(&plan, &seen(at(1))).vms.remove(0);
-            let began = [Begun { planned, has_arrived: false }];
+            let began = [Begun { planned, has_arrived: false, keeps_disks: true }];
             let mut now = seen(at(2));
             as_begun(&mut now, &began, Others::Selected);
             let resolution = resolve(&plan, &now);
@@ -212,7 +223,7 @@ mod tests {
         };
         let text = format!("{PLAN}networks: {{'*': user}}\n");
         let planned = resolve(&Plan::parse(&text).unwrap(), &inventory(vec![with(true)])).vms.remove(0);
-        let begun = [Begun { planned, has_arrived: false }];
+        let begun = [Begun { planned, has_arrived: false, keeps_disks: true }];
         let resumed = |power: PowerState| {
             let mut now = inventory(vec![Vm { power, ..with(false) }]);
             as_begun(&mut now, &begun, Others::LeftOut);
@@ -228,7 +239,7 @@ mod tests {
         let text = PLAN.replace("glob: 'web*'", "tag: 'env:a'");
         let plan = Plan::parse(&text).unwrap();
         let planned = resolve(&plan, &inventory(vec![then])).vms.remove(0);
-        let begun = [Begun { planned, has_arrived: false }];
+        let begun = [Begun { planned, has_arrived: false, keeps_disks: true }];
         let resumed = |others| {
             let mut now = inventory(vec![vm("vm-1", "web01")]);
             now.tags_unknown = Some("503".into());
@@ -258,6 +269,20 @@ mod tests {
             (1 << 20, Some("ab/1")),
             "what is not its size is of now"
         );
+    }
+
+    #[test]
+    fn one_of_which_nothing_is_copied_has_the_disks_of_now_and_its_name_of_then() {
+        let mut began = begun(vec![vm("vm-1", "web01")]);
+        began[0].keeps_disks = false;
+        let mut changed = vm("vm-1", "renamed");
+        changed.disks[0].capacity_bytes = 2 << 20;
+        changed.disks.push(VmDisk { key: 3, capacity_bytes: 5 << 20, ..changed.disks[1].clone() });
+        let mut now = inventory(vec![changed]);
+        as_begun(&mut now, &began, Others::LeftOut);
+        let resumed = planned(&now);
+        let sizes: Vec<u64> = resumed[0].disks.iter().map(|disk| disk.disk.capacity_bytes).collect();
+        assert_eq!((resumed[0].target_name.as_str(), sizes), ("web01", vec![2 << 20, 1 << 20, 5 << 20]));
     }
 
     #[test]

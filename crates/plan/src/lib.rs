@@ -24,6 +24,7 @@ mod draft_table;
 mod draft_waves;
 mod flat;
 mod glob;
+mod hardware;
 mod json;
 mod keys;
 mod model;

@@ -4,12 +4,23 @@ use std::path::Path;
 
 use drover_plan::PlannedVm;
 use drover_types::inventory::Vm;
+use drover_types::shell_word;
 
 use super::source::check_recorded;
 use super::{Journey, Outcome};
 use crate::error::{Cause, ProviderError};
 use crate::phase::Phase;
 use crate::store::VmState;
+
+/// How a VM goes on whose disks are others than those that its copy was begun with.
+pub(super) fn begin_anew(plan: &str, name: &str) -> String {
+    let (plan, name) = (shell_word(plan), shell_word(name));
+    format!(
+        "put it back as it was, then `drover resume {plan}`; or begin it anew: `drover cancel {plan} {name}` gives this copy up, and once \
+         the plan does not run (`drover pause {plan}`), `drover retry {plan} {name}` and `drover resume {plan}` move it with the disks \
+         that it has then"
+    )
+}
 
 impl Journey<'_> {
     pub(super) fn check(&mut self) -> Outcome<()> {
@@ -18,6 +29,7 @@ impl Journey<'_> {
         }
         let now = self.look()?;
         self.check_disks(&now)?;
+        self.keep_hardware(&now)?;
         self.keep_told(&now)?;
         // One that an earlier run left is removed before the next is made, or the guest would go down for nothing.
         check_recorded(self.context.plan, self.context.store, self.context.source, &now)?;
@@ -34,10 +46,10 @@ impl Journey<'_> {
     }
 
     /// The disks are those that the run began with.
-    fn check_disks(&self, now: &Vm) -> Outcome<()> {
+    pub(super) fn check_disks(&self, now: &Vm) -> Outcome<()> {
         let name = &now.name;
         let refuse = |what: String| {
-            let advice = "put it back as it was, then `drover resume`; or give this copy up with `drover cancel` and begin anew";
+            let advice = begin_anew(self.context.plan, &self.planned.target_name);
             Err(ProviderError::new(Cause::Source, what).advise(advice).into())
         };
         for was in self.planned.disks.iter().map(|disk| &disk.disk) {

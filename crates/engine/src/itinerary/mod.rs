@@ -125,6 +125,8 @@ pub(crate) struct Journey<'a> {
     frozen: Option<FrozenVm>,
     /// Leaves of what the images held when they were last read back whole, before the guest was shut down.
     proved: Option<Vec<LeafTable>>,
+    /// What its owner did to it that counts when it moves over, as its passes told it last.
+    seen: Option<String>,
 }
 
 /// A disk that is on the target.
@@ -162,6 +164,7 @@ impl<'a> Journey<'a> {
             passes_began_ms: None,
             frozen: None,
             proved: None,
+            seen: None,
         }
     }
 

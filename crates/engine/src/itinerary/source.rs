@@ -60,6 +60,11 @@ impl Journey<'_> {
 
     pub(super) fn power_off(&mut self) -> Outcome<()> {
         let now = self.look()?;
+        // Better told now than when the guest is down.
+        if let Err(error) = self.check_disks(&now).and_then(|()| self.keep_hardware(&now)) {
+            self.take_cutover()?;
+            return Err(error);
+        }
         match (now.power, self.planned.power_off) {
             (PowerState::Off, _) => {
                 self.did_nothing = true;

@@ -69,10 +69,11 @@ impl Journey<'_> {
         Ok(())
     }
 
-    /// Refuses to go on if the VM runs, or ran since its last snapshot.
+    /// Refuses to go on if the VM runs, or ran since its last snapshot, or has other disks than were copied.
     pub(super) fn check_still(&self) -> Outcome<()> {
         let now = self.look()?;
         self.must_be_off(&now, "runs at the source", "switch it off there, then `drover resume`")?;
+        self.check_disks(&now)?;
         let Some(still) = &self.still else { return Ok(()) };
         let advice = "leave it off until it has arrived; what was written meanwhile comes with the next `drover resume`";
         if still.watch.as_ref().map_or(Ok(false), |watch| watch.was_switched_on())? {

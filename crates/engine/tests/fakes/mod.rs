@@ -76,6 +76,8 @@ pub struct State {
     /// How long the target watches a guest that it starts.
     pub watched: Duration,
     pub defined: BTreeSet<String>,
+    /// What was defined last, by name.
+    pub machines: BTreeMap<String, PlannedVm>,
     pub images: BTreeMap<PathBuf, MemDisk>,
     pub tracks: warm::Tracks,
     pub shutdowns: guests::Shutdowns,

@@ -75,6 +75,7 @@ impl TargetProvider for World {
     fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
         self.call("define", &vm.target_name, |state| {
             state.defined.insert(vm.target_name.clone());
+            state.machines.insert(vm.target_name.clone(), vm.clone());
             "defined".into()
         })
     }

@@ -5,6 +5,7 @@ use drover_types::count;
 use drover_types::inventory::{PowerState, Vm, VmDisk};
 
 use crate::error::{Cause, ProviderError};
+use crate::itinerary::check::begin_anew;
 use crate::itinerary::is_own_snapshot;
 use crate::store::TrackedRow;
 
@@ -104,7 +105,7 @@ pub(super) fn is_same_epoch(earlier: Option<&str>, later: Option<&str>) -> bool 
 fn check_disks(before: &Before<'_>, now: &Vm) -> Result<(), ProviderError> {
     let name = &now.name;
     let refuse = |what: String| {
-        let advice = "put it back as it was and `drover resume`; or give this copy up with `drover cancel` and begin anew";
+        let advice = begin_anew(before.plan, &before.planned.target_name);
         Err(ProviderError::new(Cause::Source, what).advise(advice))
     };
     for planned in before.planned.disks.iter().map(|disk| &disk.disk) {
@@ -133,18 +134,22 @@ fn check_disks(before: &Before<'_>, now: &Vm) -> Result<(), ProviderError> {
     }
 }
 
-/// A word about a VM that somebody switched off.
-pub(super) fn power_word(now: &Vm) -> Option<&'static str> {
+/// A word about a VM that does not run.
+pub(super) fn power_word(planned: &PlannedVm, now: &Vm) -> Option<String> {
+    let starts = if planned.start { ", and it is started at the target when it has moved over" } else { "" };
     match now.power {
         PowerState::On => None,
         PowerState::Unknown => {
-            Some("has a power state that the source does not tell; it has to be known to be off")
+            Some("has a power state that the source does not tell; it has to be known to be off".into())
         }
-        PowerState::Off => {
-            Some("was switched off by someone; its passes go on, and nothing is left to shut down")
+        PowerState::Off if planned.vm.power == PowerState::Off => {
+            Some(format!("is off: nothing is left to shut down{starts}"))
         }
+        PowerState::Off => Some(format!(
+            "was switched off by someone; its passes go on, nothing is left to shut down{starts}"
+        )),
         PowerState::Suspended => {
-            Some("was suspended by someone; it has to run again, or be off, before it can move over")
+            Some("was suspended by someone; it has to run again, or be off, before it can move over".into())
         }
     }
 }

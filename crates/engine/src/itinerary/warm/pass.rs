@@ -7,7 +7,7 @@ use drover_plan::{Audit as PlanAudit, PlannedDisk, PlannedVm};
 use drover_types::inventory::{PowerState, Snapshot, Vm};
 
 use super::audit::audit_share;
-use super::guardian::{Before, Doubts, inspect, is_same_epoch};
+use super::guardian::{Before, Doubts, inspect, is_same_epoch, power_word};
 use crate::error::{Cause, EngineError, chain};
 use crate::event::Event;
 use crate::itinerary::ending::Held;
@@ -54,6 +54,8 @@ impl Journey<'_> {
         if is_last {
             self.must_be_off(&now, "was switched on again by someone", "leave it off until it has arrived")?;
             self.watch_power(&now)?;
+        } else {
+            self.tell_seen(&now)?;
         }
         // What was converted of earlier images is worth nothing once these change.
         self.context.target.forget_conversion(self.planned)?;
@@ -78,6 +80,30 @@ impl Journey<'_> {
             self.keep_live_disks(&frozen.change_ids)?;
         }
         self.frozen = Some(frozen);
+        Ok(())
+    }
+
+    /// Tells what its owner did to the VM that counts when it moves over: once when it is found, and beside the VM for as long as it
+    /// is so.
+    pub(super) fn tell_seen(&mut self, now: &Vm) -> Outcome<()> {
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        let hint = store.warm(plan, id)?.hint;
+        let mut seen: Vec<String> = Vec::new();
+        // One whose cutover was cut short was switched off by drover.
+        if !self.is_cut_short()? {
+            seen.extend(power_word(self.planned, now).map(|word| format!("it {word}")));
+        }
+        let refused = self.take_hardware(now)?;
+        seen.extend(refused.map(|what| format!("it {what}; before it moves over, {}", self.read_anew())));
+        let is_told = |line: &str| hint.as_deref().is_some_and(|hint| hint.contains(line));
+        seen.iter().filter(|line| !is_told(line)).for_each(|line| self.note(line.clone()));
+        // What is taken over was told then.
+        seen.extend(self.hardware_words(&self.as_told()?));
+        let seen = (!seen.is_empty()).then(|| seen.join("; "));
+        if seen.is_some() || self.seen.is_some() {
+            store.set_hint(plan, id, seen.as_deref())?;
+        }
+        self.seen = seen;
         Ok(())
     }
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use drover_copy::converge::{Decision, Reason, Trend, When};
 
-use super::guardian::power_word;
 use super::outlook::{advice_words, facts, reason_word};
 use crate::error::{Cause, EngineError};
 use crate::event::Event;
@@ -227,7 +226,7 @@ impl Journey<'_> {
         let passes = self.passes_done()?;
         let (contract, costs) = (self.contract()?, self.costs(&passes)?);
         let advice = Trend::of(&facts(&passes)).and_then(|trend| contract.advice(&trend, &costs));
-        let hint = advice.map(advice_words);
+        let hint = self.seen.clone().or(advice.map(advice_words));
         if store.warm(plan, id)?.hint != hint {
             store.set_hint(plan, id, hint.as_deref())?;
             hint.into_iter().for_each(|hint| self.note(hint));
@@ -269,13 +268,14 @@ impl Journey<'_> {
         let cut_short = self.is_cut_short()?;
         // Also of a cutover that is gone on with: disks that are not the run's are refused while the guest may run.
         let (now, doubts) = self.inspect_now()?;
+        self.keep_hardware(&now)?;
         if !cut_short {
             if !doubts.passing.is_empty() && !std::mem::replace(looked_again, true) {
                 // Better found now than while the guest is down.
                 self.pass(true)?;
                 return Ok(Ready::Anew);
             }
-            power_word(&now).into_iter().for_each(|word| self.note(format!("it {word}")));
+            self.tell_seen(&now)?;
             if self.proved.is_none() && self.prove_replica()? {
                 return Ok(Ready::Anew);
             }

@@ -1,0 +1,329 @@
+//! Hardware that a VM was given after its plan was checked: its owner may change it as long as it has not moved over.
+
+use drover_types::count;
+use drover_types::inventory::{Firmware, Nic, PowerState, Vm};
+
+use crate::model::{NetworkTarget, StaticAddress};
+use crate::resolution::{PlannedNic, PlannedVm};
+
+/// What was found, in words.
+#[derive(Default)]
+struct Found {
+    taken: Vec<String>,
+    refused: Vec<String>,
+}
+
+impl PlannedVm {
+    /// Takes over the memory, CPUs and network cards that the VM has now. Gives a line about each thing that is another than before.
+    ///
+    /// # Errors
+    /// A line about each thing that needs another look at the plan: firmware, and cards of which it is not known where they lead. Then
+    /// nothing is taken over.
+    pub fn take_hardware(&mut self, now: &Vm) -> Result<Vec<String>, Vec<String>> {
+        let mut found = Found::default();
+        self.compare_firmware(now, &mut found);
+        let cards = self.cards_of(now, &mut found);
+        let addresses = self.addresses_of(&cards);
+        let cards: Vec<(Nic, PlannedNic)> =
+            cards.into_iter().map(|(_, nic, planned)| (nic, planned)).collect();
+        let Found { mut taken, refused } = found;
+        if !refused.is_empty() {
+            return Err(refused);
+        }
+        // What is not told is 0.
+        let is_new = |now: u64, was: u64| now > 0 && now != was;
+        if is_new(now.memory_mib, self.vm.memory_mib) {
+            taken.push(format!("its memory is {} MiB and was {} MiB", now.memory_mib, self.vm.memory_mib));
+            self.vm.memory_mib = now.memory_mib;
+        }
+        if is_new(now.cpus.into(), self.vm.cpus.into()) {
+            taken.push(format!("it has {} and had {}", count(now.cpus as usize, "CPU"), self.vm.cpus));
+            self.vm.cpus = now.cpus;
+        }
+        if is_new(now.cores_per_socket.into(), self.vm.cores_per_socket.into()) {
+            let (is, was) = (count(now.cores_per_socket as usize, "core"), self.vm.cores_per_socket);
+            taken.push(format!("it has {is} in a socket and had {was}"));
+            self.vm.cores_per_socket = now.cores_per_socket;
+        }
+        if !taken.is_empty() {
+            (self.vm.nics, self.nics) = cards.into_iter().unzip();
+            self.first_boot.addresses = addresses;
+        }
+        Ok(taken)
+    }
+
+    fn compare_firmware(&self, now: &Vm, found: &mut Found) {
+        // Where it is not told the machine gets a BIOS.
+        let was = self.vm.firmware.unwrap_or(Firmware::Bios);
+        let is = now.firmware.unwrap_or(was);
+        let word = |firmware| if firmware == Firmware::Uefi { "UEFI" } else { "BIOS" };
+        if is != was {
+            found.refused.push(format!("its firmware is {} and was {}", word(is), word(was)));
+        } else if is == Firmware::Uefi && now.secure_boot != self.vm.secure_boot {
+            let word = |on| if on { "on" } else { "off" };
+            let (is, was) = (word(now.secure_boot), word(self.vm.secure_boot));
+            found.refused.push(format!("secure boot is {is} and was {was}"));
+        }
+        if now.vtpm != self.vm.vtpm {
+            let word = if now.vtpm { "added" } else { "removed" };
+            found.refused.push(format!("a virtual TPM was {word}"));
+        }
+    }
+
+    /// The cards of now, each with the place that it had before, if it was there.
+    fn cards_of(&self, now: &Vm, found: &mut Found) -> Vec<(Option<usize>, Nic, PlannedNic)> {
+        let mut gone: Vec<usize> = (0..self.vm.nics.len()).collect();
+        let mut before: Vec<Option<usize>> = vec![None; now.nics.len()];
+        // A card is known by its MAC address, and by its label if that is another.
+        for by_mac in [true, false] {
+            for (nic, place) in now.nics.iter().zip(&mut before).filter(|(_, place)| place.is_none()) {
+                let is_it = |was: &Nic| match by_mac {
+                    true => was.mac.eq_ignore_ascii_case(&nic.mac),
+                    false => was.label == nic.label,
+                };
+                let at = gone.iter().position(|at| is_it(&self.vm.nics[*at]));
+                *place = at.map(|at| gone.remove(at));
+            }
+        }
+        for was in gone.iter().map(|at| &self.vm.nics[*at]) {
+            let (label, mac) = (&was.label, &was.mac);
+            match self.is_given_address(was) {
+                true => {
+                    found.refused.push(format!("{label} was removed, and the plan gives {mac} an address"))
+                }
+                false => found.taken.push(format!("{label} ({mac}) was removed")),
+            }
+        }
+        let cards = now.nics.iter().zip(before).enumerate();
+        cards
+            .map(|(index, (nic, place))| {
+                let (nic, planned) = match place {
+                    Some(at) => self.known_card(at, nic, now.power == PowerState::On, found),
+                    None => self.new_card(nic, found),
+                };
+                (place, nic, PlannedNic { index, ..planned })
+            })
+            .collect()
+    }
+
+    fn known_card(&self, at: usize, nic: &Nic, is_on: bool, found: &mut Found) -> (Nic, PlannedNic) {
+        let (was, label) = (&self.vm.nics[at], &nic.label);
+        let planned = self.nics.iter().find(|it| it.index == at);
+        // One that is off tells whether it is to be connected at its next start, which may differ.
+        let known = planned.map_or(was.connected, |it| it.connected);
+        let connected = if is_on { nic.connected } else { known };
+        if connected != known {
+            let word = if connected { "connected" } else { "disconnected" };
+            found.taken.push(format!("{label} is {word}"));
+        }
+        if !nic.mac.eq_ignore_ascii_case(&was.mac) {
+            let (is, had) = (&nic.mac, &was.mac);
+            match self.is_given_address(was) {
+                true => {
+                    let text = format!("{label} has MAC address {is}, and the plan gives {had} an address");
+                    found.refused.push(text);
+                }
+                false => found.taken.push(format!("{label} has MAC address {is} and had {had}")),
+            }
+        }
+        if nic.model != was.model {
+            found.taken.push(format!("{label} is of model {} and was of {}", nic.model, was.model));
+        }
+        let mut target = planned.map_or(NetworkTarget::None, |it| it.target.clone());
+        if nic.network != was.network {
+            let (is, had) = (&nic.network, &was.network);
+            let then = match self.target_of(is) {
+                Some(new) => {
+                    target = new;
+                    String::new()
+                }
+                // The network may only be called otherwise by now.
+                None => format!(", and is attached to what the plan says of '{had}'"),
+            };
+            found.taken.push(format!("{label} is on network '{is}' and was on '{had}'{then}"));
+        }
+        let is = Nic { connected, fixed: was.fixed.clone(), ..nic.clone() };
+        let planned = planned_nic(&is, target);
+        (is, planned)
+    }
+
+    fn new_card(&self, nic: &Nic, found: &mut Found) -> (Nic, PlannedNic) {
+        let Nic { label, mac, network, .. } = nic;
+        let text = format!("{label} ({mac}) was added on network '{network}'");
+        let target = self.target_of(network);
+        match &target {
+            _ if self.keeps_addresses => {
+                found.refused.push(format!("{text}, to a Windows whose cards keep their addresses"));
+            }
+            Some(_) => found.taken.push(text),
+            None => found.refused.push(format!("{text}, where it had no card")),
+        }
+        (nic.clone(), planned_nic(nic, target.unwrap_or(NetworkTarget::None)))
+    }
+
+    /// What the plan attaches its cards on a network to, by one that is there.
+    fn target_of(&self, network: &str) -> Option<NetworkTarget> {
+        self.nics.iter().find(|nic| nic.network == network).map(|nic| nic.target.clone())
+    }
+
+    fn is_given_address(&self, nic: &Nic) -> bool {
+        self.first_boot.addresses.iter().any(|it| !it.kept && it.mac.eq_ignore_ascii_case(&nic.mac))
+    }
+
+    /// The addresses of the first boot, by the MAC addresses of now and without those of cards that are gone.
+    fn addresses_of(&self, cards: &[(Option<usize>, Nic, PlannedNic)]) -> Vec<StaticAddress> {
+        let of = |it: &StaticAddress| {
+            let was = self.vm.nics.iter().position(|nic| nic.mac.eq_ignore_ascii_case(&it.mac));
+            let Some(at) = was else { return Some(it.clone()) };
+            let (_, nic, _) = cards.iter().find(|(place, ..)| *place == Some(at))?;
+            Some(StaticAddress { mac: nic.mac.to_ascii_lowercase(), ..it.clone() })
+        };
+        self.first_boot.addresses.iter().filter_map(of).collect()
+    }
+}
+
+fn planned_nic(nic: &Nic, target: NetworkTarget) -> PlannedNic {
+    PlannedNic {
+        index: 0,
+        mac: nic.mac.clone(),
+        network: nic.network.clone(),
+        target,
+        connected: nic.connected,
+        model: nic.model.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::concern::tests::planned;
+
+    const MAC: &str = "00:50:56:aa:bb:cc";
+
+    /// A VM with a card on network `prod`, and the same as it is looked at later.
+    fn vm() -> (PlannedVm, Vm) {
+        let mut vm = planned();
+        (vm.vm.memory_mib, vm.vm.cpus, vm.vm.cores_per_socket) = (128, 1, 1);
+        (vm.vm.power, vm.vm.firmware) = (PowerState::On, Some(Firmware::Bios));
+        (vm.vm.nics[0].label, vm.vm.nics[0].network) = ("Network adapter 1".into(), "prod".into());
+        vm.nics[0].network = "prod".into();
+        let now = vm.vm.clone();
+        (vm, now)
+    }
+
+    fn card(number: u32, mac: &str, network: &str) -> Nic {
+        Nic {
+            label: format!("Network adapter {number}"),
+            mac: mac.into(),
+            network: network.into(),
+            connected: true,
+            ..Nic::default()
+        }
+    }
+
+    #[test]
+    fn what_is_as_it_was_or_not_told_is_no_change() {
+        let (mut vm, mut now) = vm();
+        let was = vm.clone();
+        assert_eq!(vm.take_hardware(&now), Ok(Vec::new()));
+        // One that is off tells of its next start, and a host that is away of nothing.
+        (now.power, now.firmware, now.memory_mib, now.cpus) = (PowerState::Off, None, 0, 0);
+        now.nics[0].connected = false;
+        now.nics[0].mac = MAC.to_ascii_uppercase();
+        assert_eq!(vm.take_hardware(&now), Ok(Vec::new()));
+        assert_eq!(vm, was);
+    }
+
+    #[test]
+    fn memory_cpus_and_cards_are_taken_over_and_each_change_is_told_once() {
+        let (mut vm, mut now) = vm();
+        (now.memory_mib, now.cpus) = (256, 2);
+        now.nics[0].mac = "00:50:56:01:02:03".into();
+        let told = [
+            "Network adapter 1 has MAC address 00:50:56:01:02:03 and had 00:50:56:aa:bb:cc",
+            "its memory is 256 MiB and was 128 MiB",
+            "it has 2 CPUs and had 1",
+        ];
+        assert_eq!(vm.take_hardware(&now).unwrap(), told);
+        assert_eq!((vm.vm.memory_mib, vm.vm.cpus, vm.nics[0].mac.as_str()), (256, 2, "00:50:56:01:02:03"));
+        assert_eq!(vm.take_hardware(&now), Ok(Vec::new()));
+        // Another card on a network that is known; then the first one is removed.
+        now.nics.push(card(2, "00:50:56:00:00:02", "prod"));
+        let told = vm.take_hardware(&now).unwrap();
+        assert_eq!(told, ["Network adapter 2 (00:50:56:00:00:02) was added on network 'prod'"]);
+        assert_eq!((vm.nics.len(), &vm.nics[1].target, vm.nics[1].index), (2, &NetworkTarget::User, 1));
+        now.nics.remove(0);
+        let told = vm.take_hardware(&now).unwrap();
+        assert_eq!(told, ["Network adapter 1 (00:50:56:01:02:03) was removed"]);
+        assert_eq!((vm.nics.len(), vm.nics[0].mac.as_str(), vm.nics[0].index), (1, "00:50:56:00:00:02", 0));
+        assert_eq!(vm.vm.nics, now.nics);
+    }
+
+    #[test]
+    fn a_known_card_on_another_network_keeps_its_target_unless_another_card_tells_a_better_one() {
+        let (mut vm, mut now) = vm();
+        now.nics[0].network = "renamed".into();
+        let told = vm.take_hardware(&now).unwrap();
+        let expected = "Network adapter 1 is on network 'renamed' and was on 'prod', and is attached to what the plan says of 'prod'";
+        assert_eq!((told, &vm.nics[0].target), (vec![expected.to_string()], &NetworkTarget::User));
+        let dmz = NetworkTarget::Bridge("dmz".into());
+        vm.vm.nics.push(card(2, "00:50:56:00:00:02", "dmz"));
+        vm.nics.push(PlannedNic { index: 1, ..planned_nic(&vm.vm.nics[1], dmz.clone()) });
+        let mut now = vm.vm.clone();
+        now.nics[0].network = "dmz".into();
+        let told = vm.take_hardware(&now).unwrap();
+        assert_eq!(told, ["Network adapter 1 is on network 'dmz' and was on 'renamed'"]);
+        assert_eq!(vm.nics[0].target, dmz);
+    }
+
+    #[test]
+    fn firmware_and_cards_that_lead_nobody_knows_where_are_refused_and_nothing_is_taken_over() {
+        type Change = fn(&mut Vm);
+        let changes: [(Change, &str); 5] = [
+            (|vm| vm.firmware = Some(Firmware::Uefi), "its firmware is UEFI and was BIOS"),
+            (|vm| vm.vtpm = true, "a virtual TPM was added"),
+            (
+                |vm| vm.nics.push(card(2, "00:50:56:00:00:02", "dmz")),
+                "Network adapter 2 (00:50:56:00:00:02) was added on network 'dmz', where it had no card",
+            ),
+            (
+                |vm| vm.nics[0].mac = "00:50:56:01:02:03".into(),
+                "Network adapter 1 has MAC address 00:50:56:01:02:03, and the plan gives 00:50:56:aa:bb:cc an address",
+            ),
+            (
+                |vm| vm.nics.clear(),
+                "Network adapter 1 was removed, and the plan gives 00:50:56:aa:bb:cc an address",
+            ),
+        ];
+        for (change, why) in changes {
+            let (mut vm, mut now) = vm();
+            vm.first_boot.addresses = StaticAddress::parse(MAC, "192.0.2.7/24").unwrap();
+            let was = vm.clone();
+            now.memory_mib = 256;
+            change(&mut now);
+            assert_eq!(vm.take_hardware(&now), Err(vec![why.to_string()]));
+            assert_eq!(vm, was, "{why}");
+        }
+        let (mut vm, _) = vm();
+        (vm.vm.firmware, vm.vm.secure_boot) = (Some(Firmware::Uefi), true);
+        let now = Vm { secure_boot: false, ..vm.vm.clone() };
+        assert_eq!(vm.take_hardware(&now), Err(vec!["secure boot is off and was on".to_string()]));
+    }
+
+    #[test]
+    fn addresses_that_a_windows_keeps_go_with_their_card() {
+        let (mut vm, mut now) = vm();
+        vm.keeps_addresses = true;
+        vm.first_boot.addresses = StaticAddress::parse(MAC, "192.0.2.7/24").unwrap();
+        vm.first_boot.addresses[0].kept = true;
+        now.nics[0].mac = "00:50:56:01:02:03".into();
+        assert_eq!(vm.take_hardware(&now).unwrap().len(), 1);
+        assert_eq!(vm.first_boot.addresses[0].mac, "00:50:56:01:02:03");
+        let more =
+            Vm { nics: vec![now.nics[0].clone(), card(2, "00:50:56:00:00:02", "prod")], ..now.clone() };
+        assert!(vm.clone().take_hardware(&more).unwrap_err()[0].contains("keep their addresses"));
+        now.nics.clear();
+        assert_eq!(vm.take_hardware(&now).unwrap().len(), 1);
+        assert_eq!((vm.first_boot.addresses.len(), vm.nics.len()), (0, 0));
+    }
+}
