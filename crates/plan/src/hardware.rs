@@ -1,7 +1,7 @@
 //! Hardware that a VM was given after its plan was checked: its owner may change it as long as it has not moved over.
 
 use drover_types::count;
-use drover_types::inventory::{Firmware, Nic, PowerState, Vm};
+use drover_types::inventory::{Firmware, Nic, Vm};
 
 use crate::model::{NetworkTarget, StaticAddress};
 use crate::resolution::{PlannedNic, PlannedVm};
@@ -20,6 +20,10 @@ impl PlannedVm {
     /// A line about each thing that needs another look at the plan: firmware, and cards of which it is not known where they lead. Then
     /// nothing is taken over.
     pub fn take_hardware(&mut self, now: &Vm) -> Result<Vec<String>, Vec<String>> {
+        // Every VM has memory: of this one nothing is told.
+        if now.memory_mib == 0 && self.vm.memory_mib > 0 {
+            return Ok(Vec::new());
+        }
         let mut found = Found::default();
         self.compare_firmware(now, &mut found);
         let cards = self.cards_of(now, &mut found);
@@ -31,16 +35,16 @@ impl PlannedVm {
             return Err(refused);
         }
         // What is not told is 0.
-        let is_new = |now: u64, was: u64| now > 0 && now != was;
-        if is_new(now.memory_mib, self.vm.memory_mib) {
+        let is_new = |now: u32, was: u32| now > 0 && now != was;
+        if now.memory_mib != self.vm.memory_mib {
             taken.push(format!("its memory is {} MiB and was {} MiB", now.memory_mib, self.vm.memory_mib));
             self.vm.memory_mib = now.memory_mib;
         }
-        if is_new(now.cpus.into(), self.vm.cpus.into()) {
+        if is_new(now.cpus, self.vm.cpus) {
             taken.push(format!("it has {} and had {}", count(now.cpus as usize, "CPU"), self.vm.cpus));
             self.vm.cpus = now.cpus;
         }
-        if is_new(now.cores_per_socket.into(), self.vm.cores_per_socket.into()) {
+        if is_new(now.cores_per_socket, self.vm.cores_per_socket) {
             let (is, was) = (count(now.cores_per_socket as usize, "core"), self.vm.cores_per_socket);
             taken.push(format!("it has {is} in a socket and had {was}"));
             self.vm.cores_per_socket = now.cores_per_socket;
@@ -98,7 +102,7 @@ impl PlannedVm {
         cards
             .map(|(index, (nic, place))| {
                 let (nic, planned) = match place {
-                    Some(at) => self.known_card(at, nic, now.power == PowerState::On, found),
+                    Some(at) => self.known_card(at, nic, found),
                     None => self.new_card(nic, found),
                 };
                 (place, nic, PlannedNic { index, ..planned })
@@ -106,16 +110,9 @@ impl PlannedVm {
             .collect()
     }
 
-    fn known_card(&self, at: usize, nic: &Nic, is_on: bool, found: &mut Found) -> (Nic, PlannedNic) {
+    fn known_card(&self, at: usize, nic: &Nic, found: &mut Found) -> (Nic, PlannedNic) {
         let (was, label) = (&self.vm.nics[at], &nic.label);
         let planned = self.nics.iter().find(|it| it.index == at);
-        // One that is off tells whether it is to be connected at its next start, which may differ.
-        let known = planned.map_or(was.connected, |it| it.connected);
-        let connected = if is_on { nic.connected } else { known };
-        if connected != known {
-            let word = if connected { "connected" } else { "disconnected" };
-            found.taken.push(format!("{label} is {word}"));
-        }
         if !nic.mac.eq_ignore_ascii_case(&was.mac) {
             let (is, had) = (&nic.mac, &was.mac);
             match self.is_given_address(was) {
@@ -142,6 +139,8 @@ impl PlannedVm {
             };
             found.taken.push(format!("{label} is on network '{is}' and was on '{had}'{then}"));
         }
+        // Whoever moves it may unplug it at the source, so that its addresses are not there twice.
+        let connected = planned.map_or(was.connected, |it| it.connected);
         let is = Nic { connected, fixed: was.fixed.clone(), ..nic.clone() };
         let planned = planned_nic(&is, target);
         (is, planned)
@@ -204,7 +203,7 @@ mod tests {
     fn vm() -> (PlannedVm, Vm) {
         let mut vm = planned();
         (vm.vm.memory_mib, vm.vm.cpus, vm.vm.cores_per_socket) = (128, 1, 1);
-        (vm.vm.power, vm.vm.firmware) = (PowerState::On, Some(Firmware::Bios));
+        vm.vm.firmware = Some(Firmware::Bios);
         (vm.vm.nics[0].label, vm.vm.nics[0].network) = ("Network adapter 1".into(), "prod".into());
         vm.nics[0].network = "prod".into();
         let now = vm.vm.clone();
@@ -226,11 +225,12 @@ mod tests {
         let (mut vm, mut now) = vm();
         let was = vm.clone();
         assert_eq!(vm.take_hardware(&now), Ok(Vec::new()));
-        // One that is off tells of its next start, and a host that is away of nothing.
-        (now.power, now.firmware, now.memory_mib, now.cpus) = (PowerState::Off, None, 0, 0);
-        now.nics[0].connected = false;
+        // A card that is unplugged for the move is plugged in at the target.
+        (now.firmware, now.cpus, now.nics[0].connected) = (None, 0, false);
         now.nics[0].mac = MAC.to_ascii_uppercase();
         assert_eq!(vm.take_hardware(&now), Ok(Vec::new()));
+        // Of one whose host is away nothing is told.
+        assert_eq!(vm.take_hardware(&Vm { memory_mib: 0, nics: Vec::new(), ..now }), Ok(Vec::new()));
         assert_eq!(vm, was);
     }
 
