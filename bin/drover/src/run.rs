@@ -31,6 +31,10 @@ use crate::source::{source_of, source_to_give_up};
 use crate::state::state_folder;
 use crate::traces::{self, Traced};
 
+mod going_on;
+
+use going_on::{GoingOn, Judge};
+
 /// How long giving up waits for whoever runs the plan.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
 
@@ -130,11 +134,13 @@ pub struct Prepared {
     target: PlanTarget,
     /// What source and target keep to.
     rate_limit: DayLimits,
+    /// Of VMs that stop themselves alone.
+    judge: Option<Judge>,
 }
 
 impl Prepared {
     /// Asks the source of a plan, lays the plan over what it has, and looks whether it can be carried out: with the VMs that
-    /// an earlier run began with, and with `others`.
+    /// an earlier run began with, and with `others`. VMs that were given up are not looked at.
     pub fn new(
         mut file: PlanFile,
         others: Others,
@@ -162,6 +168,13 @@ impl Prepared {
         });
         provider.warnings().iter().for_each(|warning| words.say(&format!("warning: {warning}")));
         let mut resolution = resolution?;
+        let left_alone = drover_engine::left_alone(store, &file.plan.name)?;
+        resolution.vms.retain(|vm| !left_alone.contains(&vm.vm.id));
+        let mut going_on = match meant {
+            // It is alone, and whoever meant it goes by what it is refused for.
+            Some(_) => GoingOn::default(),
+            None => GoingOn::of(store, &file, others, &resolution.vms)?,
+        };
         plan::judge_here(&file, &provider, &inventory, &mut resolution);
         found::recall(&state_folder(state), &mut resolution.vms);
         policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
@@ -176,11 +189,13 @@ impl Prepared {
         for told in [plan::told_hosts(&resolution, false), site].iter().filter(|told| !told.is_empty()) {
             words.site(told.trim_end());
         }
+        going_on.let_others_go_on(&mut resolution.problems);
         words.problems(&file.path, &resolution.problems, &resolution.vms);
         if !resolution.is_ok() {
             return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));
         }
-        let rights = provider.rights(&resolution, &inventory)?;
+        let mut rights = provider.rights(&resolution, &inventory)?;
+        going_on.let_others_go_on(&mut rights);
         words.problems(&file.path, &rights, &resolution.vms);
         if rights.iter().any(Problem::is_error) {
             return Err(Failure::new(Exit::Access, "rights are missing at the source; nothing was touched"));
@@ -195,11 +210,13 @@ impl Prepared {
         }
         let facts = evidence::facts(&file, &resolution, &inventory);
         let vms = resolution.vms;
+        going_on.words(&file.plan.name, &vms).iter().for_each(|text| words.say(text));
+        let judge = going_on.judge(&file.plan, inventory);
         check_none_is_left_out(store, &file.plan.name, &vms)?;
         check_what_arrived(store, &file.plan.name, &vms, &target, words)?;
         // They were laid over the inventory, and a plan may have thousands.
         file.plan.vms = Vec::new();
-        Ok(Prepared { file, facts, vms, provider, target, rate_limit })
+        Ok(Prepared { file, facts, vms, provider, target, rate_limit, judge })
     }
 
     /// Runs it to its end, or until it is stopped.
@@ -241,6 +258,8 @@ impl Prepared {
         let traced = Traced::new(observer, setting.store, plan, export);
         let observer = &Logged(&traced);
         self.provider.outlast(self.file.plan.limits.retry_for);
+        let (provider, judge, store) = (&self.provider, self.judge.as_ref(), setting.store);
+        let doubts = |vm: &PlannedVm| judge.map_or(Ok(()), |judge| judge.check(vm, provider, store));
         let runner = Runner {
             plan: &self.file.plan.name,
             text: &self.file.text,
@@ -265,6 +284,7 @@ impl Prepared {
             options: &options(&self.file.plan.limits, setting.memory),
             stop: setting.stop,
             leave: setting.leave,
+            doubts: &doubts,
             clock: &SystemClock,
             hooks: &Outside::new(&self.file.folder),
         };
@@ -436,6 +456,15 @@ pub fn check_not_given_up(row: &PlanRow) -> Result<(), Failure> {
             .advise("begin it anew with `drover migrate` and its file")),
         PlanState::Running | PlanState::Done | PlanState::Incomplete => Ok(()),
     }
+}
+
+/// Undoes what was begun of VMs that are given up by order, of a plan that does not run.
+pub fn give_up_ordered(row: PlanRow, store: &Store, state: Option<&Path>) -> Result<GivenUp, Failure> {
+    let file = recorded_file(row)?;
+    let name = &file.plan.name;
+    at_source(&file, store, state, None, &|source, target| {
+        drover_engine::cancel_ordered(name, store, source, target)
+    })
 }
 
 /// Stops whoever runs a plan, waits for it, and undoes what was begun.

@@ -90,6 +90,37 @@ fn what_was_killed_in_the_middle_is_given_up_by_hand_and_the_others_go_on() {
     assert_undone(&stage, "two");
 }
 
+/// What another one does to a VM at the source.
+fn suspend(stage: &Stage, name: &str) {
+    stage.sim.post("/vm/power", json!({"vm": name, "state": "suspended"})).unwrap();
+}
+
+#[test]
+fn a_suspended_vm_stops_no_other_of_a_plan_that_goes_on_and_is_not_judged_once_it_is_given_up() {
+    let Some(stage) = stage(247) else { return };
+    let plan = stage.plan("goes-on", &ONE_A_HOST);
+    let started = stage.drover.start(&["migrate", &plan]).unwrap();
+    wait_until("both hosts are read", PATIENCE, || {
+        stage.image("three", 0).exists() && (stage.image("one", 0).exists() || stage.image("two", 0).exists())
+    });
+    started.kill().unwrap();
+    let (waits, went) = if stage.image("one", 0).exists() { ("two", "one") } else { ("one", "two") };
+    suspend(&stage, waits);
+    stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
+    let resumed = stage.run(&["resume", "goes-on", "--quiet"]);
+    assert_eq!(resumed.code, Some(3), "{}{}", resumed.out, resumed.err);
+    let told = format!("that stops {waits} alone; plan goes-on goes on");
+    assert!(resumed.err.contains(&told), "{}", resumed.err);
+    [went, "three"].iter().for_each(|vm| stage.assert_equal(vm, 0, &stage.path("a")));
+    let status = stage.run(&["status", "goes-on", "--json"]).json().unwrap();
+    assert_eq!(state_of(&status, waits), "failed", "{status}");
+    let given_up = stage.run(&["cancel", "goes-on", waits]);
+    assert_eq!(given_up.code, Some(0), "{}{}", given_up.out, given_up.err);
+    let done = stage.run(&["resume", "goes-on", "--quiet"]);
+    assert_eq!(done.code, Some(0), "{}{}", done.out, done.err);
+    assert!(!done.err.contains("suspended"), "{}", done.err);
+}
+
 #[test]
 fn a_paused_plan_keeps_what_was_copied_and_no_edit_loses_a_vm() {
     let Some(stage) = stage(204) else { return };
@@ -156,5 +187,29 @@ fn a_daemon_gives_a_vm_up_and_its_plan_ends_well() {
     stage.assert_equal("three", 0, &stage.path("a"));
     let (status, refused) = order(json!({"order": "cancel", "vm": "three"}));
     assert_eq!(status, 409, "{refused}");
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_gives_a_vm_of_a_paused_plan_up_whatever_became_of_it() {
+    let Some(stage) = stage(249) else { return };
+    let daemon = Daemon::start(&stage.drover);
+    daemon.submit(&stage.plan("rests", &[]));
+    daemon.wait_for("all are read", || {
+        ["one", "two", "three"].iter().all(|vm| stage.image(vm, 0).exists()).then_some(())
+    });
+    daemon.order("rests", "pause");
+    daemon.wait("rests", "paused");
+    suspend(&stage, "two");
+    let given_up = daemon.run(&["cancel", "rests", "two"]);
+    assert_eq!(given_up.code, Some(0), "{}{}", given_up.out, given_up.err);
+    assert!(given_up.err.contains("what was begun is undone: two"), "{}", given_up.err);
+    assert!(!stage.image("two", 0).exists() && stage.image("one", 0).exists());
+    let plan = daemon.plan("rests");
+    assert_eq!((&plan["state"], &plan["vms"]["cancelled"]), (&json!("paused"), &json!(1)), "{plan}");
+    stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
+    daemon.order("rests", "resume");
+    daemon.wait("rests", "done");
+    ["one", "three"].iter().for_each(|vm| stage.assert_equal(vm, 0, &stage.path("a")));
     daemon.stop();
 }

@@ -6,17 +6,18 @@ use drover_plan::{Begun, NAMES_SHOWN_MAX, Others, Plan, PlannedVm, Problem};
 use drover_types::some_of;
 
 use crate::phase::Phase;
-use crate::store::{Store, StoreError, StoreFault, VmRow, VmState};
+use crate::store::{PlanState, Store, StoreError, StoreFault, VmRow, VmState};
 
 /// The VMs that earlier runs of a plan began with and that were not given up with all of it: those of which that was ordered one by one
 /// belong to the plan, whose run leaves them alone. Where the plan file was given again,
-/// one that no run took further than its checks is looked at afresh.
+/// one that no run took further than its checks is looked at afresh. Of one that a run leaves alone nothing that befell it since matters.
 ///
 /// # Errors
 /// If the state cannot be read.
 pub fn begun(store: &Store, plan: &str, others: Others) -> Result<Vec<Begun>, StoreError> {
     let mut begun = Vec::new();
     let given_up = store.give_ups(plan)?;
+    let left_alone = left_alone(store, plan)?;
     let is_of_plan = |row: &&VmRow| row.state != VmState::Cancelled || given_up.contains(&row.id);
     for row in store.vms(plan)?.iter().filter(is_of_plan) {
         let planned = serde_json::from_str(&row.planned).map_err(|error| {
@@ -24,7 +25,7 @@ pub fn begun(store: &Store, plan: &str, others: Others) -> Result<Vec<Begun>, St
                 StoreFault::Value(format!("what was planned of {} cannot be read: {error}", row.name));
             StoreError { path: store.path().to_path_buf(), source }
         })?;
-        let has_arrived = row.state == VmState::Done;
+        let has_arrived = row.state == VmState::Done || left_alone.contains(&row.id);
         // One that was given up and taken back has nothing left of its disks, which may be others by now.
         let keeps_disks = has_arrived || is_on_its_way(store, plan, row)?;
         if others == Others::LeftOut || keeps_disks {
@@ -32,6 +33,20 @@ pub fn begun(store: &Store, plan: &str, others: Others) -> Result<Vec<Begun>, St
         }
     }
     Ok(begun)
+}
+
+/// Ids of the VMs that a run of a plan leaves alone: those that were given up by order, and of which all is undone.
+///
+/// # Errors
+/// If the state cannot be read.
+pub fn left_alone(store: &Store, plan: &str) -> Result<HashSet<String>, StoreError> {
+    // One that was given up with all its VMs begins anew with them.
+    if store.plan(plan)?.is_none_or(|row| row.state == PlanState::Cancelled) {
+        return Ok(HashSet::new());
+    }
+    let given_up: HashSet<String> = store.give_ups(plan)?.into_iter().collect();
+    let is_undone = |row: &VmRow| row.state == VmState::Cancelled && given_up.contains(&row.id);
+    Ok(store.vms_in_short(plan)?.into_iter().filter(is_undone).map(|row| row.id).collect())
 }
 
 fn is_on_its_way(store: &Store, plan: &str, row: &VmRow) -> Result<bool, StoreError> {
@@ -199,5 +214,29 @@ mod tests {
         // One that this plan has begun is its own affair.
         let own = Begun { planned: vm("1"), has_arrived: false, keeps_disks: true };
         assert!(in_other_plans(&store, "own", &vms, &[own]).unwrap()[0].on_their_way.is_empty());
+    }
+
+    #[test]
+    fn what_befell_a_vm_since_it_was_given_up_does_not_matter_until_its_plan_begins_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "", folder.path()).unwrap();
+        for vm in planned() {
+            store.enter_vm("p", &vm.vm.id, &vm.target_name, &serde_json::to_string(&vm).unwrap()).unwrap();
+        }
+        // Of 2 it was ordered and is not undone.
+        store.ask_give_up("p", &["1", "2"]).unwrap();
+        store.end_vm("p", "1", VmState::Cancelled, None).unwrap();
+        let told = |others: Others| -> Vec<(String, bool)> {
+            let begun = begun(&store, "p", others).unwrap();
+            begun.into_iter().map(|it| (it.planned.vm.id, it.has_arrived)).collect()
+        };
+        let of = |id: &str, is_over: bool| (id.to_string(), is_over);
+        assert_eq!(told(Others::LeftOut), [of("1", true), of("2", false), of("3", false), of("4", false)]);
+        assert_eq!(told(Others::Selected), [of("1", true)], "the others have not begun");
+        assert_eq!(left_alone(&store, "p").unwrap(), HashSet::from(["1".to_string()]));
+        store.end_plan("p", PlanState::Cancelled).unwrap();
+        assert!(told(Others::LeftOut).iter().all(|(_, is_over)| !is_over));
+        assert!(left_alone(&store, "p").unwrap().is_empty());
     }
 }

@@ -181,7 +181,22 @@ fn context<'a>(
     let (observer, clock) = (&NoObserver, &SystemClock);
     // It is asked for here, before each step.
     let leave = &|| Ok(());
-    Context { plan, source, target, store, observer, board, options, stop, leave, clock, outside: None }
+    // No VM begins.
+    let doubts = &|_: &PlannedVm| Ok(());
+    Context {
+        plan,
+        source,
+        target,
+        store,
+        observer,
+        board,
+        options,
+        stop,
+        leave,
+        doubts,
+        clock,
+        outside: None,
+    }
 }
 
 /// Of a VM that was given up before, and begun anew since, only change tracking may be left to switch off.

@@ -259,6 +259,7 @@ impl<'a> Run<'a> {
             options: &TransferOptions::default(),
             stop: &StopSignal::default(),
             leave: &|| Ok(()),
+            doubts: &|_| Ok(()),
             clock: &SystemClock,
             facts: &crate::RunFacts::default(),
             hooks: &crate::NoHooks,

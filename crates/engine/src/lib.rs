@@ -38,7 +38,7 @@ mod waits;
 mod wave_hooks;
 mod waves;
 
-pub use begun::{begun, left_out, others_have};
+pub use begun::{begun, left_alone, left_out, others_have};
 pub use cancel::{GivenUp, Leave, cancel, cancel_by_leave, cancel_ordered, switch_on_by_leave};
 pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};
@@ -63,7 +63,7 @@ pub use report::{
     DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, arrived_vms, plan_report, rates,
     vm_details,
 };
-pub use runner::{RunOutcome, Runner};
+pub use runner::{Doubts, RunOutcome, Runner};
 pub use slots::{InUse, Schedule, budgets_of, host_limits};
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{

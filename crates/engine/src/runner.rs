@@ -44,6 +44,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// A run that ends before its forecast is there waits so long for it.
 const FORESIGHT_WAIT: Duration = Duration::from_secs(2);
 
+/// Says what stands against a VM that is about to begin, if something does.
+pub type Doubts<'a> = dyn Fn(&PlannedVm) -> Result<(), ProviderError> + Sync + 'a;
+
 /// A plan to be run.
 pub struct Runner<'a> {
     /// Plan's name.
@@ -88,6 +91,8 @@ pub struct Runner<'a> {
     /// Leave to go on, of a run in whose place another may have been put: asked for before each phase, before a guest is shut down or
     /// frozen, and before what was done is undone. A VM without it is left as it is, and its source is not even looked at.
     pub leave: &'a Leave<'a>,
+    /// Asked when a VM begins: of one that something stood against as the run was gone on with, whether it still does.
+    pub doubts: &'a Doubts<'a>,
     /// The time.
     pub clock: &'a dyn Clock,
     /// Calls hooks and asks checks.
@@ -403,6 +408,7 @@ impl Runner<'_> {
             options: self.options,
             stop: self.stop,
             leave: self.leave,
+            doubts: self.doubts,
             clock: self.clock,
             outside: Some(Outside { runner: self.hooks, facts: self.facts, run }),
         }

@@ -3,7 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use drover_plan::{ImageFormat, Plan, PlannedDisk, Problem, Resolution, Target, TargetKind, space_needed};
+use drover_plan::{
+    ImageFormat, Plan, PlannedDisk, PlannedVm, Problem, Resolution, Target, TargetKind, space_needed,
+};
 use drover_types::Bytes;
 
 use crate::lacks::too_large;
@@ -47,14 +49,17 @@ fn space_problems(plan: &Plan, resolution: &Resolution) -> Vec<Problem> {
         let text = |bytes| {
             format!("{} has {} free, and the disks may take {}", folder.display(), Bytes(free), Bytes(bytes))
         };
+        let of = |problem: Problem| {
+            let goes_there = |vm: &&PlannedVm| vm.disks.iter().any(|disk| disk.base == folder);
+            problem.of_vms(resolution.vms.iter().filter(goes_there).map(|vm| vm.vm.id.as_str()))
+        };
         if thick > free {
-            problems.push(
-                Problem::error("target.folder", text(thick)).advise("make room or choose another folder"),
-            );
+            let problem = Problem::error("target.folder", text(thick));
+            problems.push(of(problem.advise("make room or choose another folder")));
         } else if needed > free && !plan.target.overcommit {
-            problems.push(Problem::error("target.folder", text(needed)).advise(
+            problems.push(of(Problem::error("target.folder", text(needed)).advise(
                 "make room; or, as thin disks take only what they hold, allow it with `target.overcommit: true`",
-            ));
+            )));
         }
     }
     problems

@@ -11,7 +11,7 @@ use crate::resolution::PlannedVm;
 pub struct Begun {
     /// As it was planned then.
     pub planned: PlannedVm,
-    /// Whether it has arrived, so that nothing that befell it since matters.
+    /// Whether it has arrived, or is given up and left alone, so that nothing that befell it since matters.
     pub has_arrived: bool,
     /// Whether something of its disks may be copied, so that it goes on with those. Otherwise it has the disks of now.
     pub keeps_disks: bool,

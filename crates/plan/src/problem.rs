@@ -38,6 +38,9 @@ pub struct Problem {
     pub message: String,
     /// What to do about it.
     pub advice: Option<String>,
+    /// Ids of the VMs that it is about and that alone it stops; empty where it is of the whole plan.
+    #[serde(skip)]
+    pub vms: Vec<String>,
 }
 
 impl Problem {
@@ -52,7 +55,7 @@ impl Problem {
     }
 
     fn new(severity: Severity, path: String, message: String) -> Self {
-        Problem { severity, line: None, column: None, path, message, advice: None }
+        Problem { severity, line: None, column: None, path, message, advice: None, vms: Vec::new() }
     }
 
     /// The same problem, pointing at a place in the file.
@@ -65,6 +68,12 @@ impl Problem {
     /// The same problem with what to do about it.
     pub fn advise(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
+        self
+    }
+
+    /// The same problem, of these VMs alone, by their ids.
+    pub fn of_vms<'a>(mut self, ids: impl IntoIterator<Item = &'a str>) -> Self {
+        self.vms = ids.into_iter().map(str::to_string).collect();
         self
     }
 

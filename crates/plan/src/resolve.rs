@@ -56,7 +56,7 @@ struct Resolver<'a> {
     inventory: &'a Inventory,
     problems: Vec<Problem>,
     /// Networks without a rule, where that was first seen, and the VMs on them.
-    unmapped: BTreeMap<&'a str, (At, Vec<&'a str>)>,
+    unmapped: BTreeMap<&'a str, (At, Vec<&'a Vm>)>,
     by_name: ByName<'a>,
     names: OnceCell<Namesakes<'a>>,
     waves: WaveIndex<'a>,
@@ -88,6 +88,18 @@ impl<'a> Resolver<'a> {
 
     fn error(&mut self, path: &str, at: At, message: impl Into<String>, advice: impl Into<String>) {
         self.problems.push(Problem::error(path, message).at(at).advise(advice));
+    }
+
+    /// An error that is of one VM alone.
+    fn error_of(
+        &mut self,
+        vm: &Vm,
+        path: &str,
+        at: At,
+        message: impl Into<String>,
+        advice: impl Into<String>,
+    ) {
+        self.problems.push(Problem::error(path, message).at(at).advise(advice).of_vms([vm.id.as_str()]));
     }
 
     fn plan_vm(&mut self, vm: &'a Vm, choice: &Choice) -> PlannedVm {
@@ -128,7 +140,7 @@ impl<'a> Resolver<'a> {
         let found = concerns_among(vm, self.inventory, names, &context);
         for concern in found.iter().filter(|concern| concern.severity == Weight::Blocks) {
             let message = format!("{} {}", concern.subject, concern.message);
-            self.error(&choice.path, choice.at, message, concern.advice.clone());
+            self.error_of(vm, &choice.path, choice.at, message, concern.advice.clone());
         }
         self.check_power(vm, choice, power_off);
         let format = over.format.unwrap_or(plan.target.format);
@@ -212,7 +224,8 @@ impl<'a> Resolver<'a> {
             return convert;
         }
         let mut wrong = |what: String, advice: &str| {
-            self.error(
+            self.error_of(
+                vm,
                 &format!("{}.first_boot", choice.path),
                 choice.at,
                 format!("{} {what}", vm.name),
@@ -267,7 +280,7 @@ impl<'a> Resolver<'a> {
         if !untold.is_empty() {
             let text = format!("VMware Tools of {} tell no addresses of {}", vm.name, untold.join(", "));
             let advice = "start it, with VMware Tools running; or give `addresses`, or `keep_addresses: false`, for this VM";
-            self.error(&path, choice.at, text, advice);
+            self.error_of(vm, &path, choice.at, text, advice);
         }
     }
 
@@ -306,7 +319,7 @@ impl<'a> Resolver<'a> {
             ),
             PowerOff::Shutdown | PowerOff::Force => return,
         };
-        self.error(&choice.path, choice.at, message, advice);
+        self.error_of(vm, &choice.path, choice.at, message, advice);
     }
 
     #[expect(clippy::too_many_arguments, reason = "what a disk's place is made of")]
@@ -402,8 +415,8 @@ impl<'a> Resolver<'a> {
                 Some(rule) => rule.to.clone(),
                 None => {
                     let (_, vms) = self.unmapped.entry(&nic.network).or_insert((choice.at, Vec::new()));
-                    if vms.last() != Some(&vm.name.as_str()) {
-                        vms.push(&vm.name);
+                    if vms.last().is_none_or(|last| last.id != vm.id) {
+                        vms.push(vm);
                     }
                     NetworkTarget::None
                 }
@@ -422,9 +435,12 @@ impl<'a> Resolver<'a> {
 
     fn tell_unmapped(&mut self) {
         for (network, (at, vms)) in std::mem::take(&mut self.unmapped) {
-            let message = format!("network '{network}' of {} is not mapped", some_of(&vms, NAMES_SHOWN_MAX));
+            let names: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
+            let message =
+                format!("network '{network}' of {} is not mapped", some_of(&names, NAMES_SHOWN_MAX));
             let advice = format!("add to `networks`:  \"{network}\": BRIDGE (or user, or none)");
-            self.error("networks", at, message, advice);
+            let problem = Problem::error("networks", message).at(at).advise(advice);
+            self.problems.push(problem.of_vms(vms.iter().map(|vm| vm.id.as_str())));
         }
     }
 

@@ -85,8 +85,8 @@ fn on_vms(
 ) -> Result<Option<Vec<Problem>>, VsphereError> {
     let mut alike: BTreeMap<BTreeSet<&str>, Vec<&PlannedVm>> = BTreeMap::new();
     resolution.vms.iter().for_each(|vm| alike.entry(needed(vm, way)).or_default().push(vm));
-    let mut lacking: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    let mut without_nfc = Vec::new();
+    let mut lacking: BTreeMap<String, Vec<&PlannedVm>> = BTreeMap::new();
+    let mut without_nfc: Vec<&PlannedVm> = Vec::new();
     for (needed, vms) in alike {
         let ids: Vec<&str> = vms.iter().map(|vm| vm.vm.id.as_str()).collect();
         let nfc = NFC.iter().filter(|_| matches!(way, Way::Nfc(_)));
@@ -95,17 +95,18 @@ fn on_vms(
         for vm in vms {
             let missing = missing.get(&vm.vm.id).map(Vec::as_slice).unwrap_or_default();
             for privilege in missing.iter().filter(|it| needed.contains(it.as_str())) {
-                lacking.entry(privilege.clone()).or_default().push(&vm.vm.name);
+                lacking.entry(privilege.clone()).or_default().push(vm);
             }
             if NFC.iter().all(|it| missing.iter().any(|lacked| lacked == it)) {
-                without_nfc.push(vm.vm.name.as_str());
+                without_nfc.push(vm);
             }
         }
     }
-    let problem = |(privilege, vms): (&String, &Vec<&str>)| {
-        let text = format!("{}: it is needed {}", lacks(privilege, vms), what_for(privilege));
+    let problem = |(privilege, vms): (&String, &Vec<&PlannedVm>)| {
+        let text = format!("{}: it is needed {}", lacks(privilege, &names(vms)), what_for(privilege));
         Problem::error("source.user", text)
             .advise("give the user's role this privilege on the VMs or a folder above them")
+            .of_vms(ids(vms))
     };
     let mut problems: Vec<Problem> = lacking.iter().map(problem).collect();
     if let Way::Nfc(nfc) = way
@@ -116,15 +117,23 @@ fn on_vms(
     Ok(Some(problems))
 }
 
+fn names<'a>(vms: &[&'a PlannedVm]) -> Vec<&'a str> {
+    vms.iter().map(|vm| vm.vm.name.as_str()).collect()
+}
+
+fn ids<'a>(vms: &[&'a PlannedVm]) -> Vec<&'a str> {
+    vms.iter().map(|vm| vm.vm.id.as_str()).collect()
+}
+
 /// Without either privilege no ticket is given; what the plan says decides whether that matters.
-fn no_nfc(vms: &[&str], insists: bool) -> Problem {
+fn no_nfc(vms: &[&PlannedVm], insists: bool) -> Problem {
     let text = format!(
         "the user lacks the privileges {READ_FILES} and {READ_DISK} on {}: one of them is needed to read disks by NFC",
-        some_of(vms, NAMES_SHOWN_MAX)
+        some_of(&names(vms), NAMES_SHOWN_MAX)
     );
     let advice = "give the user's role one of them on the VMs or a folder above them";
     match insists {
-        true => Problem::error("source.user", text).advise(advice),
+        true => Problem::error("source.user", text).advise(advice).of_vms(ids(vms)),
         false => Problem::warning("source.user", format!("{text}, so HTTPS ranges are tried"))
             .advise(format!("{advice}, or write data.path: https")),
     }
@@ -148,7 +157,8 @@ fn on_datastores(
         }
     };
     let is_read = |vm: &&PlannedVm| asked == READ_STORES || vm.warm.is_none();
-    let disks = resolution.vms.iter().filter(is_read).flat_map(|vm| &vm.disks);
+    let read = || resolution.vms.iter().filter(is_read);
+    let disks = read().flat_map(|vm| &vm.disks);
     let names: BTreeSet<&str> = disks.map(|disk| disk.disk.datastore.as_str()).collect();
     // Datacenters may have datastores of one name each.
     let stores: Vec<_> = inventory.datastores.iter().filter(|it| names.contains(it.name.as_str())).collect();
@@ -171,6 +181,9 @@ fn on_datastores(
             true => Problem::error("source.user", text),
             false => Problem::warning("source.user", text),
         };
+        let lies_there =
+            |vm: &&PlannedVm| vm.disks.iter().any(|disk| lacking.contains(&disk.disk.datastore.as_str()));
+        let problem = problem.of_vms(read().filter(lies_there).map(|vm| vm.vm.id.as_str()));
         Some(problem.advise("give the user's role this privilege on the datastores or a folder above them"))
     };
     Ok(Some(asked.iter().filter_map(problem).collect()))

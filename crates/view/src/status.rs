@@ -6,6 +6,7 @@ use drover_engine::{
     Cause, DiskRow, ForeseenNow, PlanLimits, PlanRow, PlanState, RunRow, VmRow, VmState, WarmReport,
     WaveReport,
 };
+use drover_plan::Problem;
 use drover_types::some_of;
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,20 @@ pub struct PlanStatus {
     /// Its limits, where an order changed them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<PlanLimits>,
+    /// What the daemon told last of it, where nothing runs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub told: Option<ToldByDaemon>,
+}
+
+/// Why a daemon did not do with a plan what it was to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ToldByDaemon {
+    /// That.
+    pub error: String,
+    /// What to try.
+    pub advice: Option<String>,
+    /// What stood in the way.
+    pub problems: Vec<Problem>,
 }
 
 /// When a run is foreseen to end.
@@ -218,6 +233,9 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
     if let Some(limits) = &status.limits {
         writeln!(text, "limits by order: {}", limits.changes())?;
     }
+    if let Some(told) = &status.told {
+        write_told(text, told)?;
+    }
     let down: Vec<_> = vms.iter().filter(|vm| is_down(vm)).map(|vm| clean(&vm.name)).collect();
     if !down.is_empty() {
         writeln!(text, "shut down by drover, and not switched on again: {}", some_of(&down, DOWN_SHOWN))?;
@@ -263,6 +281,12 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
     text.push_str(&waits_text(status.waits.iter().filter(|(name, _)| is_told.contains(name.as_str()))));
     text.push_str(&others(listed.len(), vms.len()));
     write_next(text, status, runs, at)
+}
+
+fn write_told(text: &mut String, told: &ToldByDaemon) -> fmt::Result {
+    writeln!(text, "told by the daemon: {}", clean(&told.error))?;
+    told.problems.iter().try_for_each(|it| writeln!(text, "  {}", clean(&it.to_string())))?;
+    told.advice.iter().try_for_each(|advice| writeln!(text, "  try: {}", clean(advice)))
 }
 
 /// What comes next.
@@ -356,7 +380,23 @@ mod tests {
             foreseen: None,
             waits_for_cutover: None,
             limits: None,
+            told: None,
         }
+    }
+
+    #[test]
+    fn what_the_daemon_told_of_a_plan_that_nothing_runs_is_shown() {
+        let told = ToldByDaemon {
+            error: "the plan has errors; nothing was touched".into(),
+            advice: Some("mend them".into()),
+            problems: vec![Problem::error("vms[0]", "w20 is suspended")],
+        };
+        let of_daemon =
+            PlanStatus { told: Some(told), ..status(plan("lab", PlanState::Incomplete), &[], &[]) };
+        let text = of_daemon.text(Extent::Short, "");
+        let expected = "\ntold by the daemon: the plan has errors; nothing was touched\n  error: vms[0]: w20 is suspended\n  \
+                        try: mend them\n";
+        assert!(text.contains(expected), "{text}");
     }
 
     /// A plan of 3000 VMs in two waves, three of which failed for one cause; this process runs it.

@@ -184,6 +184,9 @@ pub fn cancel(daemon: &Remote, args: &CancelArgs) -> Result<Exit, Failure> {
         let order = Order { vms: args.vms.clone(), wave: args.wave.clone(), ..order_of(OrderKind::Cancel) };
         let ordered = give(daemon, &name, &order)?;
         let running = ordered.after == "running";
+        if !running {
+            wait_until_given_up(daemon, &name)?;
+        }
         tell_given_up(&name, &ordered.vms, running, &format!(" --server {}", daemon.url), &args.run);
         return Ok(Exit::Success);
     }
@@ -237,6 +240,23 @@ pub fn limits(daemon: &Remote, args: &LimitsArgs) -> Result<Exit, Failure> {
     let (running, at) = (given.after == "running", format!(" --server {}", daemon.url));
     tell_changed(&name, &before, &after, running, &at, &args.run);
     Ok(Exit::Success)
+}
+
+/// Waits until the daemon has undone what was begun of single VMs of a plan that does not run.
+fn wait_until_given_up(daemon: &Remote, name: &str) -> Result<(), Failure> {
+    for _ in 0..CANCEL_LOOKS_MAX {
+        let plan: Plan = daemon.get(&format!("/v1/plans/{}", part(name)))?;
+        match (plan.state.as_str(), plan.error) {
+            ("cancelling", _) => std::thread::sleep(LOOK),
+            (_, Some(error)) => {
+                let exit = Exit::of_code(plan.exit.unwrap_or(Exit::Internal as u8));
+                return Err(Failure { exit, message: error, advice: plan.advice });
+            }
+            (_, None) => return Ok(()),
+        }
+    }
+    Err(Failure::new(Exit::Connection, format!("VMs of plan {name} are being given up still"))
+        .advise(format!("see `drover status {name} --server {}`", daemon.url)))
 }
 
 /// Has VMs move over.

@@ -16,9 +16,7 @@ use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::own::OwnedStore;
 use crate::plan_file::{self, PlanFile};
-use crate::run::{
-    Prepared, Setting, Words, at_source, check_not_given_up, exit_of, file_of, give_up, recorded_file,
-};
+use crate::run::{Prepared, Setting, Words, check_not_given_up, exit_of, file_of, give_up, give_up_ordered};
 use crate::signals::stop_on_signals;
 use crate::state::state_folder;
 
@@ -271,10 +269,7 @@ fn cancel_vms(store: &Store, row: PlanRow, args: &CancelArgs) -> Result<Exit, Fa
         tell_given_up(&name, &vms, true, &state_option(&args.run), &args.run);
         return Ok(Exit::Success);
     }
-    let file = recorded_file(row)?;
-    let given_up = at_source(&file, store, args.run.state.as_deref(), None, &|source, target| {
-        drover_engine::cancel_ordered(&name, store, source, target)
-    })?;
+    let given_up = give_up_ordered(row, store, args.run.state.as_deref())?;
     given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
     // What is left of others, which were given up before, fails no order about these.
     if !given_up.failed.iter().any(|vm| vms.contains(vm)) {

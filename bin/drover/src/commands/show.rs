@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use drover_engine::{Clock, PlanReport, PlanRow, Store, SystemClock, VmReport, VmRow};
-use drover_plan::unmatched;
-use drover_view::{Counts, EndForeseen, Extent, LISTED_MAX, PlanProgress, PlanStatus, VmFilter, clean};
+use drover_engine::{Clock, PlanReport, PlanRow, PlanState, Store, SystemClock, VmReport, VmRow};
+use drover_plan::{Problem, unmatched};
+use drover_view::{
+    Counts, EndForeseen, Extent, LISTED_MAX, PlanProgress, PlanStatus, ToldByDaemon, VmFilter, clean,
+};
 use serde_json::json;
 
 use super::migrate::{open_store_to_read, plan_name, state_option, unknown_plan};
@@ -116,7 +118,32 @@ pub fn status_of(store: &Store, plan: PlanRow) -> Result<PlanStatus, Failure> {
         Some(_) => drover_engine::plan_limits(store, &plan).ok().filter(|it| it.now != it.plan),
         None => None,
     };
-    Ok(PlanStatus { plan, progress, vms, disks, warm, waves, waits, foreseen, waits_for_cutover, limits })
+    let told = told_by_daemon(store, &plan)?;
+    Ok(PlanStatus {
+        plan,
+        progress,
+        vms,
+        disks,
+        warm,
+        waves,
+        waits,
+        foreseen,
+        waits_for_cutover,
+        limits,
+        told,
+    })
+}
+
+/// Why the daemon does not go on with a plan that nothing runs and that is not over.
+fn told_by_daemon(store: &Store, plan: &PlanRow) -> Result<Option<ToldByDaemon>, Failure> {
+    if drover_view::runs(plan) || matches!(plan.state, PlanState::Done | PlanState::Cancelled) {
+        return Ok(None);
+    }
+    let Some(row) = store.served_plan(&plan.name)? else { return Ok(None) };
+    let problems: Vec<Problem> =
+        row.problems.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    let problems = problems.into_iter().filter(Problem::is_error).collect();
+    Ok(row.error.map(|error| ToldByDaemon { error, advice: row.advice, problems }))
 }
 
 /// What the VMs of a plan that runs wait for, by name.

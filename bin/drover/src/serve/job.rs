@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::limits::Sharers;
-use drover_engine::{Board, Event, Observer, RunOutcome, ServedRow};
+use drover_engine::{Board, Event, GivenUp, Observer, RunOutcome, ServedRow};
 use drover_mover::StopSignal;
 use drover_plan::{Others, PlannedVm, Problem};
 use drover_server::{EventHub, Message};
@@ -18,7 +18,7 @@ use super::Daemon;
 use super::decide::wanted_after;
 use crate::exit::{Exit, Failure};
 use crate::plan_file::{has_problems, parse_quietly};
-use crate::run::{Prepared, Setting, Words, exit_of, give_up};
+use crate::run::{Prepared, Setting, Words, exit_of, give_up, give_up_ordered};
 
 /// After a restart a source that cannot be reached is asked again: so often, with so long between.
 const PREPARE_TRIES_MAX: u32 = 20;
@@ -35,6 +35,8 @@ pub enum Stage {
     Pausing,
     /// What was begun is undone.
     Cancelling,
+    /// What was begun of single VMs is undone, while nothing runs it.
+    GivingUp,
 }
 
 impl Stage {
@@ -43,7 +45,7 @@ impl Stage {
             Stage::Checking => "checking",
             Stage::Running => "running",
             Stage::Pausing => "pausing",
-            Stage::Cancelling => "cancelling",
+            Stage::Cancelling | Stage::GivingUp => "cancelling",
         }
     }
 }
@@ -55,6 +57,8 @@ pub enum Work {
     Run(Others),
     /// To undo it.
     Cancel,
+    /// To undo what was begun of VMs that are given up by order.
+    GiveUp,
 }
 
 impl Work {
@@ -62,6 +66,7 @@ impl Work {
         match self {
             Work::Run(_) => Stage::Checking,
             Work::Cancel => Stage::Cancelling,
+            Work::GiveUp => Stage::GivingUp,
         }
     }
 }
@@ -155,12 +160,16 @@ impl Daemon {
         let name = row.name.clone();
         let mut ended = match work {
             Work::Cancel => self.guarded(|| self.patiently(&name, job, patient, || self.cancel_plan(&name))),
+            Work::GiveUp => self.guarded(|| self.cancel_vms(&name)),
             Work::Run(others) => self.guarded(|| self.run_plan(&row, job, others, patient)),
         };
         let mut gave_up = work == Work::Cancel;
         loop {
             let orders = self.orders();
             if gave_up || job.stage() != Stage::Cancelling {
+                if let Err(failure) = &ended {
+                    tell_failure(&name, job, failure);
+                }
                 if let Err(error) = self.keep_end(&name, job, ended) {
                     crate::out::say(&error);
                 }
@@ -250,14 +259,14 @@ impl Daemon {
         let Some(plan) = self.open_plan(name)? else {
             return Ok(Exit::Interrupted);
         };
-        let given_up = give_up(plan, &self.0.store, Some(&self.0.folder))?;
-        given_up.notes.iter().for_each(|note| crate::out::say(format_args!("plan {name}: note: {note}")));
-        if given_up.left.is_empty() {
+        all_undone(name, give_up(plan, &self.0.store, Some(&self.0.folder))?)
+    }
+
+    fn cancel_vms(&self, name: &str) -> Result<Exit, Failure> {
+        let Some(plan) = self.open_plan(name)? else {
             return Ok(Exit::Interrupted);
-        }
-        let left = given_up.left.join("; ");
-        Err(Failure::new(Exit::Source, format!("not everything could be undone; left behind: {left}"))
-            .advise("mend the cause, then cancel again"))
+        };
+        all_undone(name, give_up_ordered(plan, &self.0.store, Some(&self.0.folder))?)
     }
 
     /// Keeps how a plan's thread ended, and whether the next daemon goes on with it.
@@ -273,4 +282,22 @@ impl Daemon {
         row.problems = serde_json::to_string(&job.problems()).ok();
         Ok(self.0.store.put_served(&row)?)
     }
+}
+
+/// How it ends that something of a plan was given up.
+fn all_undone(name: &str, given_up: GivenUp) -> Result<Exit, Failure> {
+    given_up.notes.iter().for_each(|note| crate::out::say(format_args!("plan {name}: note: {note}")));
+    if given_up.left.is_empty() {
+        return Ok(Exit::Interrupted);
+    }
+    let left = given_up.left.join("; ");
+    Err(Failure::new(Exit::Source, format!("not everything could be undone; left behind: {left}"))
+        .advise("mend the cause, then cancel again"))
+}
+
+/// Tells on the console why a plan does not go on. How VMs fail is told by its status alone.
+fn tell_failure(name: &str, job: &Job, failure: &Failure) {
+    let errors: Vec<Problem> = job.problems().into_iter().filter(Problem::is_error).collect();
+    crate::out::problems(Path::new(name), &errors);
+    crate::out::say(format_args!("plan {name}: {failure}"));
 }

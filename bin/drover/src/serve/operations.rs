@@ -541,14 +541,25 @@ impl Daemon {
         Ok(Vec::new())
     }
 
-    /// Gives single VMs up; what was begun of them is undone by the run of the plan, which goes on without them.
+    /// Gives single VMs up; what was begun of them is undone by the run of the plan, which goes on without them, or else by a thread
+    /// of its own.
     fn give_up(&self, name: &str, state: &str, vms: &[String]) -> Outcome<Vec<String>> {
-        if state != "running" {
-            let advice =
-                "single VMs are given up while their plan runs: resume it first, or cancel all of it";
-            return Err(wrong_state(name, state, advice));
+        let ask = || ask_give_up(&self.0.store, name, vms).map_err(|error| problem(&error.into()));
+        match (self.job(name), state) {
+            (_, "running") => ask(),
+            (Some(_), state) => {
+                Err(wrong_state(name, state, "wait until it runs or has ended, then cancel them"))
+            }
+            (None, "done" | "cancelled") => Err(wrong_state(name, state, "there is nothing to cancel")),
+            (None, _) => {
+                let asked = ask()?;
+                let row = self.row(name)?;
+                let row = ServedRow { exit: None, error: None, advice: None, problems: None, ..row };
+                self.0.store.put_served(&row).map_err(store_problem)?;
+                self.begin(row, Work::GiveUp, false)?;
+                Ok(asked)
+            }
         }
-        ask_give_up(&self.0.store, name, vms).map_err(|error| problem(&error.into()))
     }
 
     /// Other limits, kept for the run of the plan, which heeds them at once, and for those after it.

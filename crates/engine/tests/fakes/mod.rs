@@ -104,6 +104,8 @@ pub struct State {
     pub answers: BTreeMap<&'static str, Vec<Answer>>,
     /// What hooks and checks were told.
     pub told: Vec<serde_json::Value>,
+    /// Ids of VMs that something stands against when they begin.
+    pub doubted: BTreeSet<String>,
 }
 
 /// Both sides of a migration.
@@ -239,6 +241,16 @@ impl World {
         resolution.vms
     }
 
+    fn doubt(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        match self.state().doubted.contains(&vm.vm.id) {
+            true => {
+                let what = format!("{} is suspended", vm.vm.name);
+                Err(ProviderError::new(Cause::Plan, what).advise("resume it"))
+            }
+            false => Ok(()),
+        }
+    }
+
     fn leave(&self) -> Result<(), ProviderError> {
         match self.is_given_away.load(Ordering::SeqCst) {
             true => Err(ProviderError::new(Cause::Cancelled, "another goes on with it")),
@@ -298,6 +310,7 @@ impl World {
             options: &options,
             stop,
             leave: &|| self.leave(),
+            doubts: &|vm| self.doubt(vm),
             clock: &self.clock,
             hooks: self,
         };

@@ -31,7 +31,8 @@ impl Resolver<'_> {
             return Route::Provider;
         }
         let Some(host) = self.inventory.host(&vm.host_id) else {
-            self.error(
+            self.error_of(
+                vm,
                 &choice.path,
                 choice.at,
                 format!("the host of {} is not known", vm.name),
@@ -42,7 +43,7 @@ impl Resolver<'_> {
         let over = data.hosts.iter().find(|over| over.host == host.name);
         let told = over.and_then(|over| over.address.clone());
         let address = told.or_else(|| host_address(data, host)).unwrap_or_else(|| {
-            self.no_address(data, host, choice);
+            self.no_address(vm, data, host, choice);
             host.name.clone()
         });
         // The vCenter tells the thumbprint of each of its hosts, over a connection that is trusted.
@@ -60,7 +61,7 @@ impl Resolver<'_> {
     }
 
     /// Told once for a host, whatever the number of its VMs.
-    fn no_address(&mut self, data: &DataPath, host: &Host, choice: &Choice) {
+    fn no_address(&mut self, vm: &Vm, data: &DataPath, host: &Host, choice: &Choice) {
         let (wanted, advice) = match &data.network {
             HostNetwork::Auto => {
                 ("no address that drover knows".to_string(), "give it under `source.data.hosts`")
@@ -70,8 +71,9 @@ impl Resolver<'_> {
             }
         };
         let message = format!("host {} has {wanted}", host.name);
-        if !self.problems.iter().any(|problem| problem.message == message) {
-            self.error("source.data", choice.at, message, advice);
+        match self.problems.iter_mut().find(|problem| problem.message == message) {
+            Some(told) => told.vms.push(vm.id.clone()),
+            None => self.error_of(vm, "source.data", choice.at, message, advice),
         }
     }
 }

@@ -303,6 +303,23 @@ fn what_cannot_be_moved_is_an_error_with_its_line() {
 }
 
 #[test]
+fn an_error_says_which_vms_it_is_of_and_none_if_it_stops_the_whole_plan() {
+    let mut inventory = inventory();
+    inventory.vms[0].power = PowerState::Suspended;
+    inventory.vms[1].host_id = "host-9".into();
+    inventory.vms.iter_mut().take(2).for_each(|vm| vm.nics[0].network = "DMZ".into());
+    let found = resolve(&plan("[{glob: 'web*'}, {name: nobody}]", ""), &inventory);
+    let of = |words: &str| {
+        let told = found.problems.iter().find(|problem| problem.message.contains(words));
+        told.unwrap_or_else(|| panic!("{words} in {:?}", found.problems)).vms.join(" ")
+    };
+    assert_eq!(of("web01 is suspended"), "vm-1");
+    assert_eq!(of("network 'DMZ' of"), "vm-1 vm-2");
+    assert_eq!(of("the host of web02 is not known"), "vm-2");
+    assert_eq!(of("there is no VM called 'nobody'"), "");
+}
+
+#[test]
 fn an_unmapped_network_is_told_once_with_its_vms() {
     let mut inventory = inventory();
     inventory.vms = (0..8).map(|n| vm(&format!("vm-{n}"), &format!("web{n}"), "prod")).collect();
