@@ -303,7 +303,9 @@ fn space_problems(
     let judge = |(name, space): (String, Space)| {
         let there = taken.get(&name).copied().unwrap_or_default();
         let free = info.pools.iter().find(|pool| pool.name == name)?.free_bytes;
-        space_problem(&name, free, space, there, plan.target.overcommit)
+        let problem = space_problem(&name, free, space, there, plan.target.overcommit)?;
+        let goes_there = |vm: &&PlannedVm| vm.disks.iter().any(|disk| pool_of(&disk.base) == name);
+        Some(problem.of_vms(resolution.vms.iter().filter(goes_there).map(|vm| vm.vm.id.as_str())))
     };
     pools.into_iter().filter_map(judge).collect()
 }

@@ -203,14 +203,14 @@ impl Domains {
             let text = |bytes| {
                 format!("pool {name} has {} free, and the disks may take {}", Bytes(free), Bytes(bytes))
             };
+            let of = |problem: Problem| problem.of_vms(disks().map(|(vm, _)| vm.vm.id.as_str()));
             if thick > free {
-                problems.push(
-                    Problem::error("target.pool", text(thick)).advise("make room or choose another pool"),
-                );
+                let problem = Problem::error("target.pool", text(thick));
+                problems.push(of(problem.advise("make room or choose another pool")));
             } else if needed > free && !self.about.target.overcommit {
-                problems.push(Problem::error("target.pool", text(needed)).advise(
+                problems.push(of(Problem::error("target.pool", text(needed)).advise(
                     "make room; or, as thin disks take only what they hold, allow it with `target.overcommit: true`",
-                ));
+                )));
             }
         }
         problems
