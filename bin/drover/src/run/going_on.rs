@@ -106,7 +106,7 @@ impl Judge {
             return Ok(());
         }
         let mut inventory = Inventory { vms: vec![provider.source().vm(id)?], ..self.inventory.clone() };
-        let begun = Begun { planned: vm.clone(), has_arrived: false };
+        let begun = Begun { planned: vm.clone(), has_arrived: false, keeps_disks: true };
         as_begun(&mut inventory, &[begun], Others::LeftOut);
         hide_what_passes_see_to(&self.plan, store, &mut inventory)
             .map_err(|error| ProviderError::new(Cause::State, chain(&error)).advise(error.advice()))?;

@@ -98,7 +98,8 @@ impl Journey<'_> {
         let is_told = |line: &str| hint.as_deref().is_some_and(|hint| hint.contains(line));
         seen.iter().filter(|line| !is_told(line)).for_each(|line| self.note(line.clone()));
         // What is taken over was told then.
-        seen.extend(self.hardware_words(&self.as_told()?));
+        let told = self.as_told()?.into_owned();
+        seen.extend(self.hardware_words(&told));
         let seen = (!seen.is_empty()).then(|| seen.join("; "));
         if seen.is_some() || self.seen.is_some() {
             store.set_hint(plan, id, seen.as_deref())?;
