@@ -9,15 +9,16 @@ use super::Cli;
 const REST: &str = "Advanced";
 
 /// The groups of `drover --help` and of the reference, and the commands of each in the order in which they are used.
-pub const GROUPS: [(&str, &[&str]); 7] = [
+pub const GROUPS: [(&str, &[&str]); 8] = [
     ("Plan a move", &["inventory", "assess", "plan", "forecast"]),
     (
         "Migrate VMs",
         &[
             "rehearse", "migrate", "status", "limits", "pause", "cutover", "proceed", "retry", "resume",
-            "cancel", "clean", "report", "import", "serve",
+            "cancel", "clean", "report", "import",
         ],
     ),
+    ("Daemon", &["serve"]),
     ("Single disks", &["copy", "hash", "verify", "serve-disk", "nbd"]),
     ("Running guests", &["live"]),
     ("Kubernetes", &["operator", "kubectl"]),
