@@ -113,35 +113,42 @@ impl PlannedVm {
     fn known_card(&self, at: usize, nic: &Nic, found: &mut Found) -> (Nic, PlannedNic) {
         let (was, label) = (&self.vm.nics[at], &nic.label);
         let planned = self.nics.iter().find(|it| it.index == at);
-        if !nic.mac.eq_ignore_ascii_case(&was.mac) {
-            let (is, had) = (&nic.mac, &was.mac);
-            match self.is_given_address(was) {
-                true => {
-                    let text = format!("{label} has MAC address {is}, and the plan gives {had} an address");
-                    found.refused.push(text);
-                }
-                false => found.taken.push(format!("{label} has MAC address {is} and had {had}")),
+        let mut target = planned.map_or(NetworkTarget::None, |it| it.target.clone());
+        let is_other_mac = !nic.mac.eq_ignore_ascii_case(&was.mac);
+        // What is not told is as it was.
+        let is_other_network = !nic.network.is_empty() && nic.network != was.network;
+        let (mac, had_mac, network, had_network) = (&nic.mac, &was.mac, &nic.network, &was.network);
+        match (is_other_mac, is_other_network) {
+            (true, _) if self.is_given_address(was) => {
+                let text = format!("{label} has MAC address {mac}, and the plan gives {had_mac} an address");
+                found.refused.push(text);
             }
+            // One that was added in place of one that was removed gets its label.
+            (true, true) => found.refused.push(format!(
+                "{label} has MAC address {mac} on network '{network}' and had {had_mac} on '{had_network}', so it may be another card"
+            )),
+            (true, false) => {
+                found.taken.push(format!("{label} has MAC address {mac} and had {had_mac}"));
+            }
+            (false, true) => match self.target_of(network) {
+                Some(new) => {
+                    target = new;
+                    let text = format!("{label} is on network '{network}' and was on '{had_network}'");
+                    found.taken.push(text);
+                }
+                None => found.refused.push(format!(
+                    "{label} was on network '{had_network}' and is on '{network}', where it had no card"
+                )),
+            },
+            (false, false) => {}
         }
         if nic.model != was.model {
             found.taken.push(format!("{label} is of model {} and was of {}", nic.model, was.model));
         }
-        let mut target = planned.map_or(NetworkTarget::None, |it| it.target.clone());
-        if nic.network != was.network {
-            let (is, had) = (&nic.network, &was.network);
-            let then = match self.target_of(is) {
-                Some(new) => {
-                    target = new;
-                    String::new()
-                }
-                // The network may only be called otherwise by now.
-                None => format!(", and is attached to what the plan says of '{had}'"),
-            };
-            found.taken.push(format!("{label} is on network '{is}' and was on '{had}'{then}"));
-        }
         // Whoever moves it may unplug it at the source, so that its addresses are not there twice.
         let connected = planned.map_or(was.connected, |it| it.connected);
-        let is = Nic { connected, fixed: was.fixed.clone(), ..nic.clone() };
+        let network = if is_other_network { network.clone() } else { had_network.clone() };
+        let is = Nic { connected, fixed: was.fixed.clone(), network, ..nic.clone() };
         let planned = planned_nic(&is, target);
         (is, planned)
     }
@@ -260,31 +267,40 @@ mod tests {
     }
 
     #[test]
-    fn a_known_card_on_another_network_keeps_its_target_unless_another_card_tells_a_better_one() {
+    fn a_known_card_goes_to_what_another_card_of_its_network_goes_to_and_keeps_its_own_where_none_is_told() {
         let (mut vm, mut now) = vm();
-        now.nics[0].network = "renamed".into();
-        let told = vm.take_hardware(&now).unwrap();
-        let expected = "Network adapter 1 is on network 'renamed' and was on 'prod', and is attached to what the plan says of 'prod'";
-        assert_eq!((told, &vm.nics[0].target), (vec![expected.to_string()], &NetworkTarget::User));
+        now.nics[0].network = String::new();
+        let was = vm.clone();
+        assert_eq!(vm.take_hardware(&now), Ok(Vec::new()));
+        assert_eq!(vm, was);
         let dmz = NetworkTarget::Bridge("dmz".into());
         vm.vm.nics.push(card(2, "00:50:56:00:00:02", "dmz"));
         vm.nics.push(PlannedNic { index: 1, ..planned_nic(&vm.vm.nics[1], dmz.clone()) });
         let mut now = vm.vm.clone();
         now.nics[0].network = "dmz".into();
         let told = vm.take_hardware(&now).unwrap();
-        assert_eq!(told, ["Network adapter 1 is on network 'dmz' and was on 'renamed'"]);
+        assert_eq!(told, ["Network adapter 1 is on network 'dmz' and was on 'prod'"]);
         assert_eq!(vm.nics[0].target, dmz);
+        // Of what is not told while something else is another, nothing is forgotten either.
+        now.memory_mib = 256;
+        now.nics[0].network = String::new();
+        assert_eq!(vm.take_hardware(&now).unwrap().len(), 1);
+        assert_eq!((vm.vm.nics[0].network.as_str(), vm.nics[0].network.as_str()), ("dmz", "dmz"));
     }
 
     #[test]
     fn firmware_and_cards_that_lead_nobody_knows_where_are_refused_and_nothing_is_taken_over() {
         type Change = fn(&mut Vm);
-        let changes: [(Change, &str); 5] = [
+        let changes: [(Change, &str); 6] = [
             (|vm| vm.firmware = Some(Firmware::Uefi), "its firmware is UEFI and was BIOS"),
             (|vm| vm.vtpm = true, "a virtual TPM was added"),
             (
                 |vm| vm.nics.push(card(2, "00:50:56:00:00:02", "dmz")),
                 "Network adapter 2 (00:50:56:00:00:02) was added on network 'dmz', where it had no card",
+            ),
+            (
+                |vm| vm.nics[0].network = "dmz".into(),
+                "Network adapter 1 was on network 'prod' and is on 'dmz', where it had no card",
             ),
             (
                 |vm| vm.nics[0].mac = "00:50:56:01:02:03".into(),
@@ -308,6 +324,19 @@ mod tests {
         (vm.vm.firmware, vm.vm.secure_boot) = (Some(Firmware::Uefi), true);
         let now = Vm { secure_boot: false, ..vm.vm.clone() };
         assert_eq!(vm.take_hardware(&now), Err(vec!["secure boot is off and was on".to_string()]));
+    }
+
+    #[test]
+    fn a_card_of_another_mac_address_and_network_is_refused_whatever_its_label() {
+        let (mut vm, mut now) = vm();
+        vm.vm.nics.push(card(2, "00:50:56:00:00:02", "dmz"));
+        vm.nics.push(PlannedNic { index: 1, ..planned_nic(&vm.vm.nics[1], NetworkTarget::User) });
+        let was = vm.clone();
+        // The first one was removed, and another added.
+        now.nics = vec![card(1, "00:50:56:01:02:03", "dmz"), vm.vm.nics[1].clone()];
+        let why = "Network adapter 1 has MAC address 00:50:56:01:02:03 on network 'dmz' and had 00:50:56:aa:bb:cc on 'prod', so it may be another card";
+        assert_eq!(vm.take_hardware(&now), Err(vec![why.to_string()]));
+        assert_eq!(vm, was);
     }
 
     #[test]
