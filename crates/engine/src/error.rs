@@ -96,12 +96,14 @@ pub struct ProviderError {
     pub advice: Option<String>,
     /// Why.
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    /// Whether it is that the window of the VM's wave is over.
+    pub window_over: bool,
 }
 
 impl ProviderError {
     /// An error without a deeper reason.
     pub fn new(cause: Cause, what: impl Into<String>) -> Self {
-        ProviderError { cause, what: what.into(), advice: None, source: None }
+        ProviderError { cause, what: what.into(), advice: None, source: None, window_over: false }
     }
 
     /// Adds what to try.
@@ -213,6 +215,11 @@ impl EngineError {
             EngineError::Running { .. } => Some("wait for it, or stop it with `drover pause`, which keeps what was copied".into()),
             _ => None,
         }
+    }
+
+    /// Whether it is that the window of the VM's wave is over.
+    pub(crate) fn is_window_over(&self) -> bool {
+        matches!(self, EngineError::Provider(error) if error.window_over)
     }
 
     /// The error and its reasons in one line.

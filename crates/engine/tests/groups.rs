@@ -78,6 +78,35 @@ fn a_failure_ends_the_later_stages_and_a_resume_goes_on_in_the_order() {
 }
 
 #[test]
+fn a_cutover_that_was_ordered_outlives_a_failure_of_others_before_its_vm() {
+    let world = world(PowerState::On, "start: true\nmode: warm\nwarm: {interval: 1s, cutover: manual}");
+    let stop = StopSignal::default();
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::PassWaits { .. }) {
+            stop.stop();
+        }
+    });
+    world.run_plan(PLAN, &staged(world.planned()), &watch, &stop).unwrap();
+    assert_eq!(world.store.ask_cutover(PLAN, None).unwrap().len(), NAMES.len());
+    let resize = |factor: fn(u64) -> u64| {
+        world.change("vm-db1", |vm| vm.disks[0].capacity_bytes = factor(vm.disks[0].capacity_bytes));
+    };
+    let planned = staged(world.resumed());
+    resize(|bytes| bytes * 2);
+    let outcome = world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+    assert_eq!((outcome.done, outcome.failed.len()), (1, 3), "{outcome:?}");
+    for id in ["vm-app1", "vm-app2"] {
+        let error = world.row(id).error.unwrap();
+        assert!(error.contains("a VM of an earlier stage of its group failed"), "{error}");
+        assert!(!error.contains("used up") && world.store.cutover_asked(PLAN, id).unwrap(), "{error}");
+    }
+    resize(|bytes| bytes / 2);
+    let outcome = world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+    assert!(outcome.is_complete(), "{outcome:?}");
+    world.assert_arrived("by the orders that were given before");
+}
+
+#[test]
 fn of_a_pair_one_at_a_time_is_at_work_until_it_has_arrived() {
     for lines in ["start: true", "start: true\nmode: warm\nwarm: {interval: 1s, cutover: auto}"] {
         let world = world(PowerState::On, lines);

@@ -162,6 +162,7 @@ impl Journey<'_> {
         self.record_and_tell(
             VmEnd { name, state, cause, error: Some(text), advice, standing, unkept: None },
             Some(reached),
+            error.is_window_over(),
         )
     }
 
@@ -182,7 +183,7 @@ impl Journey<'_> {
             standing,
             unkept: None,
         };
-        self.record_and_tell(end, None)
+        self.record_and_tell(end, None, false)
     }
 
     /// The end of a VM of which nobody knows how far it came: what is recorded of it stays as it is, for the next run.
@@ -223,8 +224,8 @@ impl Journey<'_> {
         self.context.target.remove_images(self.planned).err().map(|error| chain(&error))
     }
 
-    fn record_and_tell(&self, end: VmEnd, phase: Option<Phase>) -> VmEnd {
-        record_and_tell(self.context, &self.planned.vm.id, end, phase)
+    fn record_and_tell(&self, end: VmEnd, phase: Option<Phase>, window_over: bool) -> VmEnd {
+        record_and_tell(self.context, &self.planned.vm.id, end, phase, window_over)
     }
 
     fn tell_vm_ended(&self, end: VmEnd) -> VmEnd {
@@ -410,14 +411,20 @@ impl Journey<'_> {
 pub(crate) const ROLLS_BACK: &str = "sent back to its source";
 
 /// Records how a VM ended that did not arrive, and tells it.
-fn record_and_tell(context: &Context<'_>, id: &str, mut end: VmEnd, phase: Option<Phase>) -> VmEnd {
+fn record_and_tell(
+    context: &Context<'_>,
+    id: &str,
+    mut end: VmEnd,
+    phase: Option<Phase>,
+    window_over: bool,
+) -> VmEnd {
     let (store, plan) = (context.store, context.plan);
-    let used_up = match end.cause {
-        Some(Cause::NotItsTurn) if end.state == VmState::Failed => use_up_order(store, plan, id),
-        _ => Ok(false),
+    let used_up = match window_over && end.state == VmState::Failed {
+        true => use_up_order(store, plan, id),
+        false => Ok(false),
     };
     if let (Ok(true), Some(error)) = (&used_up, &mut end.error) {
-        error.push_str("; the cutover that was ordered for it is used up, and has to be ordered again");
+        error.push_str(USED_UP);
     }
     let text = end.error.as_deref().unwrap_or_default();
     let cause = end.cause.map(Cause::word).unwrap_or_default();
@@ -435,9 +442,13 @@ fn record_and_tell(context: &Context<'_>, id: &str, mut end: VmEnd, phase: Optio
     tell_vm_ended(context, end)
 }
 
+/// Said of a VM whose cutover was ordered, and may not take place later by that order.
+pub(super) const USED_UP: &str =
+    "; the cutover that was ordered for it is used up, and has to be ordered again";
+
 /// An order to move over is for the window that it was given in: with a later one no guest goes down unless somebody orders it then.
 /// Whether there was one.
-fn use_up_order(store: &Store, plan: &str, id: &str) -> Result<bool, StoreError> {
+pub(super) fn use_up_order(store: &Store, plan: &str, id: &str) -> Result<bool, StoreError> {
     let was_asked = store.cutover_asked(plan, id)?;
     if was_asked {
         store.take_cutover(plan, id)?;
@@ -467,7 +478,7 @@ pub(crate) fn end_untouched(context: &Context<'_>, planned: &PlannedVm, why: &En
         standing: None,
         unkept: None,
     };
-    record_and_tell(context, &planned.vm.id, end, None)
+    record_and_tell(context, &planned.vm.id, end, None, why.is_window_over())
 }
 
 /// The end of a VM that could not be recorded.

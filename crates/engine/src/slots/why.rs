@@ -48,7 +48,8 @@ impl State {
             Stays::NotBegun => format!("it was not begun: {why}"),
             Stays::AtItsSource => format!("{why}, so it does not move over"),
         };
-        ProviderError::new(cause, what).advise(advice).into()
+        let window_over = ended == Ended::TooLate;
+        ProviderError { window_over, ..ProviderError::new(cause, what).advise(advice) }.into()
     }
 
     /// The wave of a VM, and why it does not begin.

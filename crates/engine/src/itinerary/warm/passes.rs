@@ -7,7 +7,7 @@ use drover_copy::converge::{Decision, Reason, Trend, When};
 use super::outlook::{advice_words, facts, reason_word};
 use crate::error::{Cause, EngineError};
 use crate::event::Event;
-use crate::itinerary::ending::Held;
+use crate::itinerary::ending::{Held, USED_UP, use_up_order};
 use crate::itinerary::{Journey, Outcome};
 use crate::slots::Turn;
 use crate::store::{Downtime, PassRow};
@@ -263,12 +263,25 @@ impl Journey<'_> {
         }
     }
 
+    /// The error of a VM that does not move over, and whose order may be there: once it is mended, perhaps days later, no guest goes down
+    /// unless somebody orders it then.
+    fn use_up_order(&self, error: EngineError) -> EngineError {
+        match (error, use_up_order(self.context.store, self.context.plan, &self.planned.vm.id)) {
+            (_, Err(unkept)) => unkept.into(),
+            (EngineError::Provider(mut error), Ok(true)) => {
+                error.what.push_str(USED_UP);
+                error.into()
+            }
+            (error, Ok(_)) => error,
+        }
+    }
+
     /// Does all that can be done before the guest is shut down, and waits for its turn.
     fn is_ready(&mut self, reason: Reason, passes: &[PassRow], looked_again: &mut bool) -> Outcome<Ready> {
         let cut_short = self.is_cut_short()?;
         // Also of a cutover that is gone on with: disks that are not the run's are refused while the guest may run.
         let (now, doubts) = self.inspect_now()?;
-        self.keep_hardware(&now)?;
+        self.keep_hardware(&now).map_err(|error| self.use_up_order(error))?;
         if !cut_short {
             if !doubts.passing.is_empty() && !std::mem::replace(looked_again, true) {
                 // Better found now than while the guest is down.
