@@ -6,7 +6,9 @@ use drover_plan::{PlannedVm, PowerOff};
 use drover_types::inventory::{PowerState, Snapshot, Vm};
 
 use super::ending::Held;
-use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_description, own_name};
+use super::{
+    Context, Journey, LOOK_AND_RUN_AGAIN, NOTHING_DONE, Outcome, is_own_snapshot, own_description, own_name,
+};
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::Event;
 use crate::phase::Phase;
@@ -362,16 +364,31 @@ pub(super) fn down_for(context: &Context<'_>, planned: &PlannedVm) -> Option<Dur
     let ms = match store.warm(plan, id).ok().and_then(|row| row.down_ms) {
         Some(down_ms) => context.clock.now_ms() - down_ms,
         None => {
-            let events = store.events_since_begun(plan, id).ok()?;
-            let goes_down = |event: &&EventRow| {
-                event.kind == "started" && event.phase.as_deref() == Some(Phase::PowerOff.name())
-            };
-            let latest = events.iter().rfind(|event| goes_down(event) || event.kind == ON_AGAIN);
             // By the clock that the store keeps events by.
-            now_ms() - latest.filter(goes_down)?.at_ms
+            now_ms() - went_down_ms(&store.events_since_begun(plan, id).ok()?)?
         }
     };
     Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
+}
+
+/// Since when a guest is down, as far as its events tell. A run that goes on with it enters the phase again, and finds nothing to do.
+fn went_down_ms(events: &[EventRow]) -> Option<i64> {
+    let since = events.iter().rposition(|event| event.kind == ON_AGAIN).map_or(0, |at| at + 1);
+    let of_phase = |event: &&EventRow| event.phase.as_deref() == Some(Phase::PowerOff.name());
+    // Each time that the phase was entered, with what it ended with, if it ended.
+    let mut entered: Vec<(i64, Option<&str>)> = Vec::new();
+    for event in events[since..].iter().filter(of_phase) {
+        if event.kind == "started" {
+            entered.push((event.at_ms, None));
+        } else if event.kind == "ended"
+            && let Some(last) = entered.last_mut()
+        {
+            last.1 = Some(&event.text);
+        }
+    }
+    let shut_down = entered.iter().rfind(|(_, ended)| ended.is_some_and(|text| text != NOTHING_DONE));
+    let cut_short = || entered.iter().find(|(_, ended)| ended.is_none());
+    shut_down.or_else(cut_short).or(entered.first()).map(|(at_ms, _)| *at_ms)
 }
 
 /// Whether it was not on already.
@@ -504,5 +521,28 @@ mod tests {
         assert_eq!(AskedDown::of(&events, 9000).map(|asked| asked.age_ms), Some(4000));
         assert!(AskedDown::of(&events[..2], 9000).is_none(), "it was seen off");
         assert!(AskedDown::of(&events[4..], 9000).is_none());
+    }
+
+    #[test]
+    fn a_guest_is_down_since_it_was_shut_down_and_not_since_a_run_found_it_so() {
+        let ended =
+            |text: &str, at_ms| EventRow { text: text.into(), ..event("ended", Phase::PowerOff, at_ms) };
+        let started = |at_ms| event("started", Phase::PowerOff, at_ms);
+        let on_again = |at_ms| EventRow { phase: None, ..event(ON_AGAIN, Phase::PowerOff, at_ms) };
+        let resumed = [started(1000), ended("", 2000), started(9000), ended(NOTHING_DONE, 9001)];
+        assert_eq!(went_down_ms(&resumed), Some(1000));
+        // The first run was killed while the guest went down.
+        let killed = [started(1000), started(9000), ended(NOTHING_DONE, 9001), started(9500)];
+        assert_eq!(went_down_ms(&killed), Some(1000));
+        let failed_to_look = [started(1000), ended("", 2000), started(9000)];
+        assert_eq!(went_down_ms(&failed_to_look), Some(1000));
+        // The first run was killed before it asked, and the guest ran until the next one asked.
+        let asked_again = [started(1000), started(9000), ended("", 9500)];
+        assert_eq!(went_down_ms(&asked_again), Some(9000));
+        let again = [started(1000), ended("", 2000), on_again(3000), started(9000), ended("", 9500)];
+        assert_eq!(went_down_ms(&again), Some(9000));
+        assert_eq!(went_down_ms(&again[..3]), None, "it is on");
+        // It went off while hooks were called before.
+        assert_eq!(went_down_ms(&resumed[2..]), Some(9000));
     }
 }
