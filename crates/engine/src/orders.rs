@@ -80,7 +80,7 @@ pub fn ask_cutover(
 ///
 /// # Errors
 /// If nothing runs the plan, for then a resume tries them; if one of them did not fail, or none did; if the window of its wave is over, or
-/// those of all are; or if the state cannot be written.
+/// those of all are where none is named; or if the state cannot be written.
 pub fn ask_retry(store: &Store, plan: &str, names: Option<&[String]>) -> Result<Vec<String>, EngineError> {
     let rows = store.vms_in_short(plan)?;
     let advice = format!("`drover resume {plan}` goes on with it, and tries what failed again");
@@ -117,9 +117,9 @@ pub fn ask_retry(store: &Store, plan: &str, names: Option<&[String]>) -> Result<
     }
     let late = late_vms(store, plan)?;
     let is_late = |row: &VmRow| late.contains_key(&row.id);
-    let is_named = |row: &VmRow| names.is_some_and(|names| names.contains(&row.name));
     let all_are_late = wanted.iter().all(|row| is_late(row));
-    if let Some(row) = wanted.iter().find(|row| is_late(row) && (all_are_late || is_named(row))) {
+    // What a pattern matched was named, too: none of it is left out unseen.
+    if let Some(row) = wanted.iter().find(|row| is_late(row) && (all_are_late || names.is_some())) {
         let (name, wave) = (&row.name, &late[&row.id]);
         let what = format!("the window of wave {wave} is over, so {name} would fail again at once");
         let advice = format!(

@@ -532,3 +532,23 @@ fn one_whose_wave_is_over_is_refused_with_the_reason() {
     let why = "the window of wave night is over, so one would fail again at once";
     assert!(told.iter().all(|it| it.contains(why)), "{told:?}");
 }
+
+#[test]
+fn a_pattern_that_matches_one_whose_wave_is_over_leaves_none_out_unseen() {
+    let waves = "waves: [{name: night, until: 1970-01-01T01:00:00Z, vms: [{name: one}]}, \
+                 {name: any, vms: [{name: two}]}]";
+    let vms = ["one", "two"].map(|name| vm(name, PowerState::Off, 1));
+    let world = World::with(&vms, &format!("start: true\n{waves}"));
+    (0..2).for_each(|_| world.set_trouble("create snapshot", Trouble::Fails));
+    let (failed, told) = (AtomicUsize::new(0), Mutex::new(String::new()));
+    let outcome = world.run(&Watch(|event: &Event| {
+        let has_failed = fails(event, "one") || fails(event, "two");
+        if has_failed && failed.fetch_add(1, Ordering::SeqCst) == 1 {
+            *told.lock().unwrap() = refused(&world, "*");
+            assert_eq!(retry(&world, "two"), ["two"]);
+        }
+    }));
+    assert_eq!((outcome.done, outcome.failed.len()), (1, 1), "{outcome:?}");
+    let told = told.into_inner().unwrap();
+    assert!(told.contains("the window of wave night is over, so one would fail again at once"), "{told}");
+}
