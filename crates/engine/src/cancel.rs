@@ -283,11 +283,14 @@ fn cancel_vm(
         // Told by `drover status` and the report, too.
         let why = unwell.as_ref().map(|(text, cause)| (text.as_str(), *cause, None));
         let why = kept.as_deref().map(|kept| (kept, "source", None)).or(why);
-        context.store.end_vm(context.plan, &row.id, state, why)?;
-        if let Some(kept) = kept {
+        // Before it ends: nobody looks after one that was given up.
+        if kept.is_some() {
             forget_passes(context, &planned)?;
             // Nobody can switch it on again.
             context.store.set_switched_off(context.plan, &row.id, false)?;
+        }
+        context.store.end_vm(context.plan, &row.id, state, why)?;
+        if let Some(kept) = kept {
             notes.push(format!("{}: {kept}", row.name));
             given_up.kept.push(row.name.clone());
         }

@@ -5,9 +5,10 @@ use drover_types::inventory::Vm;
 
 use crate::error::{Cause, EngineError, chain};
 use crate::itinerary::{Context, look, own_name};
+use crate::phase::Phase;
 use crate::provider::SourceProvider;
 use crate::rehearsal::{CopyState, copy_of};
-use crate::store::{PassState, Store, StoreError, VmRow, now_ms};
+use crate::store::{EventRow, PassState, Store, StoreError, VmRow, now_ms};
 
 /// What a source tells of a VM that is given up.
 pub(crate) enum AtSource {
@@ -31,21 +32,28 @@ pub(crate) fn at_source(context: &Context<'_>, planned: &PlannedVm) -> AtSource 
     match is_gone(context.plan, context.store, context.source, planned) {
         Ok(true) => AtSource::Gone,
         Ok(false) => AtSource::Untold(chain(&error)),
-        Err(why) => AtSource::Untold(format!("{}; {}", chain(&error), why.chain())),
+        Err(why) => {
+            let advice = why.advice().map(|advice| format!(" ({advice})")).unwrap_or_default();
+            AtSource::Untold(format!("{}; {}{advice}", chain(&error), why.chain()))
+        }
     }
 }
 
 /// Whether the source says for certain that it has a VM no more.
 ///
 /// # Errors
-/// If it cannot be asked, if it has the VM in another place, or if it is not the source that the plan ran with.
+/// If it cannot be asked, if it has the VM in another place, or if it is not the source that the plan ran with since the VM was begun.
 pub(crate) fn is_gone(
     plan: &str,
     store: &Store,
     source: &dyn SourceProvider,
     planned: &PlannedVm,
 ) -> Result<bool, EngineError> {
-    let uuids = store.runs(plan)?.into_iter().map(|run| run.facts.source_uuid);
+    let begun = store.events_since_begun(plan, &planned.vm.id)?.first().map(|event| event.at_ms);
+    let runs = store.runs(plan)?;
+    // A run is recorded before its VMs are. Those before it have nothing to do with what is left of the VM.
+    let first = runs.iter().rposition(|run| begun.is_some_and(|at_ms| run.at_ms <= at_ms));
+    let uuids = runs.into_iter().skip(first.unwrap_or(0)).map(|run| run.facts.source_uuid);
     let mut uuids: Vec<String> = uuids.filter(|uuid| !uuid.is_empty()).collect();
     uuids.dedup();
     Ok(source.is_gone(&planned.vm, &uuids)?)
@@ -74,7 +82,7 @@ pub(crate) fn detach_gone(
 /// In words, that a VM is gone, and what that says and does not say.
 pub(crate) fn gone_words(planned: &PlannedVm) -> String {
     format!(
-        "its source does not have {} ({}) any more: it was deleted there, or taken out of the inventory",
+        "its source does not have {} ({}) any more: it was deleted there, taken out of the inventory, or moved to another vCenter",
         planned.vm.name, planned.vm.id
     )
 }
@@ -98,7 +106,7 @@ pub(crate) fn kept_words(
     planned: &PlannedVm,
     is_begun: bool,
 ) -> Result<String, StoreError> {
-    let (plan, store, target) = (context.plan, context.store, context.target);
+    let (plan, target) = (context.plan, context.target);
     let gone = format!("{}{}", gone_words(planned), should_it_come_back(plan, row));
     if !is_begun {
         return Ok(gone);
@@ -111,24 +119,54 @@ pub(crate) fn kept_words(
     if images.is_empty() {
         return Ok(format!("{gone}; nothing of it is at the target"));
     }
-    // Also one that cannot be judged now is not called whole.
-    let is_whole = matches!(copy_of(store, plan, row, planned, target), Ok(CopyState::Whole { .. }));
-    let passes = store.passes_of(plan, &row.id)?;
-    let complete = passes.iter().rfind(|pass| pass.state == PassState::Complete).map(|pass| {
-        let age_ms = pass.frozen_ms.map(|frozen_ms| now_ms().saturating_sub(frozen_ms).max(0));
-        let age = age_ms.map(|ms| format!(", from {} min before this was found", ms / 60_000));
-        format!("pass {}{}", pass.number, age.unwrap_or_default())
-    });
-    let copy = match (is_whole, complete) {
-        (true, Some(pass)) => format!("its copy is whole ({pass})"),
-        (true, None) => "its copy is whole".into(),
-        (false, Some(pass)) => format!("its copy was whole ({pass}), and is not known to be so any more"),
-        (false, None) => "its copy is not whole".into(),
-    };
+    let copy = copy_words(context, row, planned)?;
     let touched = if row.touched { "; a conversion or a start may have changed it" } else { "" };
     Ok(format!(
         "{gone}; {copy}{touched}, and stays where it is: {}. drover does not remove it any more; `drover clean {plan} --forget` forgets that it made \
          it, and then it is yours to use or to remove",
         images.join(", ")
     ))
+}
+
+/// In words, whether what was copied of a VM is whole, as far as that is known, and of when it is. It may be all there is of the VM, so
+/// only one of which a disk was never copied to its end is said not to be whole.
+fn copy_words(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result<String, StoreError> {
+    let (plan, store, target) = (context.plan, context.store, context.target);
+    let disks = store.disks_of(plan, &row.id)?;
+    let copied = |disk: &PlannedDisk| disks.iter().find(|it| it.number == disk.index && it.root.is_some());
+    let age = |at_ms: i64| {
+        let ms = now_ms().saturating_sub(at_ms).max(0);
+        format!("{} min before this was found", ms / 60_000)
+    };
+    // Also one that cannot be judged now is not called whole.
+    let (is_whole, when) = if planned.warm.is_some() {
+        let passes = store.passes_of(plan, &row.id)?;
+        let complete = passes.iter().rfind(|pass| pass.state == PassState::Complete).map(|pass| {
+            let from = pass.frozen_ms.map(|at_ms| format!(", from {}", age(at_ms)));
+            format!("pass {}{}", pass.number, from.unwrap_or_default())
+        });
+        (matches!(copy_of(store, plan, row, planned, target), Ok(CopyState::Whole { .. })), complete)
+    } else {
+        // Not by the phase that it is in: a later run may have come to its end before it copied anything.
+        let events = store.events_since_begun(plan, &row.id)?;
+        let is_of_copy = |event: &&EventRow| {
+            let is_bound = matches!(event.kind.as_str(), "started" | "ended");
+            is_bound && event.phase.as_deref() == Some(Phase::Copy.name())
+        };
+        let ended = events.iter().rfind(is_of_copy).filter(|event| event.kind == "ended");
+        let is_sound = |disk: &PlannedDisk| {
+            let is_equal = copied(disk).is_some_and(|it| it.differing.unwrap_or(0) == 0);
+            is_equal && target.has_image(disk, planned).unwrap_or(false)
+        };
+        let when = ended.map(|event| format!("copied {}", age(event.at_ms)));
+        (planned.disks.iter().all(is_sound), when)
+    };
+    Ok(match when {
+        Some(when) if is_whole => format!("its copy is whole ({when})"),
+        Some(when) => format!("its copy was whole ({when}), and is not known to be so any more"),
+        None if planned.disks.iter().all(|disk| copied(disk).is_some()) => {
+            "its copy is not known to be whole".into()
+        }
+        None => "its copy is not whole".into(),
+    })
 }

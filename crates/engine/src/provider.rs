@@ -44,10 +44,11 @@ pub trait SourceProvider: Send + Sync {
     fn has_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<bool, ProviderError>;
 
     /// Whether the source says for certain that it has a VM no more. One that this user may not see, or of which no answer tells, is
-    /// not gone. `sources` are the UUIDs of the sources that the plan ran with.
+    /// not gone. `sources` are the UUIDs of the sources that the plan ran with since the VM was begun.
     ///
     /// # Errors
-    /// If that cannot be asked, if it has the VM in another place, or if it is another source, which never had it.
+    /// If that cannot be asked, if it has the VM in another place, if it is another source, which never had it, or if it does not tell
+    /// one that is gone from one that moved elsewhere.
     fn is_gone(&self, _: &Vm, _sources: &[String]) -> Result<bool, ProviderError> {
         Ok(false)
     }

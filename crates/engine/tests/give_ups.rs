@@ -208,7 +208,10 @@ fn one_at_work_that_is_gone_is_given_up_with_its_copy_kept_and_the_other_arrives
     assert_eq!(world.row("vm-one").state, VmState::Cancelled);
     let told = told.into_inner().unwrap();
     assert!(told.contains("its source does not have one (vm-one) any more"), "{told}");
-    assert!(told.contains("its copy is whole, and stays where it is"), "{told}");
+    assert!(
+        told.contains("its copy is whole (copied 0 min before this was found), and stays where it is"),
+        "{told}"
+    );
     assert_eq!((world.images().len(), world.calls_about("remove images", "one")), (2, 0));
 }
 

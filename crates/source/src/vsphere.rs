@@ -9,7 +9,7 @@ use drover_engine::{
     SourceProvider, chain,
 };
 use drover_plan::{Begun, HostRoute, PlannedVm, Problem, Route as PlanRoute};
-use drover_types::inventory::{Vm, VmDisk};
+use drover_types::inventory::{About, Vm, VmDisk};
 use drover_vsphere::{
     FrozenDisk, OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError, VsphereErrorKind, Whereabouts,
 };
@@ -83,25 +83,8 @@ impl SourceProvider for VsphereSource {
     }
 
     fn is_gone(&self, vm: &Vm, sources: &[String]) -> Result<bool, ProviderError> {
-        match self.session.whereabouts(&vm.id, &vm.instance_uuid).map_err(provider_error)? {
-            Whereabouts::There => Ok(false),
-            Whereabouts::Under(id) => {
-                let what = format!(
-                    "the source has {} as {id} by now, where drover touches nothing of it: if it is off or has a snapshot of drover's \
-                     there, see to it",
-                    vm.name
-                );
-                Err(ProviderError::new(Cause::Source, what))
-            }
-            Whereabouts::Gone if sources.iter().any(|uuid| *uuid != self.session.about().instance_uuid) => {
-                let what = format!(
-                    "whether {} is gone is not known: the plan ran with another vCenter than this",
-                    vm.name
-                );
-                Err(ProviderError::new(Cause::Source, what))
-            }
-            Whereabouts::Gone => Ok(true),
-        }
+        let at = self.session.whereabouts(&vm.id, &vm.instance_uuid).map_err(provider_error)?;
+        told_gone(at, vm, self.session.about(), sources)
     }
 
     fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
@@ -157,6 +140,32 @@ impl PowerWatch for PowerEvents<'_> {
     fn was_switched_on(&self) -> Result<bool, ProviderError> {
         self.session.was_switched_on(&self.vm, &self.mark).map_err(provider_error)
     }
+}
+
+/// Whether a VM is gone that is there, or not, by the word of what answers.
+fn told_gone(at: Whereabouts, vm: &Vm, about: &About, sources: &[String]) -> Result<bool, ProviderError> {
+    let what = match at {
+        Whereabouts::There => return Ok(false),
+        Whereabouts::Under(id) => format!(
+            "the source has {} as {id} by now, where drover touches nothing of it: if it is off or has a snapshot of drover's there, \
+             see to it",
+            vm.name
+        ),
+        Whereabouts::Gone if !about.is_vcenter => {
+            let what = format!(
+                "whether {} is gone is not known: a single host does not tell a VM that moved from one that is gone",
+                vm.name
+            );
+            let advice =
+                "look for it on other hosts: drover may have shut it down there, and left its snapshot";
+            return Err(ProviderError::new(Cause::Source, what).advise(advice));
+        }
+        Whereabouts::Gone if sources.iter().any(|uuid| *uuid != about.instance_uuid) => {
+            format!("whether {} is gone is not known: the plan ran with another vCenter than this", vm.name)
+        }
+        Whereabouts::Gone => return Ok(true),
+    };
+    Err(ProviderError::new(Cause::Source, what))
 }
 
 /// Names the VMs that hold a file of the snapshot open.
@@ -416,6 +425,24 @@ fn login_error(error: LoginError) -> ProviderError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_single_host_does_not_tell_a_vm_that_moved_from_one_that_is_gone() {
+        let vm = Vm { name: "web".into(), ..Vm::default() };
+        let about = |is_vcenter| About { is_vcenter, instance_uuid: "vc".into(), ..About::default() };
+        let gone = |is_vcenter, sources: &[&str]| {
+            let sources: Vec<String> = sources.iter().map(|uuid| String::from(*uuid)).collect();
+            told_gone(Whereabouts::Gone, &vm, &about(is_vcenter), &sources)
+        };
+        assert!(gone(true, &[]).unwrap() && gone(true, &["vc"]).unwrap());
+        assert!(gone(true, &["vc", "old"]).unwrap_err().what.contains("another vCenter"));
+        let moved = gone(false, &[]).unwrap_err();
+        assert!(moved.what.contains("a VM that moved from one that is gone"), "{}", moved.what);
+        assert!(moved.advice.is_some_and(|advice| advice.contains("look for it on other hosts")));
+        assert!(!told_gone(Whereabouts::There, &vm, &about(false), &[]).unwrap());
+        let under = told_gone(Whereabouts::Under("7".into()), &vm, &about(false), &[]).unwrap_err();
+        assert!(under.what.contains("has web as 7 by now"), "{}", under.what);
+    }
 
     #[test]
     fn a_disk_that_neither_nfc_nor_https_gives_is_refused_with_both_reasons() {

@@ -20,7 +20,11 @@ impl SourceProvider for World {
         told.ok_or_else(|| ProviderError::new(Cause::Source, format!("{id} is not there")))
     }
 
-    fn is_gone(&self, vm: &Vm, _: &[String]) -> Result<bool, ProviderError> {
+    fn is_gone(&self, vm: &Vm, sources: &[String]) -> Result<bool, ProviderError> {
+        if sources.iter().any(|uuid| *uuid != self.site.1) {
+            let error = ProviderError::new(Cause::Source, "the plan ran with another source");
+            return Err(error.advise("ask that one"));
+        }
         self.call("ask whether it is gone", &vm.name, |state| {
             !state.vms.contains_key(&vm.id) && !state.hides_what_is_gone
         })

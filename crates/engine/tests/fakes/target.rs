@@ -55,6 +55,13 @@ impl TargetProvider for World {
         })
     }
 
+    fn has_image(&self, disk: &PlannedDisk, _: &PlannedVm) -> Result<bool, ProviderError> {
+        match self.state().next_trouble("has image") {
+            Some(_) => Err(ordered("has image")),
+            None => Ok(disk.path.exists()),
+        }
+    }
+
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
         self.call("open for verify", &vm.target_name, |state| {
             self.at_work.open(state.images[&disk.path].clone(), vm)
