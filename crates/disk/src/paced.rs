@@ -25,8 +25,11 @@ pub trait Pace: Send + Sync {
         false
     }
 
-    /// A request that was begun has ended well.
-    fn served(&self) {}
+    /// From now on a lane waits for what it asked of the source.
+    fn waits(&self, _since: Instant) {}
+
+    /// A lane waits no longer since then: what it asked for has come, or has failed.
+    fn received(&self, _since: Instant, _is_well: bool) {}
 
     /// Whether nothing is to be read any more: whoever waits gives up.
     fn is_stopped(&self) -> bool;
@@ -79,6 +82,27 @@ impl Around for Paced {
     fn withdraw(&self) -> bool {
         self.turns.is_withdrawn.store(true, Relaxed);
         self.inner.withdraw()
+    }
+}
+
+/// A lane waits for its source, until this is dropped.
+struct Wait<'a> {
+    pace: &'a dyn Pace,
+    since: Instant,
+    is_well: bool,
+}
+
+impl<'a> Wait<'a> {
+    fn begin(pace: &'a dyn Pace) -> Wait<'a> {
+        let since = Instant::now();
+        pace.waits(since);
+        Wait { pace, since, is_well: false }
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.pace.received(self.since, self.is_well);
     }
 }
 
@@ -163,10 +187,9 @@ impl Lane for PacedLane {
             let wait = self.let_go();
             // What is under way is received first: but for others, no server is left with data that nobody takes.
             if self.lane.in_flight() > 0 {
+                let mut wait = Wait::begin(self.turns.pace.as_ref());
                 let ended = self.lane.complete_seeing(seen)?;
-                if ended.result.is_ok() {
-                    self.turns.pace.served();
-                }
+                wait.is_well = ended.result.is_ok();
                 return Some(ended);
             }
             if let Some(given_up) = self.give_up() {
@@ -193,6 +216,7 @@ mod tests {
     use drover_types::ByteSpan;
 
     use super::*;
+    use crate::memory::{Effect, Nth};
     use crate::{Buffer, MemDisk, conformance};
 
     const PIECE: u64 = 64 << 10;
@@ -262,8 +286,8 @@ mod tests {
             self.is_behind.load(Relaxed) && waits()
         }
 
-        fn served(&self) {
-            self.served.fetch_add(1, Relaxed);
+        fn received(&self, _: Instant, is_well: bool) {
+            self.served.fetch_add(u64::from(is_well), Relaxed);
         }
 
         fn is_stopped(&self) -> bool {
@@ -339,6 +363,48 @@ mod tests {
             assert_eq!(waits.join().unwrap(), [(0, true), (1, true)], "one after the other");
         });
         assert_eq!((inside.counts().bytes_read, purse.bytes.load(Relaxed)), (2 * PIECE, 0));
+    }
+
+    /// Keeps what it is told of.
+    #[derive(Default)]
+    struct Told {
+        waits: Mutex<Vec<Instant>>,
+        ended: Mutex<Vec<bool>>,
+    }
+
+    impl Pace for Told {
+        fn take(&self, _: u64) -> Result<(), Duration> {
+            Ok(())
+        }
+
+        fn waits(&self, since: Instant) {
+            self.waits.lock().unwrap().push(since);
+        }
+
+        fn received(&self, since: Instant, is_well: bool) {
+            assert_eq!(self.waits.lock().unwrap().pop(), Some(since));
+            self.ended.lock().unwrap().push(is_well);
+        }
+
+        fn is_stopped(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_lane_waits_for_its_source_while_it_receives_and_not_while_a_read_is_under_way() {
+        let inside = MemDisk::new("disk", conformance::pattern(4 * PIECE));
+        inside.add_fault(DiskOp::Read, Nth::From(2), Effect::Fail(DiskErrorKind::Transient));
+        let pace = Arc::new(Told::default());
+        let disk: &dyn Disk = &Paced::new(Arc::new(inside), pace.clone());
+        let mut lane = disk.open_lane().unwrap();
+        (0..3).for_each(|piece| lane.submit(read(piece)));
+        assert!(pace.waits.lock().unwrap().is_empty() && pace.ended.lock().unwrap().is_empty());
+        assert!(lane.complete().unwrap().result.is_ok());
+        assert!(lane.complete().unwrap().result.is_err());
+        drop(lane);
+        assert!(pace.waits.lock().unwrap().is_empty());
+        assert_eq!(*pace.ended.lock().unwrap(), [true, false]);
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub use phase::Phase;
 pub use provider::{
     AskedDisk, Attachment, Compared, Converted, FIRST_WRITES_BYTES, LateNotes, LinkBytes, Linked, OneWay,
     OpenedSource, OpenedTarget, PowerWatch, Record, SourceProvider, Started, TargetPlace, TargetProvider,
-    Upload,
+    Upload, Urgency,
 };
 pub use rehearsal::{CopyState, HeldPlan, copy_of, hold_plan};
 pub use report::{

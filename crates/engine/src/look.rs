@@ -8,7 +8,7 @@ use drover_types::inventory::Vm;
 
 use crate::error::{EngineError, ProviderError};
 use crate::itinerary::{is_look_snapshot, look_description, not_listed, own_name, remove_listed};
-use crate::provider::{AskedDisk, Attachment, SourceProvider};
+use crate::provider::{AskedDisk, Attachment, SourceProvider, Urgency};
 use crate::runner::PlanLock;
 use crate::store::Store;
 
@@ -83,7 +83,7 @@ fn look_frozen<T>(
     };
     let open = |disk| {
         let snapshot = &frozen.snapshot;
-        let wanted = AskedDisk { vm, disk, snapshot, is_urgent: false, record: &record };
+        let wanted = AskedDisk { vm, disk, snapshot, urgency: Urgency::Later, record: &record };
         Ok(source.open_disk(&wanted)?.disk)
     };
     let disks = vm.disks.iter().map(open).collect::<Result<Vec<_>, ProviderError>>()?;

@@ -113,11 +113,22 @@ pub struct AskedDisk<'a> {
     pub disk: &'a PlannedDisk,
     /// The snapshot that froze it.
     pub snapshot: &'a str,
-    /// Whether it is for what changed since the pass before, while the guest is down for it: a limit that holds other reads
-    /// back does not hold back these, and other reads of the host wait for them.
-    pub is_urgent: bool,
+    /// How much its reads hurry.
+    pub urgency: Urgency,
     /// Told what is attached elsewhere to be read, before it is.
     pub record: Record<'a>,
+}
+
+/// How much the reads of a disk hurry, of those of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// Nobody is kept waiting: they wait for those of a delta.
+    Later,
+    /// The guest is down meanwhile, and it is no last delta: they wait for no others, and no others for them.
+    Down,
+    /// The guest is down for the last delta, what changed since the pass before: a limit that holds other reads back does not hold back these, and
+    /// those that may come later wait for them.
+    Delta,
 }
 
 /// Records an attachment that is about to be made.

@@ -31,6 +31,9 @@ fn a_plan_arrives_and_the_report_tells_it() {
     let outcome = world.run(&NoObserver);
     assert_eq!((outcome.done, outcome.failed.len(), outcome.unfinished), (2, 0, 0));
     world.assert_arrived("at once");
+    // A guest that was shut down is waited for, and one that was off is not.
+    let opened = |vm| ["open down", "open later", "open urgent"].map(|call| world.calls_about(call, vm));
+    assert_eq!((opened("on"), opened("off")), ([2, 0, 0], [0, 1, 0]));
     let report = plan_report(&world.store, PLAN).unwrap().unwrap();
     assert_eq!(report.plan.state, PlanState::Done);
     for vm in &report.vms {

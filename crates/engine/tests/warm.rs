@@ -28,6 +28,7 @@ fn three_passes_an_automatic_cutover_and_what_arrives_is_what_the_guest_wrote_la
     assert_eq!((passes[0].kind, passes[3].kind), (PassKind::Full, PassKind::Delta));
     let (opened, urgent) = (world.calls("open source"), world.calls("open urgent"));
     assert!(urgent > 0 && urgent < opened, "the last pass alone: {urgent} of {opened}");
+    assert_eq!((world.calls("open down"), world.calls("open later")), (0, opened - urgent));
     let (warm, report) = (world.warm_row(), plan_report(&world.store, PLAN).unwrap().unwrap());
     assert_eq!(warm.reason.as_deref(), Some("the predicted downtime fits"));
     assert!(warm.forecast.is_some() && warm.ready_ms().is_some());

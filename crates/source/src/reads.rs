@@ -1,8 +1,8 @@
-//! How much may be read of sources in a second: what a plan says, within what all plans of a process share. What guests are down for
-//! is read first.
+//! How much may be read of sources in a second: what a plan says, within what all plans of a process share. A delta that a
+//! guest is down for is read first.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drover_agent::limits::{DayLimits, RateLimit, by_changing_hours, by_hours};
 use drover_disk::{Disk, Pace, Paced};
@@ -10,7 +10,7 @@ use drover_mover::StopSignal;
 use drover_plan::{PlannedVm, Target};
 use drover_types::DayLimit;
 
-use crate::urgent::{Host, Hurry};
+use crate::urgent::Host;
 
 /// A limit that all plans of a process share. Clones are the same limit.
 #[derive(Clone, Debug)]
@@ -60,10 +60,16 @@ impl Reads {
         self.pace(vm, Turn::Waits(host), disk)
     }
 
+    /// One that a guest is down for, but for no delta: held back as its plan says, and by no other disk.
+    pub(crate) fn limit(&self, vm: &PlannedVm, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        self.pace(vm, Turn::Beside, disk)
+    }
+
     /// One whose reads do not wait, because a guest is down for them. They count: others wait the longer, and others of the host
-    /// for its end.
+    /// while it is waited for.
     pub(crate) fn count(&self, vm: &PlannedVm, host: Arc<Host>, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
-        self.pace(vm, Turn::First(Hurry::begin(host)), disk)
+        host.opened();
+        self.pace(vm, Turn::First(host), disk)
     }
 
     fn pace(&self, vm: &PlannedVm, turn: Turn, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
@@ -75,10 +81,12 @@ impl Reads {
 
 /// When a disk is read, of those of its host.
 enum Turn {
-    /// When none is read that a guest is down for.
+    /// When none is waited for that goes first.
     Waits(Arc<Host>),
-    /// Before all others.
-    First(Hurry),
+    /// At any time; none waits for it.
+    Beside,
+    /// Before those that wait.
+    First(Arc<Host>),
 }
 
 struct ByTurn {
@@ -90,8 +98,8 @@ struct ByTurn {
 impl Pace for ByTurn {
     fn take(&self, bytes: u64) -> Result<(), Duration> {
         match (&self.turn, &self.limit) {
-            (Turn::Waits(_), Some(limit)) => return limit.take(bytes),
-            (Turn::Waits(_), None) => {}
+            (Turn::Waits(_) | Turn::Beside, Some(limit)) => return limit.take(bytes),
+            (Turn::Waits(_) | Turn::Beside, None) => {}
             (Turn::First(_), limit) => limit.iter().for_each(|limit| limit.spend(bytes)),
         }
         Ok(())
@@ -100,13 +108,19 @@ impl Pace for ByTurn {
     fn gives_way(&self, waited: Duration) -> bool {
         match &self.turn {
             Turn::Waits(host) => !self.stop.is_set() && host.holds_up(waited),
-            Turn::First(_) => false,
+            Turn::Beside | Turn::First(_) => false,
         }
     }
 
-    fn served(&self) {
-        if let Turn::First(hurry) = &self.turn {
-            hurry.gets_on();
+    fn waits(&self, since: Instant) {
+        if let Turn::First(host) = &self.turn {
+            host.waits(since);
+        }
+    }
+
+    fn received(&self, since: Instant, is_well: bool) {
+        if let Turn::First(host) = &self.turn {
+            host.received(since, is_well);
         }
     }
 
@@ -206,9 +220,10 @@ mod tests {
         let shared = SharedReads::new(vec![DayLimit::always(1 << 10)], |_| {});
         let limit = Some(shared.limit.clone());
         let pace = |turn| ByTurn { limit: limit.clone(), stop: StopSignal::default(), turn };
-        let first = || pace(Turn::First(Hurry::begin(host())));
+        let first = || pace(Turn::First(host()));
         assert!(first().take(MIB).is_ok() && first().take(MIB).is_ok());
         assert!(pace(Turn::Waits(host())).take(MIB).is_err(), "others wait for what was taken");
+        assert!(pace(Turn::Beside).take(MIB).is_err(), "and so does what is no delta");
         assert_eq!(shared.limit.used().bytes, 2 * MIB);
         let (plan, vm) = plan("");
         let (reads, _) = reads(&plan, Some(&shared), &StopSignal::default());
@@ -316,12 +331,37 @@ mod tests {
             let turn = tick();
             // All its pieces are under way when a guest goes down; one of them is being received.
             let cutover = reads.count(&vm, host.clone(), of_host("cutover"));
-            let other = reads.hold(&vm, elsewhere, disk());
-            read_span(&mut *other.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
             scope.spawn(|| read_all(cutover));
+            let cutovers = tick();
             turn.send(()).unwrap();
-            (1..8).for_each(|_| tick().send(()).unwrap());
+            // Another host goes on meanwhile, and of this one what another guest is down for.
+            for free in [reads.hold(&vm, elsewhere, disk()), reads.limit(&vm, disk())] {
+                read_span(&mut *free.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(300));
+            cutovers.send(()).unwrap();
+            (2..8).for_each(|_| tick().send(()).unwrap());
         });
         assert_eq!(order.join(" "), "pass cutover cutover cutover cutover pass pass pass");
+    }
+
+    #[test]
+    fn a_delta_whose_target_is_slow_holds_nobody_up() {
+        let (plan, vm) = plan("");
+        let (reads, _) = reads(&plan, None, &StopSignal::default());
+        let host = host();
+        let cutover = reads.count(&vm, host.clone(), disk());
+        let mut lane = cutover.open_lane().unwrap();
+        for id in 0..2 {
+            let work = Work::Read(Buffer::zeroed(PIECE as usize));
+            lane.submit(Request { id, span: ByteSpan::new(id * PIECE, PIECE), work });
+        }
+        lane.complete().unwrap().result.unwrap();
+        // What was read goes to the target, and the next piece lies at the host meanwhile.
+        let pass = reads.hold(&vm, host, disk());
+        let began = Instant::now();
+        read_span(&mut *pass.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        lane.complete().unwrap().result.unwrap();
     }
 }

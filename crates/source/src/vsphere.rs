@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use drover_engine::{
     AskedDisk, Attachment, Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError,
-    SourceProvider, chain,
+    SourceProvider, Urgency, chain,
 };
 use drover_plan::{Begun, HostRoute, PlannedVm, Problem, Route as PlanRoute};
 use drover_types::inventory::{About, Vm, VmDisk};
@@ -19,7 +19,7 @@ use crate::inventories::{self, Asker, Read};
 use crate::login::{self, LoginError};
 use crate::nfc::{self, Asked, NfcWay};
 use crate::reads::Reads;
-use crate::urgent::Host;
+use crate::urgent::{Host, name_of};
 use crate::vddk::{Frozen as FrozenFile, VddkWay, Way};
 
 /// A vSphere session, for a plan whose paths are relative to `folder`.
@@ -90,13 +90,15 @@ impl SourceProvider for VsphereSource {
     fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
         let opened = self.open_by_any(wanted)?;
         let disk = opened.disk.clone();
-        // A plan may reach its vCenter by any address.
-        let host =
-            || Host::named(&format!("{}/{}", self.session.about().instance_uuid, wanted.vm.vm.host_id));
-        let disk = match &self.reads {
-            Some(reads) if wanted.is_urgent => reads.count(wanted.vm, host(), disk),
-            Some(reads) => reads.hold(wanted.vm, host(), disk),
-            None => disk,
+        let host = || {
+            let (uuid, endpoint) = (&self.session.about().instance_uuid, self.session.endpoint_authority());
+            Host::named(&name_of(uuid, &endpoint, &wanted.vm.vm.host_id))
+        };
+        let disk = match (&self.reads, wanted.urgency) {
+            (None, _) => disk,
+            (Some(reads), Urgency::Later) => reads.hold(wanted.vm, host(), disk),
+            (Some(reads), Urgency::Down) => reads.limit(wanted.vm, disk),
+            (Some(reads), Urgency::Delta) => reads.count(wanted.vm, host(), disk),
         };
         Ok(OpenedSource { disk, ..opened })
     }

@@ -14,7 +14,7 @@ use super::{Copied, Journey, Outcome, millis};
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{DiskActivity, Event, LiveDisk};
 use crate::parallel::in_parallel;
-use crate::provider::{AskedDisk, Attachment, LinkBytes, all_notes};
+use crate::provider::{AskedDisk, Attachment, LinkBytes, Urgency, all_notes};
 use crate::store::DiskRow;
 
 /// What the copy phase does at once.
@@ -87,9 +87,14 @@ impl Journey<'_> {
             })
         };
         let source = self.context.source;
-        // A guest is down for the changes of a last pass. A disk that has to be compared whole takes its turn.
-        let is_urgent = pass.as_ref().is_some_and(|pass| pass.is_last && !pass.is_whole);
-        let opened = source.open_disk(&AskedDisk { vm: from, disk, snapshot, is_urgent, record: &record });
+        let urgency = match &pass {
+            Some(pass) if pass.is_last && !pass.is_whole => Urgency::Delta,
+            Some(pass) if pass.is_last => Urgency::Down,
+            // Also one that an earlier run shut down.
+            _ if self.memory.switched_off => Urgency::Down,
+            _ => Urgency::Later,
+        };
+        let opened = source.open_disk(&AskedDisk { vm: from, disk, snapshot, urgency, record: &record });
         let opened = opened.inspect_err(|error| self.keep_fault(disk, error.cause))?;
         // What is told of every pass is told once.
         if pass.as_ref().is_none_or(|pass| pass.job.number == 1) {

@@ -14,7 +14,7 @@ use drover_engine::{
     Answer, AskedDisk, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Frozen,
     HookResult, HookRunner, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, PowerWatch,
     ProviderError, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider, Started, Store,
-    TargetPlace, TargetProvider, VmRow, VmState, begun,
+    TargetPlace, TargetProvider, Urgency, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{

@@ -83,9 +83,12 @@ impl SourceProvider for World {
 
     fn open_disk(&self, wanted: &AskedDisk<'_>) -> Result<OpenedSource, ProviderError> {
         let AskedDisk { vm, disk, snapshot, .. } = *wanted;
-        if wanted.is_urgent {
-            self.state().calls.push(("open urgent", vm.vm.name.clone()));
-        }
+        let urgency = match wanted.urgency {
+            Urgency::Later => "open later",
+            Urgency::Down => "open down",
+            Urgency::Delta => "open urgent",
+        };
+        self.state().calls.push((urgency, vm.vm.name.clone()));
         let name = format!("{}/{}", vm.vm.name, disk.disk.key);
         (wanted.record)(&Attachment { proxy: "proxy".into(), file: name.clone() })?;
         self.call("open source", &vm.vm.name, |state| {
