@@ -72,6 +72,7 @@ fn a_whole_copy_of_which_the_target_does_not_tell_is_not_said_to_be_in_part() {
 /// Who was killed there has nothing left that nobody forgets.
 #[test]
 fn what_is_left_of_one_that_is_gone_is_forgotten_before_it_counts_as_given_up() {
+    type Case = (fn() -> World, &'static str);
     let cold = || {
         let world = one();
         die_at(&world, Phase::Define);
@@ -82,8 +83,7 @@ fn what_is_left_of_one_that_is_gone_is_forgotten_before_it_counts_as_given_up() 
         stop_at_wait(&world, 2);
         world
     };
-    let cases: [(fn() -> World, &str); 2] =
-        [(cold, "UPDATE OF switched_off ON vm"), (warm, "DELETE ON pass")];
+    let cases: [Case; 2] = [(cold, "UPDATE OF switched_off ON vm"), (warm, "DELETE ON pass")];
     for (world, step) in cases {
         let world = world();
         lose(&world);

@@ -151,6 +151,7 @@ fn check_none(problems: &[Problem], id: &str, cause: Cause) -> Result<(), Provid
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use drover_plan::Convert;
     use drover_types::inventory::{About, Nic, PowerState, Vm, VmDisk};
