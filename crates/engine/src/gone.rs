@@ -122,7 +122,7 @@ pub(crate) fn kept_words(
     let copy = copy_words(context, row, planned)?;
     let touched = if row.touched { "; a conversion or a start may have changed it" } else { "" };
     Ok(format!(
-        "{gone}; {copy}{touched}, and stays where it is: {}. drover does not remove it any more; `drover clean {plan} --forget` forgets that it made \
+        "{gone}; {copy}, and stays where it is: {}{touched}. drover does not remove it any more; `drover clean {plan} --forget` forgets that it made \
          it, and then it is yours to use or to remove",
         images.join(", ")
     ))
