@@ -49,7 +49,7 @@ try {
   page.on('console', (message) => { if (message.type() === 'error' && !/status of 4\d\d/.test(message.text())) wrong.push(`console: ${message.text()}`); });
   page.on('request', (request) => { if (!request.url().startsWith(url) && !request.url().startsWith('data:') && !request.url().startsWith('blob:')) wrong.push(`a request to ${request.url()}`); });
   page.on('dialog', (dialog) => { wrong.push('a script of a VM name ran'); dialog.dismiss(); });
-  for (const step of [signIn, load, vms, hostile, keys, live, orders, retries, waves, resources, lists]) {
+  for (const step of [signIn, load, vms, hostile, keys, live, orders, limits, retries, waves, resources, lists]) {
     await step(page);
     await tellLong(page, step.name);
   }
@@ -171,6 +171,48 @@ async function orders(page) {
   await page.locator('#dialog[open]').waitFor({ state: 'detached' });
 }
 
+async function limits(page) {
+  const dialog = page.locator('#dialog');
+  const disks = dialog.getByLabel('disks');
+  const change = dialog.getByRole('button', { name: 'Change' });
+  const open = async (expected) => {
+    await page.locator('#orders').getByRole('button', { name: 'Limits' }).click();
+    await disks.waitFor();
+    const rows = await dialog.locator('tbody tr').evaluateAll((rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
+    assert.deepEqual(rows, [['rate_limit', '12MiB', '12MiB'], ['disks', expected, '200'], ['vms_per_host', '20', '20']]);
+    assert.equal(await disks.inputValue(), expected);
+  };
+  const refused = async (value, why) => {
+    await disks.fill(value);
+    await change.click();
+    await dialog.locator('#limit-disks-why', { hasText: why }).waitFor();
+    assert.deepEqual(await disks.evaluate((field) => [field.getAttribute('aria-invalid'), document.activeElement === field]), ['true', true]);
+  };
+  await open('200');
+  // The daemon refuses the one, and the page the other.
+  await refused('0', "disks: '0' is not a number from 1 to 1000");
+  await refused('many', "disks: 'many' is not a whole number");
+  await shot(page, 'limits');
+  await disks.fill('200');
+  await change.click();
+  await dialog.locator('.problem', { hasText: 'no limit is changed' }).waitFor();
+  assert.equal(await dialog.locator('#limit-disks-why').textContent(), '');
+  assert.equal(await disks.getAttribute('aria-invalid'), null);
+  await disks.fill('8');
+  await disks.press('Enter');
+  await dialog.locator('#dialog-told', { hasText: 'Limits of plan one: disks 200 -> 8.' }).waitFor();
+  await page.locator('#said', { hasText: 'Limits of plan one: disks 200 -> 8.' }).waitFor({ state: 'attached' });
+  await page.waitForFunction(() => document.activeElement?.textContent === 'Close');
+  await page.keyboard.press('Enter');
+  await page.locator('#dialog[open]').waitFor({ state: 'detached' });
+  await open('8');
+  await dialog.getByLabel('rate_limit').fill('50MiB,\n 08:00-18:00=2MiB');
+  await change.click();
+  await dialog.locator('#dialog-told', { hasText: 'rate_limit 12MiB -> 50MiB, 08:00-18:00=2MiB' }).waitFor();
+  await dialog.getByRole('button', { name: 'Close' }).click();
+  await page.locator('#dialog[open]').waitFor({ state: 'detached' });
+}
+
 async function retries(page) {
   const dialog = page.locator('#dialog');
   await page.locator('#orders').getByRole('button', { name: 'Try failed again' }).click();
@@ -275,6 +317,10 @@ async function accessible(page, scheme) {
   await page.keyboard.press('Escape');
   await page.locator('#submit').click();
   await check(page, `a new plan, ${scheme}`);
+  await page.keyboard.press('Escape');
+  await page.locator('#orders').getByRole('button', { name: 'Limits' }).click();
+  await page.locator('#dialog').getByLabel('disks').waitFor();
+  await check(page, `limits, ${scheme}`);
   await page.keyboard.press('Escape');
 }
 

@@ -3,6 +3,7 @@
 import { Refused, all, get, getText, planPath, post, session, token, watch } from './api.js';
 import { RateChart, gantt } from './chart.js';
 import { byId, bytes, el, rate, say, seconds, setText, when, words } from './dom.js';
+import { limitsForm } from './limits.js';
 import { VirtualList, stateColumn, textColumn } from './list.js';
 import { comeBack, hindrance, logIn, logOut, renew } from './login.js';
 import { STATES } from './states.js';
@@ -103,6 +104,7 @@ const ORDERS = [
   { order: 'retry', title: 'Try failed again', states: ['running'], text: 'All VMs that failed are tried again, each in its turn, while the plan goes on. What was copied is kept.', failed: true },
   { order: 'pause', title: 'Pause', states: ['running', 'checking'], text: 'The plan stops after what is being flushed. It can be resumed.' },
   { order: 'resume', title: 'Resume', states: ['paused', 'incomplete', 'refused', 'queued'], text: 'The plan goes on with all VMs that have not arrived, also with those that failed.' },
+  { order: 'limits', title: 'Limits', states: ['running', 'checking', 'pausing', 'paused', 'incomplete'], open: askLimits },
   { order: 'cancel', title: 'Cancel', states: ['running', 'checking', 'pausing', 'paused', 'incomplete', 'refused', 'queued'], danger: true,
     text: 'The plan stops, and what was begun is undone: images of VMs that have not arrived are removed, and what drover switched off is switched on again.' },
 ];
@@ -119,7 +121,7 @@ function drawOrders(plan) {
   node.hidden = !may('operator');
   if (node.hidden) return;
   if (node.children.length === 0) {
-    node.append(...ORDERS.map((it) => el('button', { type: 'button', class: it.danger ? 'danger' : null, onclick: () => confirmOrder(it) }, it.title)));
+    node.append(...ORDERS.map((it) => el('button', { type: 'button', class: it.danger ? 'danger' : null, onclick: () => (it.open ?? confirmOrder)(it) }, it.title)));
   }
   ORDERS.forEach((it, at) => {
     node.children[at].disabled = !it.states.includes(plan.state) || (it.warm && !app.vms.some((vm) => vm.warm && !vm.ended_ms)) || (it.failed && !app.vms.some((vm) => vm.state === 'failed'));
@@ -160,6 +162,41 @@ function ask(title, content, action, act, danger = false) {
   });
   dialog.replaceChildren(form);
   if (!dialog.open) dialog.showModal();
+}
+
+/** Shows what came of something, until it is closed. */
+function tell(title, text, name = null) {
+  const dialog = byId('dialog');
+  const close = el('button', { type: 'button', class: 'main', 'aria-describedby': 'dialog-told', onclick: () => dialog.close() }, 'Close');
+  dialog.replaceChildren(el('h2', { id: 'dialog-title' }, title), el('p', { id: 'dialog-told', class: name }, text), el('div', { class: 'buttons' }, close));
+  if (!dialog.open) dialog.showModal();
+  close.focus();
+}
+
+/** Shows the limits of the plan, and orders others. */
+async function askLimits({ order, title: name }) {
+  const plan = app.plan;
+  const title = `${name}: ${plan}`;
+  const limits = await get(planPath(plan, '/limits')).catch((error) => error);
+  if (app.plan !== plan || byId('dialog').open) return;
+  if (limits instanceof Error) {
+    tell(title, [limits.message, limits.problem?.advice].filter(Boolean).join('\n'), 'problem');
+    return;
+  }
+  const form = limitsForm(limits);
+  ask(title, form.content, 'Change', async () => {
+    try {
+      const ordered = await post(planPath(plan, '/orders'), { order, limits: form.changed() });
+      const hold = ordered.after === 'running' ? 'They hold within two seconds.' : 'They hold once the plan runs.';
+      const text = `Limits of plan ${plan}: ${ordered.limits.changed || 'as they were'}. ${hold}`;
+      say(text);
+      if (form.isOpen()) tell(title, text);
+      return false;
+    } catch (error) {
+      if (!form.refuse(error)) throw error;
+      return false;
+    }
+  });
 }
 
 function askPlan() {

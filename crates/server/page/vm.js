@@ -5,7 +5,7 @@ import { byId, bytes, el, rate, seconds, when, words } from './dom.js';
 
 const EVENTS_SHOWN_MAX = 100;
 
-const table = (caption, heads, rows) => el('table', {},
+export const table = (caption, heads, rows) => el('table', {},
   el('caption', { class: 'visually-hidden' }, caption),
   el('thead', {}, el('tr', {}, heads.map((head) => el('th', { scope: 'col' }, head)))),
   el('tbody', {}, rows.map((row) => el('tr', {}, row.map((cell) => el('td', {}, cell))))));

@@ -16,13 +16,14 @@ fn policy(token_endpoint: Option<&str>) -> String {
 }
 
 /// Path, type and content of each file.
-pub(crate) const FILES: [(&str, &str, &str); 11] = [
+pub(crate) const FILES: [(&str, &str, &str); 12] = [
     ("/", "text/html; charset=utf-8", include_str!("../page/index.html")),
     ("/page/app.css", "text/css; charset=utf-8", include_str!("../page/app.css")),
     ("/page/app.js", "text/javascript; charset=utf-8", include_str!("../page/app.js")),
     ("/page/api.js", "text/javascript; charset=utf-8", include_str!("../page/api.js")),
     ("/page/login.js", "text/javascript; charset=utf-8", include_str!("../page/login.js")),
     ("/page/dom.js", "text/javascript; charset=utf-8", include_str!("../page/dom.js")),
+    ("/page/limits.js", "text/javascript; charset=utf-8", include_str!("../page/limits.js")),
     ("/page/list.js", "text/javascript; charset=utf-8", include_str!("../page/list.js")),
     ("/page/chart.js", "text/javascript; charset=utf-8", include_str!("../page/chart.js")),
     ("/page/states.js", "text/javascript; charset=utf-8", PAGE_MODULE),

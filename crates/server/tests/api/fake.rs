@@ -19,6 +19,8 @@ pub const BROKEN: &str = "broken";
 #[derive(Default)]
 pub struct Done {
     pub orders: Vec<String>,
+    /// Limits that were ordered.
+    pub limits: Option<LimitValues>,
     pub audit: Vec<AuditRow>,
     pub warnings: Vec<String>,
     /// Whether the ends of orders cannot be kept.
@@ -133,6 +135,21 @@ fn event() -> PlanEvent {
     }
 }
 
+/// What is different, as the daemon tells it.
+fn changes(before: &LimitValues, after: &LimitValues) -> String {
+    let texts = |it: &LimitValues| {
+        [
+            ("rate_limit", it.rate_limit.join(", ")),
+            ("disks", it.disks.to_string()),
+            ("vms_per_host", it.vms_per_host.to_string()),
+        ]
+    };
+    let pairs = texts(before).into_iter().zip(texts(after));
+    let changed = pairs.filter(|(from, to)| from != to);
+    let told: Vec<String> = changed.map(|((name, from), (_, to))| format!("{name} {from} -> {to}")).collect();
+    told.join(", ")
+}
+
 /// As long as a report of a VM of three disks.
 fn report_of(vm: usize) -> String {
     let disk = |at: usize| {
@@ -141,6 +158,29 @@ fn report_of(vm: usize) -> String {
         )
     };
     format!("web{vm}  arrived  down for 12 s\n{}", (0..3).map(disk).collect::<String>())
+}
+
+impl Fake {
+    /// Other limits, which are in force from then on.
+    fn limit(&self, ordered: &OrderedLimits) -> Outcome<ChangedLimits> {
+        let count = |name: &str, value: Option<i64>, before: u32| match value {
+            None => Ok(before),
+            Some(value @ 1..=1000) => Ok(value as u32),
+            Some(value) => {
+                let text = format!("{name}: '{value}' is not a number from 1 to 1000");
+                Err(Problem::new(Kind::Refused, text))
+            }
+        };
+        let mut done = self.done.lock().unwrap();
+        let before = done.limits.clone().unwrap_or_else(|| limits(200));
+        let after = LimitValues {
+            rate_limit: ordered.rate_limit.clone().unwrap_or_else(|| before.rate_limit.clone()),
+            disks: count("disks", ordered.disks, before.disks)?,
+            vms_per_host: count("vms_per_host", ordered.vms_per_host, before.vms_per_host)?,
+        };
+        done.limits = Some(after.clone());
+        Ok(ChangedLimits { changed: changes(&before, &after), before, after })
+    }
 }
 
 impl Operations for Fake {
@@ -255,7 +295,8 @@ impl Operations for Fake {
     }
 
     fn limits(&self, _: &str) -> Outcome<PlanLimits> {
-        Ok(PlanLimits { now: limits(8), plan: limits(200) })
+        let ordered = self.done.lock().unwrap().limits.clone();
+        Ok(PlanLimits { now: ordered.unwrap_or_else(|| limits(200)), plan: limits(200) })
     }
 
     fn submit(&self, submission: &Submission, _: &str) -> Outcome<Plan> {
@@ -274,27 +315,16 @@ impl Operations for Fake {
     }
 
     fn order(&self, plan: &str, order: &Order) -> Outcome<Ordered> {
-        self.done.lock().unwrap().orders.push(format!("{:?} {plan}", order.order));
+        let limits = order.limits.as_ref().map(|limits| format!(" {}", json!(limits))).unwrap_or_default();
+        self.done.lock().unwrap().orders.push(format!("{:?} {plan}{limits}", order.order));
         self.gate.pass("order");
         match order.order {
             OrderKind::Resume => Err(Problem::new(Kind::Conflict, "plan 'one' is running")),
             _ if order.vm.as_deref() == Some(BROKEN) => Err(Problem::new(Kind::Internal, "broken")),
-            OrderKind::Limits => match order.limits.as_ref().and_then(|limits| limits.disks) {
-                Some(disks @ 1..) => Ok(Ordered {
-                    before: "running".into(),
-                    after: "running".into(),
-                    vms: vec![],
-                    limits: Some(ChangedLimits {
-                        before: limits(200),
-                        after: limits(disks as u32),
-                        changed: format!("disks 200 -> {disks}"),
-                    }),
-                }),
-                disks => Err(Problem::new(
-                    Kind::Refused,
-                    format!("disks: {disks:?} is not a number from 1 to 1000"),
-                )),
-            },
+            OrderKind::Limits => {
+                let limits = Some(self.limit(&order.limits.clone().unwrap_or_default())?);
+                Ok(Ordered { before: "running".into(), after: "running".into(), vms: vec![], limits })
+            }
             _ => {
                 let vms = vec![];
                 Ok(Ordered { before: "running".into(), after: "pausing".into(), vms, limits: None })

@@ -81,7 +81,7 @@ fn other_limits_are_ordered_by_operators_and_the_log_has_what_was_different() {
     let log = stage.get("admin", "/v1/audit").json();
     let of = |number: usize| ["action", "before", "after"].map(|key| log["items"][number][key].clone());
     assert_eq!(of(0), [json!("limits"), json!("running"), json!("running: disks 200 -> 8")], "{log}");
-    assert_eq!(log["items"][1]["outcome"], "disks: Some(0) is not a number from 1 to 1000");
+    assert_eq!(log["items"][1]["outcome"], "disks: '0' is not a number from 1 to 1000");
 }
 
 #[test]

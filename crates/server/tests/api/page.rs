@@ -91,7 +91,19 @@ fn people_see_and_order_what_the_daemon_does() {
     assert!(output.status.success(), "{out}{err}");
     println!("the page with {VMS} VMs: {}", out.trim());
     let done = stage.done.lock().unwrap();
-    assert_eq!(done.orders, ["Pause one", "Cancel one", "Retry one", "Proceed one"]);
+    assert_eq!(
+        done.orders,
+        [
+            "Pause one",
+            "Cancel one",
+            r#"Limits one {"disks":0}"#,
+            r#"Limits one {"disks":8}"#,
+            r#"Limits one {"rate_limit":["50MiB","08:00-18:00=2MiB"]}"#,
+            "Retry one",
+            "Proceed one"
+        ],
+        "limits that were not changed are not sent"
+    );
     let retried = done.audit.iter().find(|row| row.entry.action == "retry").unwrap();
     assert_eq!(retried.entry.vm.as_deref(), Some("web53 "));
 }
