@@ -338,7 +338,8 @@ mod tests {
             for free in [reads.hold(&vm, elsewhere, disk()), reads.limit(&vm, disk())] {
                 read_span(&mut *free.open_lane().unwrap(), ByteSpan::new(0, MIB)).unwrap();
             }
-            std::thread::sleep(Duration::from_millis(300));
+            // Others wait for as long again after it: time enough for its next read to begin on a busy machine.
+            std::thread::sleep(Duration::from_secs(1));
             cutovers.send(()).unwrap();
             (2..8).for_each(|_| tick().send(()).unwrap());
         });
