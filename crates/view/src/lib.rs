@@ -78,7 +78,7 @@ pub use problems::problems_text;
 pub use report::{ReportJson, report_of, report_part_text, report_text};
 pub use sheet::{inventory_csv, report_csv};
 pub use stage::terminal_columns;
-pub use status::{EndForeseen, PlanStatus, ToldByDaemon, plans_text, runs};
+pub use status::{DaemonError, EndForeseen, PlanStatus, plans_text, runs};
 pub use summary::vm_state;
 pub use table::{Align, Table, set_columns};
 pub use waves::waves_text;

@@ -44,14 +44,14 @@ pub struct PlanStatus {
     /// Its limits, where an order changed them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<PlanLimits>,
-    /// What the daemon told last of it, where nothing runs it.
+    /// How the daemon's last try ended, if it failed and nothing runs the plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub told: Option<ToldByDaemon>,
+    pub daemon_error: Option<DaemonError>,
 }
 
 /// Why a daemon did not do with a plan what it was to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ToldByDaemon {
+pub struct DaemonError {
     /// That.
     pub error: String,
     /// What to try.
@@ -233,8 +233,8 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
     if let Some(limits) = &status.limits {
         writeln!(text, "limits by order: {}", limits.changes())?;
     }
-    if let Some(told) = &status.told {
-        write_told(text, told)?;
+    if let Some(failed) = &status.daemon_error {
+        write_daemon_error(text, failed)?;
     }
     let down: Vec<_> = vms.iter().filter(|vm| is_down(vm)).map(|vm| clean(&vm.name)).collect();
     if !down.is_empty() {
@@ -283,10 +283,10 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
     write_next(text, status, runs, at)
 }
 
-fn write_told(text: &mut String, told: &ToldByDaemon) -> fmt::Result {
-    writeln!(text, "told by the daemon: {}", clean(&told.error))?;
-    told.problems.iter().try_for_each(|it| writeln!(text, "  {}", clean(&it.to_string())))?;
-    told.advice.iter().try_for_each(|advice| writeln!(text, "  try: {}", clean(advice)))
+fn write_daemon_error(text: &mut String, failed: &DaemonError) -> fmt::Result {
+    writeln!(text, "the daemon's last try failed: {}", clean(&failed.error))?;
+    failed.problems.iter().try_for_each(|it| writeln!(text, "  {}", clean(&it.to_string())))?;
+    failed.advice.iter().try_for_each(|advice| writeln!(text, "  try: {}", clean(advice)))
 }
 
 /// What comes next.
@@ -380,23 +380,25 @@ mod tests {
             foreseen: None,
             waits_for_cutover: None,
             limits: None,
-            told: None,
+            daemon_error: None,
         }
     }
 
     #[test]
-    fn what_the_daemon_told_of_a_plan_that_nothing_runs_is_shown() {
-        let told = ToldByDaemon {
+    fn how_the_daemons_last_try_failed_is_shown() {
+        let failed = DaemonError {
             error: "the plan has errors; nothing was touched".into(),
             advice: Some("mend them".into()),
             problems: vec![Problem::error("vms[0]", "w20 is suspended")],
         };
-        let of_daemon =
-            PlanStatus { told: Some(told), ..status(plan("lab", PlanState::Incomplete), &[], &[]) };
-        let text = of_daemon.text(Extent::Short, "");
-        let expected = "\ntold by the daemon: the plan has errors; nothing was touched\n  error: vms[0]: w20 is suspended\n  \
+        let daemon_error = Some(failed);
+        let status = PlanStatus { daemon_error, ..status(plan("lab", PlanState::Incomplete), &[], &[]) };
+        let text = status.text(Extent::Short, "");
+        let expected = "\nthe daemon's last try failed: the plan has errors; nothing was touched\n  error: vms[0]: w20 is suspended\n  \
                         try: mend them\n";
         assert!(text.contains(expected), "{text}");
+        let json = serde_json::json!(status);
+        assert_eq!(json["daemon_error"]["problems"][0]["message"], "w20 is suspended", "{json}");
     }
 
     /// A plan of 3000 VMs in two waves, three of which failed for one cause; this process runs it.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use drover_engine::{Clock, PlanReport, PlanRow, PlanState, Store, SystemClock, VmReport, VmRow};
 use drover_plan::{Problem, unmatched};
 use drover_view::{
-    Counts, EndForeseen, Extent, LISTED_MAX, PlanProgress, PlanStatus, ToldByDaemon, VmFilter, clean,
+    Counts, DaemonError, EndForeseen, Extent, LISTED_MAX, PlanProgress, PlanStatus, VmFilter, clean,
 };
 use serde_json::json;
 
@@ -118,7 +118,7 @@ pub fn status_of(store: &Store, plan: PlanRow) -> Result<PlanStatus, Failure> {
         Some(_) => drover_engine::plan_limits(store, &plan).ok().filter(|it| it.now != it.plan),
         None => None,
     };
-    let told = told_by_daemon(store, &plan)?;
+    let daemon_error = daemon_error(store, &plan)?;
     Ok(PlanStatus {
         plan,
         progress,
@@ -130,12 +130,12 @@ pub fn status_of(store: &Store, plan: PlanRow) -> Result<PlanStatus, Failure> {
         foreseen,
         waits_for_cutover,
         limits,
-        told,
+        daemon_error,
     })
 }
 
-/// Why the daemon does not go on with a plan that nothing runs and that is not over.
-fn told_by_daemon(store: &Store, plan: &PlanRow) -> Result<Option<ToldByDaemon>, Failure> {
+/// How the daemon's last try ended of a plan that nothing runs and that is not over, if it failed.
+fn daemon_error(store: &Store, plan: &PlanRow) -> Result<Option<DaemonError>, Failure> {
     if drover_view::runs(plan) || matches!(plan.state, PlanState::Done | PlanState::Cancelled) {
         return Ok(None);
     }
@@ -143,7 +143,7 @@ fn told_by_daemon(store: &Store, plan: &PlanRow) -> Result<Option<ToldByDaemon>,
     let problems: Vec<Problem> =
         row.problems.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
     let problems = problems.into_iter().filter(Problem::is_error).collect();
-    Ok(row.error.map(|error| ToldByDaemon { error, advice: row.advice, problems }))
+    Ok(row.error.map(|error| DaemonError { error, advice: row.advice, problems }))
 }
 
 /// What the VMs of a plan that runs wait for, by name.

@@ -227,8 +227,9 @@ impl Store {
             forget_limits(db, name, text)?;
             // It tries all that failed.
             db.execute("DELETE FROM retry WHERE plan = ?1", [name])?;
-            // What the daemon could not go on for.
-            db.execute("UPDATE served SET error = NULL, advice = NULL WHERE name = ?1", [name])?;
+            // Why the daemon's last try failed.
+            let sql = "UPDATE served SET error = NULL, advice = NULL, problems = NULL WHERE name = ?1";
+            db.execute(sql, [name])?;
             db.execute(
                 "INSERT INTO plan (name, text, folder, state, pid, started_ms)
                  VALUES (?1, ?2, ?3, 'running', ?4, ?5)

@@ -268,6 +268,25 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_that_is_begun_has_no_failure_of_the_daemons_last_try_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let served = |name: &str| ServedRow { name: name.into(), exit: Some(3), ..ServedRow::default() };
+        let failed = |name: &str| ServedRow {
+            error: Some("the plan has errors; nothing was touched".into()),
+            advice: Some("mend them".into()),
+            problems: Some("[]".into()),
+            ..served(name)
+        };
+        for name in ["p", "q"] {
+            store.put_served(&failed(name)).unwrap();
+        }
+        store.begin_plan("p", "", folder.path()).unwrap();
+        assert_eq!(store.served_plan("p").unwrap(), Some(served("p")));
+        assert_eq!(store.served_plan("q").unwrap(), Some(failed("q")), "another plan's stays");
+    }
+
+    #[test]
     fn vms_and_events_come_in_pages_without_gap_or_overlap() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
