@@ -195,7 +195,7 @@ fn limits_of_a_running_plan_are_changed_by_order_and_it_ends_as_it_would_have_wi
     });
     let limits = || serde_json::from_str::<Value>(&stage.run(&["limits", "slow", "--json"]).out).unwrap();
     let own = json!({"rate_limit": ["1KiB"], "disks": 200, "vms_per_host": 20});
-    assert_eq!(limits(), json!({"plan": "slow", "limits": own, "plan_limits": own}));
+    assert_eq!(limits(), json!({"plan": "slow", "limits": {"now": own, "plan": own}}));
     for (wrong, why) in [
         (["--rate-limit", "fast"], "rate_limit: "),
         (["--disks", "0"], "disks: '0' is not a number from 1 to 1000"),
@@ -212,8 +212,16 @@ fn limits_of_a_running_plan_are_changed_by_order_and_it_ends_as_it_would_have_wi
         "{}",
         fewer.err
     );
-    let faster = stage.run(&["limits", "slow", "--rate-limit", "none"]);
-    assert!(faster.code == Some(0) && faster.err.contains("rate_limit 1KiB -> none"), "{}", faster.err);
+    let slow = json!({"rate_limit": ["1KiB"], "disks": 7, "vms_per_host": 3});
+    assert_eq!(limits(), json!({"plan": "slow", "limits": {"now": slow, "plan": own}}));
+    let faster = stage.run(&["limits", "slow", "--rate-limit", "none", "--json"]);
+    assert_eq!(faster.code, Some(0), "{}", faster.err);
+    let now = json!({"rate_limit": [], "disks": 7, "vms_per_host": 3});
+    let changed = "rate_limit 1KiB -> none";
+    assert_eq!(
+        serde_json::from_str::<Value>(&faster.out).unwrap(),
+        json!({"plan": "slow", "before": slow, "after": now, "changed": changed, "running": true})
+    );
     let mut events = String::new();
     std::io::Read::read_to_string(started.0.stdout.as_mut().unwrap(), &mut events).unwrap();
     assert_eq!(started.0.wait().unwrap().code(), Some(0));
@@ -225,8 +233,7 @@ fn limits_of_a_running_plan_are_changed_by_order_and_it_ends_as_it_would_have_wi
         (&last["rate_limit"], &last["disks"], &last["vms_per_host"]),
         (&json!([]), &json!(7), &json!(3))
     );
-    let now = json!({"rate_limit": [], "disks": 7, "vms_per_host": 3});
-    assert_eq!(limits(), json!({"plan": "slow", "limits": now, "plan_limits": own}));
+    assert_eq!(limits(), json!({"plan": "slow", "limits": {"now": now, "plan": own}}));
     let status = stage.run(&["status", "slow"]).out;
     assert!(status.contains("limits by order: rate_limit 1KiB -> none, disks 200 -> 7"), "{status}");
     let report = stage.report("slow");

@@ -40,13 +40,10 @@ pub fn ordered(args: &LimitsArgs) -> Result<Option<LimitsOrder>, Failure> {
 
 /// The limits of a plan, in force and as it has them.
 pub fn tell_limits(plan: &str, limits: &PlanLimits, run: &RunArgs) {
-    let PlanLimits { now, plan: own } = limits;
     if run.json {
-        return crate::out::json(format_args!(
-            "{:#}",
-            json!({ "plan": plan, "limits": now, "plan_limits": own })
-        ));
+        return crate::out::json(format_args!("{:#}", json!({ "plan": plan, "limits": limits })));
     }
+    let PlanLimits { now, plan: own } = limits;
     let mut table = Table::new(&[("LIMIT", Left), ("IN FORCE", Left), ("PLAN", Left)]);
     table.row(["rate_limit".to_string(), now.rate_text(), own.rate_text()]);
     table.row(["disks".to_string(), now.disks.to_string(), own.disks.to_string()]);
@@ -63,17 +60,17 @@ pub fn tell_changed(
     at: &str,
     run: &RunArgs,
 ) {
+    let changed = before.changes_to(after);
     if run.json {
-        let answer = json!({ "plan": plan, "before": before, "limits": after, "running": running });
+        let answer = json!({
+            "plan": plan, "before": before, "after": after, "changed": changed, "running": running,
+        });
         return crate::out::json(answer);
     }
     if run.quiet {
         return;
     }
-    let changed = match before.changes_to(after) {
-        same if same.is_empty() => "as they were".to_string(),
-        changed => changed,
-    };
+    let changed = if changed.is_empty() { "as they were" } else { changed.as_str() };
     let when = match running {
         true => "the drover that runs the plan keeps to them within two seconds; what is under way goes on",
         false => "nothing runs the plan: they hold once it is resumed",
