@@ -318,7 +318,7 @@ fn keep_to_order(file: &mut PlanFile, store: &Store, words: &dyn Words) -> Resul
     let limits = own.with(&order);
     if limits != own {
         words.say(&format!(
-            "limits by order: {}; see `drover limits {}`",
+            "limits changed by order: {}; see `drover limits {}`",
             own.changes_to(&limits),
             plan.name
         ));

@@ -214,6 +214,9 @@ fn limits_of_a_running_plan_are_changed_by_order_and_it_ends_as_it_would_have_wi
     );
     let slow = json!({"rate_limit": ["1KiB"], "disks": 7, "vms_per_host": 3});
     assert_eq!(limits(), json!({"plan": "slow", "limits": {"now": slow, "plan": own}}));
+    let status = stage.run(&["status", "slow"]).out;
+    let changed = "limits changed by order: disks 200 -> 7, vms_per_host 20 -> 3\n";
+    assert!(status.contains(changed), "{status}");
     let faster = stage.run(&["limits", "slow", "--rate-limit", "none", "--json"]);
     assert_eq!(faster.code, Some(0), "{}", faster.err);
     let now = json!({"rate_limit": [], "disks": 7, "vms_per_host": 3});
@@ -233,9 +236,10 @@ fn limits_of_a_running_plan_are_changed_by_order_and_it_ends_as_it_would_have_wi
         (&last["rate_limit"], &last["disks"], &last["vms_per_host"]),
         (&json!([]), &json!(7), &json!(3))
     );
-    assert_eq!(limits(), json!({"plan": "slow", "limits": {"now": now, "plan": own}}));
+    // It is over, and what was ordered holds no more.
+    assert_eq!(limits(), json!({"plan": "slow", "limits": {"now": own, "plan": own}}));
     let status = stage.run(&["status", "slow"]).out;
-    assert!(status.contains("limits by order: rate_limit 1KiB -> none, disks 200 -> 7"), "{status}");
+    assert!(status.contains("done") && !status.contains("limits changed"), "{status}");
     let report = stage.report("slow");
     let mut kept = report["events"].as_array().unwrap().iter().filter(|it| it["kind"] == "limits");
     assert!(

@@ -163,12 +163,12 @@ impl PlanLimits {
     }
 }
 
-/// The limits of a plan that was begun.
+/// The limits of a plan that was begun; an order about one that is over holds no more.
 ///
 /// # Errors
 /// If the state cannot be read, or the plan as it was begun cannot be read any more.
 pub fn plan_limits(store: &Store, row: &PlanRow) -> Result<PlanLimits, EngineError> {
-    limits_of(store, &row.name, &as_begun(row)?)
+    limits_of(store, row, &as_begun(row)?)
 }
 
 fn as_begun(row: &PlanRow) -> Result<Plan, EngineError> {
@@ -179,10 +179,17 @@ fn as_begun(row: &PlanRow) -> Result<Plan, EngineError> {
     })
 }
 
-fn limits_of(store: &Store, name: &str, own: &Plan) -> Result<PlanLimits, EngineError> {
+fn limits_of(store: &Store, row: &PlanRow, own: &Plan) -> Result<PlanLimits, EngineError> {
     let plan = LimitsInForce::new(&own.limits, &own.target.rate_limit);
-    let order = store.limits_order(name)?.unwrap_or_default();
+    let order = match is_over(row) {
+        true => LimitsOrder::default(),
+        false => store.limits_order(&row.name)?.unwrap_or_default(),
+    };
     Ok(PlanLimits { now: plan.with(&order), plan })
+}
+
+fn is_over(row: &PlanRow) -> bool {
+    matches!(row.state, PlanState::Done | PlanState::Cancelled)
 }
 
 /// Orders that limits of a plan are these from now on. A running drover keeps to them at once, else the next one that goes on with the
@@ -205,7 +212,7 @@ pub fn ask_limits(
             return refuse(format!("plan {plan} has not begun"), advice);
         }
     };
-    if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
+    if is_over(&row) {
         let advice = "set them in its file before it is begun anew".to_string();
         return refuse(format!("plan {plan} is over, and has no limits to change"), advice);
     }
@@ -216,7 +223,7 @@ pub fn ask_limits(
         );
         return refuse(what, "leave it out".into());
     }
-    let before = limits_of(store, plan, &own)?.now;
+    let before = limits_of(store, &row, &own)?.now;
     store.ask_limits(plan, order)?;
     let after = before.with(order);
     Ok((before, after))
@@ -279,8 +286,8 @@ mod tests {
         store.begin_plan("p", text, std::path::Path::new("/")).unwrap();
         let (before, after) = ask_limits(&store, "p", &order).unwrap();
         assert_eq!((before.disks, after.disks), (9, 4));
-        let limits = plan_limits(&store, &store.plan("p").unwrap().unwrap()).unwrap();
-        assert_eq!(limits.changes(), "disks 9 -> 4");
+        let changes = || plan_limits(&store, &store.plan("p").unwrap().unwrap()).unwrap().changes();
+        assert_eq!(changes(), "disks 9 -> 4");
         let ova = "version: 1\nname: q\nsource: {type: ova, path: /srv/web.ova}\n\
                    target: {type: qemu, folder: /vms}\nvms: [{name: a}]\n";
         store.begin_plan("q", ova, std::path::Path::new("/")).unwrap();
@@ -288,7 +295,12 @@ mod tests {
         assert!(ask_limits(&store, "q", &rate).unwrap_err().chain().starts_with("rate_limit: "));
         assert_eq!(store.limits_order("q").unwrap(), None);
         assert_eq!(ask_limits(&store, "q", &order).unwrap().1.disks, 4);
-        store.end_plan("p", PlanState::Done).unwrap();
-        assert!(ask_limits(&store, "p", &order).unwrap_err().chain().contains("is over"));
+        store.end_plan("p", PlanState::Incomplete).unwrap();
+        assert_eq!(changes(), "disks 9 -> 4");
+        for over in [PlanState::Done, PlanState::Cancelled] {
+            store.end_plan("p", over).unwrap();
+            assert!(ask_limits(&store, "p", &order).unwrap_err().chain().contains("is over"));
+            assert_eq!(changes(), "", "and what was ordered holds no more");
+        }
     }
 }

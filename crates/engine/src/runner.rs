@@ -486,7 +486,7 @@ impl Runner<'_> {
             run.schedule.limit(run.tenant, &limits, &relimited);
         }
         // A note that cannot be kept is a loss to the report only.
-        let _ = self.store.add_event(self.plan, None, None, "limits", &format!("limits by order: {changed}"));
+        let _ = self.store.add_event(self.plan, None, None, "limits", &format!("limits changed: {changed}"));
         *now = limits.clone();
         self.observer.event(&Event::LimitsChanged { changed, limits });
     }

@@ -71,7 +71,7 @@ fn limits_that_are_raised_by_order_let_others_begin_while_the_first_is_at_work()
         let events = world.store.events(PLAN).unwrap();
         let kept: Vec<&str> =
             events.iter().filter(|it| it.kind == "limits").map(|it| it.text.as_str()).collect();
-        assert_eq!(kept, ["limits by order: disks 1 -> 5, vms_per_host 1 -> 2"]);
+        assert_eq!(kept, ["limits changed: disks 1 -> 5, vms_per_host 1 -> 2"]);
     }
 }
 

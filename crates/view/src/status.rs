@@ -231,7 +231,7 @@ fn write_status(text: &mut String, status: &PlanStatus, extent: Extent<'_>, at: 
         None => writeln!(text)?,
     }
     if let Some(limits) = &status.limits {
-        writeln!(text, "limits by order: {}", limits.changes())?;
+        writeln!(text, "limits changed by order: {}", limits.changes())?;
     }
     if let Some(failed) = &status.daemon_error {
         write_daemon_error(text, failed)?;
@@ -635,7 +635,7 @@ give it up with: drover cancel lab --state s, which removes what was copied
         assert!(serde_json::json!(status)["limits"].is_null());
         status.limits = Some(PlanLimits { now: in_force(8), plan: in_force(200) });
         let text = status.text(Extent::Short, "");
-        assert!(text.contains("\nlimits by order: disks 200 -> 8\n"), "{text}");
+        assert!(text.contains("\nlimits changed by order: disks 200 -> 8\n"), "{text}");
     }
 
     #[test]

@@ -310,7 +310,7 @@ fn words(event: &Event) -> String {
         Event::WaveEnded { wave, arrived, failed } => {
             format!("wave {wave} is over: {arrived} arrived, {failed} failed or did not begin")
         }
-        Event::LimitsChanged { changed, .. } => format!("limits by order: {changed}"),
+        Event::LimitsChanged { changed, .. } => format!("limits changed: {changed}"),
         Event::PlanEnded { plan, done, not_cleaned_up, failed, cancelled, unfinished } => {
             let left = and_not_cleaned_up(*not_cleaned_up);
             let given_up = if *cancelled > 0 { format!(", {cancelled} cancelled") } else { String::new() };

@@ -82,7 +82,7 @@ mod tests {
             store.ask_limits("p", &disks(7)).unwrap();
             store.end_plan("p", over).unwrap();
             assert_eq!(store.limits_order_for("p", "b").unwrap(), None);
-            assert_eq!(store.limits_order("p").unwrap(), Some(disks(7)), "for who looks back");
+            assert_eq!(store.limits_order("p").unwrap(), Some(disks(7)), "it is forgotten by the next begin");
             begin("b");
             assert_eq!(store.limits_order("p").unwrap(), None);
         }
