@@ -198,6 +198,7 @@ fn limits_of_a_running_plan_are_changed_by_order_and_it_ends_as_it_would_have_wi
     assert_eq!(limits(), json!({"plan": "slow", "limits": {"now": own, "plan": own}}));
     for (wrong, why) in [
         (["--rate-limit", "fast"], "rate_limit: "),
+        (["--rate-limit", "fast"], "a rate is 50MiB, 500m, WINDOW=RATE, or none alone"),
         (["--disks", "0"], "disks: '0' is not a number from 1 to 1000"),
         (["--vms-per-host", "-1"], "vms_per_host: '-1' is not"),
     ] {

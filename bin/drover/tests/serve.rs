@@ -175,6 +175,8 @@ fn limits_that_are_ordered_outlast_the_daemon_and_are_in_its_audit_log() {
         let detail = refused.1["detail"].as_str().unwrap_or_default();
         assert!(refused.0 == status && detail.starts_with(why), "{} {}", refused.0, refused.1);
     }
+    let advice = order(json!({"rate_limit": ["fast"]})).1["advice"].to_string();
+    assert!(advice.contains("a rate is 50MiB, 500m, WINDOW=RATE, or none alone"), "{advice}");
     let misplaced = json!({"order": "pause", "limits": {"disks": 4}});
     assert_eq!(daemon.post("/v1/plans/slow/orders", &misplaced).0, 400);
     let fewer = order(json!({"disks": 4}));

@@ -35,7 +35,18 @@ pub fn ordered(args: &LimitsArgs) -> Result<Option<LimitsOrder>, Failure> {
         return Ok(None);
     }
     let order = LimitsOrder::read(rate_limit, args.disks, args.vms_per_host);
-    order.map(Some).map_err(|why| Failure::new(Exit::Usage, why))
+    order.map(Some).map_err(|why| {
+        let advice = advice_on(&why);
+        Failure::new(Exit::Usage, why).advise(advice)
+    })
+}
+
+/// What to try where what was ordered makes no sense for this reason.
+pub fn advice_on(why: &str) -> &'static str {
+    match why.starts_with("rate_limit: ") {
+        true => "a rate is 50MiB, 500m, WINDOW=RATE, or none alone; see `drover limits --help`",
+        false => "see `drover limits --help`",
+    }
 }
 
 /// The limits of a plan, in force and as it has them.

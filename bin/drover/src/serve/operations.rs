@@ -23,6 +23,7 @@ use super::decide::{wanted_of, word};
 use super::job::{Stage, Work};
 use super::look::{KnownOfPlan, counts, event, plan_word, state_word, vm_line};
 use super::{Daemon, no_plan, now_ms, problem, store_problem};
+use crate::commands::limits::advice_on;
 use crate::commands::plan::check_online;
 use crate::commands::show;
 
@@ -565,8 +566,10 @@ impl Daemon {
     /// Other limits, kept for the run of the plan, which heeds them at once, and for those after it.
     fn limit(&self, name: &str, limits: Option<&OrderedLimits>) -> Outcome<ChangedLimits> {
         let OrderedLimits { rate_limit, disks, vms_per_host } = limits.cloned().unwrap_or_default();
-        let order = LimitsOrder::read(rate_limit.as_deref(), disks, vms_per_host)
-            .map_err(|why| Problem::new(Kind::Refused, why))?;
+        let order = LimitsOrder::read(rate_limit.as_deref(), disks, vms_per_host).map_err(|why| {
+            let advice = advice_on(&why);
+            Problem::new(Kind::Refused, why).advise(advice)
+        })?;
         let (before, after) =
             ask_limits(&self.0.store, name, &order).map_err(|error| problem(&error.into()))?;
         let changed = before.changes_to(&after);
