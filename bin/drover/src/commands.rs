@@ -10,6 +10,7 @@ mod disk_run;
 pub mod distant;
 pub mod documents;
 pub mod forecast;
+mod given_up;
 pub mod hash;
 pub mod import;
 pub mod inventory;

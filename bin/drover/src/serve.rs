@@ -187,7 +187,7 @@ impl Daemon {
             Entry::Vacant(place) => place.insert(job.clone()),
         };
         let (daemon, served) = (self.clone(), row.clone());
-        let run = move || daemon.run_job(served, &job, work, patient);
+        let run = move || daemon.run_job(served, &job, &work, patient);
         let thread = std::thread::Builder::new().name(format!("plan {name}")).spawn(run);
         if let Err(error) = thread {
             self.jobs().remove(&name);

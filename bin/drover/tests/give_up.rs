@@ -213,3 +213,32 @@ fn a_daemon_gives_a_vm_of_a_paused_plan_up_whatever_became_of_it() {
     ["one", "three"].iter().for_each(|vm| stage.assert_equal(vm, 0, &stage.path("a")));
     daemon.stop();
 }
+
+#[test]
+fn what_is_left_of_a_vm_fails_no_order_about_another_that_a_daemon_is_given() {
+    let Some(stage) = stage(250) else { return };
+    let daemon = Daemon::start(&stage.drover);
+    daemon.submit(&stage.plan("beside", &[]));
+    daemon.wait_for("all are read", || {
+        ["one", "two", "three"].iter().all(|vm| stage.image(vm, 0).exists()).then_some(())
+    });
+    daemon.order("beside", "pause");
+    daemon.wait("beside", "paused");
+    let held = drover_disk::LockedFile::open(&stage.image("one", 0)).unwrap();
+    let failed = daemon.run(&["cancel", "beside", "one"]);
+    assert!(failed.code != Some(0) && failed.err.contains("left behind: one: "), "{}", failed.err);
+    let given_up = daemon.run(&["cancel", "beside", "two", "--json"]);
+    assert_eq!(given_up.code, Some(0), "{}{}", given_up.out, given_up.err);
+    assert_undone(&stage, "two");
+    let told =
+        json!({"plan": "beside", "given_up": ["two"], "running": false, "kept": [], "left": [], "notes": []});
+    assert_eq!(given_up.json().unwrap(), told, "{}", given_up.out);
+    drop(held);
+    let cancelled = daemon.run(&["cancel", "beside", "--json"]);
+    assert_eq!(cancelled.code, Some(0), "{}{}", cancelled.out, cancelled.err);
+    let told =
+        json!({"plan": "beside", "cancelled": true, "arrived": [], "kept": [], "left": [], "notes": []});
+    assert_eq!(cancelled.json().unwrap(), told, "{}", cancelled.out);
+    ["one", "three"].iter().for_each(|vm| assert_undone(&stage, vm));
+    daemon.stop();
+}

@@ -236,6 +236,17 @@ pub struct GivenUp {
     pub kept: Vec<String>,
 }
 
+impl GivenUp {
+    /// Whether something is left of what was ordered: of these VMs, or of the whole plan. What is left of others, which were given up
+    /// before, fails no order about these.
+    pub fn fails(&self, named: Option<&[String]>) -> bool {
+        match named {
+            Some(named) => self.failed.iter().any(|vm| named.contains(vm)),
+            None => !self.left.is_empty(),
+        }
+    }
+}
+
 fn cancel_vm(
     context: &Context<'_>,
     row: &VmRow,

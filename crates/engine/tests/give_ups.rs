@@ -176,6 +176,8 @@ fn one_that_is_gone_at_its_source_is_given_up_with_its_copy_kept_and_keeps_no_ot
     // While its machine keeps its definition nothing is known of it, and that is told of it alone.
     world.set_trouble("undo define", Trouble::Fails);
     let given_up = cancel_ordered(PLAN, &world.store, &world, &world).unwrap();
+    let fails = |vm: &str| given_up.fails(Some(&[vm.to_string()]));
+    assert_eq!((fails("one"), fails("two"), given_up.fails(None)), (true, false, true));
     assert_eq!((given_up.left.len(), given_up.failed, given_up.kept), (1, vec!["one".to_string()], vec![]));
     give_up(&world, "two");
     let given_up = cancel_ordered(PLAN, &world.store, &world, &world).unwrap();

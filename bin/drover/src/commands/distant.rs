@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use drover_engine::{Board, Event, LimitsInForce, Observer, PlanLimits, PlanReport, PlanState};
 use drover_server::{
-    Order, OrderKind, Ordered, OrderedLimits, Page, Plan, Submission, Wanted, default_project,
+    Order, OrderKind, Ordered, OrderedLimits, Page, Plan, Submission, VmLine, Wanted, default_project,
 };
 use drover_view::{Display, DisplayMode, Extent};
 use serde_json::{Value, json};
 
+use super::given_up::{recorded, tell_cancelled, tell_given_up, tell_has_ended};
 use super::limits::{ordered, tell_changed, tell_limits};
-use super::migrate::{plan_name, tell_edited, tell_given_up, tell_paused};
+use super::migrate::{plan_name, tell_edited, tell_paused};
 use super::warm::{tell_cutover, tell_proceed, tell_retry, tell_taken_back};
 use super::{show, watch};
 use crate::cli::{
@@ -31,6 +32,8 @@ const CANCEL_LOOKS_MAX: u32 = 1_000;
 const BREAKS_MAX: u32 = 10;
 /// Plans of one page.
 pub const PLANS_PAGE: usize = 1_000;
+/// VMs of one page.
+const VMS_PAGE: usize = 1_000;
 
 /// Hands a plan in and watches it.
 pub fn migrate(daemon: &Remote, args: &MigrateArgs) -> Result<Exit, Failure> {
@@ -173,21 +176,28 @@ fn end(daemon: &Remote, plan: &Plan, args: &RunArgs) -> Result<Exit, Failure> {
 
 /// Has a plan given up, and waits until that is done.
 pub fn cancel(daemon: &Remote, args: &CancelArgs) -> Result<Exit, Failure> {
-    let name = plan_name(&args.plan)?;
+    let (name, at) = (plan_name(&args.plan)?, format!(" --server {}", daemon.url));
     let path = format!("/v1/plans/{}", part(&name));
     let plan: Plan = daemon.get(&path)?;
     if matches!(plan.state.as_str(), "done" | "cancelled") {
-        crate::out::say(format_args!("plan {name} has ended; there is nothing to cancel"));
+        let vms = if args.run.json { vms_there(daemon, &name)? } else { Vec::new() };
+        tell_has_ended(&name, plan.state == "cancelled", &vms, &args.run);
         return Ok(Exit::Success);
     }
     if !args.vms.is_empty() || args.wave.is_some() {
         let order = Order { vms: args.vms.clone(), wave: args.wave.clone(), ..order_of(OrderKind::Cancel) };
         let ordered = give(daemon, &name, &order)?;
-        let running = ordered.after == "running";
-        if !running {
+        let mut given_up = None;
+        if ordered.after != "running" {
             wait_until_given_up(daemon, &name)?;
+            let mut vms = vms_there(daemon, &name)?;
+            vms.retain(|vm| ordered.vms.contains(&vm.name));
+            let undone = recorded(&vms);
+            let notes = undone.notes.iter().filter(|_| !args.run.json);
+            notes.for_each(|note| crate::out::say(format_args!("note: {note}")));
+            given_up = Some(undone);
         }
-        tell_given_up(&name, &ordered.vms, running, &format!(" --server {}", daemon.url), &args.run);
+        tell_given_up(&name, &ordered.vms, given_up.as_ref(), &at, &args.run);
         return Ok(Exit::Success);
     }
     give(daemon, &name, &order_of(OrderKind::Cancel))?;
@@ -196,7 +206,12 @@ pub fn cancel(daemon: &Remote, args: &CancelArgs) -> Result<Exit, Failure> {
         match (plan.state.as_str(), plan.error) {
             ("cancelling", _) => std::thread::sleep(LOOK),
             ("cancelled", _) => {
-                crate::out::say(format_args!("plan {name} is cancelled; what it had begun is undone"));
+                let given_up = recorded(&vms_there(daemon, &name)?);
+                tell_cancelled(&name, &given_up, &at, &args.run);
+                return Ok(Exit::Success);
+            }
+            ("done", _) if args.run.json => {
+                tell_has_ended(&name, false, &vms_there(daemon, &name)?, &args.run);
                 return Ok(Exit::Success);
             }
             ("done", _) => {
@@ -214,6 +229,18 @@ pub fn cancel(daemon: &Remote, args: &CancelArgs) -> Result<Exit, Failure> {
     }
     Err(Failure::new(Exit::Connection, format!("plan {name} is being cancelled still"))
         .advise(format!("see `drover status {name} --server {}`", daemon.url)))
+}
+
+/// All VMs of a plan of a daemon.
+fn vms_there(daemon: &Remote, name: &str) -> Result<Vec<VmLine>, Failure> {
+    let path = format!("/v1/plans/{}/vms?limit={VMS_PAGE}", part(name));
+    let mut page: Page<VmLine> = daemon.get(&path)?;
+    let mut vms = page.items;
+    while let Some(next) = page.next {
+        page = daemon.get(&format!("{path}&cursor={}", part(&next)))?;
+        vms.append(&mut page.items);
+    }
+    Ok(vms)
 }
 
 /// Shows the limits of a plan, or changes them.

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use drover_agent::limits::Sharers;
 use drover_copy::text_digest;
-use drover_engine::{Board, GivenUp, PlanRow, PlanState, RunOutcome, Store, StoreError};
+use drover_engine::{Board, PlanRow, PlanState, RunOutcome, Store, StoreError};
 use drover_plan::{Others, PlannedVm, Problem};
-use drover_types::count;
 use drover_view::{Display, DisplayMode, Extent, clean};
 use serde_json::json;
 
+use super::given_up::{tell_cancelled, tell_given_up, tell_has_ended};
 use crate::cli::{CancelArgs, MigrateArgs, PauseArgs, ResumeArgs, RunArgs};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
@@ -218,88 +218,55 @@ pub fn cancel(args: &CancelArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
+    if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
+        let is_cancelled = row.state == PlanState::Cancelled;
+        tell_has_ended(&name, is_cancelled, &store.vms(&name)?, &args.run);
+        return Ok(Exit::Success);
+    }
     if !args.vms.is_empty() || args.wave.is_some() {
         return cancel_vms(&store, row, args);
     }
-    if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
-        crate::out::say(format_args!("plan {name} has ended; there is nothing to cancel"));
-        return Ok(Exit::Success);
-    }
     let given_up = give_up(row, &store, args.run.state.as_deref())?;
-    given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
-    for vm in given_up.arrived.iter().map(|vm| clean(vm)) {
-        crate::out::say(format_args!(
-            "{vm} had arrived: it stays at the target, and its source is left as it is"
-        ));
+    tell_cancelled(&name, &given_up, &state_option(&args.run), &args.run);
+    match given_up.fails(None) {
+        true => Err(not_all_undone("cancel again")),
+        false => Ok(Exit::Success),
     }
-    if given_up.left.is_empty() {
-        let kept = match given_up.kept.len() {
-            0 => String::new(),
-            vms => {
-                format!(", but copies of {} that their source does not have any more stay", count(vms, "VM"))
-            }
-        };
-        crate::out::say(format_args!("plan {name} is cancelled; what it had begun is undone{kept}"));
-        crate::out::next(&args.run, format_args!("drover clean {name}{}", state_option(&args.run)));
-        return Ok(Exit::Success);
-    }
-    not_all_undone(&given_up, "cancel again")
 }
 
-/// Tells what is left behind, and what to do once more.
-fn not_all_undone(given_up: &GivenUp, again: &str) -> Result<Exit, Failure> {
-    given_up.left.iter().for_each(|problem| crate::out::say(format_args!("left behind: {problem}")));
-    Err(Failure::new(Exit::Source, "not everything could be undone")
-        .advise(format!("mend the cause, then {again}")))
+/// That something is left behind, and what to do once more.
+fn not_all_undone(again: &str) -> Failure {
+    Failure::new(Exit::Source, "not everything could be undone")
+        .advise(format!("mend the cause, then {again}"))
 }
 
 /// Gives single VMs up: the run of the plan does it, or else this process.
 fn cancel_vms(store: &Store, row: PlanRow, args: &CancelArgs) -> Result<Exit, Failure> {
     let name = row.name.clone();
-    if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
-        crate::out::say(format_args!("plan {name} has ended; there is nothing to give up"));
-        return Ok(Exit::Success);
-    }
     let named = match &args.wave {
         Some(wave) => &drover_engine::wave_to_give_up(store, &name, wave)?,
         None => &args.vms,
     };
     let vms = drover_engine::ask_give_up(store, &name, named)?;
     if drover_engine::is_running(store, &name)? {
-        tell_given_up(&name, &vms, true, &state_option(&args.run), &args.run);
+        tell_given_up(&name, &vms, None, &state_option(&args.run), &args.run);
         return Ok(Exit::Success);
     }
     let given_up = give_up_ordered(row, store, args.run.state.as_deref())?;
-    given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
-    // What is left of others, which were given up before, fails no order about these.
-    if !given_up.failed.iter().any(|vm| vms.contains(vm)) {
-        given_up
-            .left
-            .iter()
-            .for_each(|problem| crate::out::say(format_args!("left behind before: {problem}")));
-        tell_given_up(&name, &vms, false, &state_option(&args.run), &args.run);
-        return Ok(Exit::Success);
+    let fails = given_up.fails(Some(&vms));
+    if !args.run.json {
+        given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
+        let when = if fails { "" } else { " before" };
+        for problem in &given_up.left {
+            crate::out::say(format_args!("left behind{when}: {problem}"));
+        }
     }
-    not_all_undone(&given_up, "the same command again")
-}
-
-/// `at` is the option that says where the plan is.
-pub fn tell_given_up(plan: &str, vms: &[String], running: bool, at: &str, run: &RunArgs) {
-    if run.json {
-        return crate::out::json(json!({ "plan": plan, "given_up": vms, "running": running }));
+    if !fails || args.run.json {
+        tell_given_up(&name, &vms, Some(&given_up), &state_option(&args.run), &args.run);
     }
-    if run.quiet {
-        return;
-    }
-    let who = vms.join(", ");
-    if running {
-        crate::out::say(format_args!(
-            "given up by the drover that runs the plan, which goes on without: {who}"
-        ));
-        crate::out::next(run, format_args!("drover status {plan} --watch{at}"));
-    } else {
-        crate::out::say(format_args!("given up, and what was begun is undone: {who}"));
-        crate::out::next(run, format_args!("drover resume {plan}{at}"));
+    match fails {
+        true => Err(not_all_undone("the same command again")),
+        false => Ok(Exit::Success),
     }
 }
 

@@ -51,22 +51,22 @@ impl Stage {
 }
 
 /// What a plan's thread begins with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     /// To run it.
     Run(Others),
     /// To undo it.
     Cancel,
-    /// To undo what was begun of VMs that are given up by order.
-    GiveUp,
+    /// To undo what was begun of VMs that are given up by order: by the order that names these, and by those before.
+    GiveUp(Vec<String>),
 }
 
 impl Work {
-    pub fn stage(self) -> Stage {
+    pub fn stage(&self) -> Stage {
         match self {
             Work::Run(_) => Stage::Checking,
             Work::Cancel => Stage::Cancelling,
-            Work::GiveUp => Stage::GivingUp,
+            Work::GiveUp(_) => Stage::GivingUp,
         }
     }
 }
@@ -156,14 +156,14 @@ impl Observer for Teller<'_> {
 
 impl Daemon {
     /// The life of a job's thread.
-    pub(super) fn run_job(&self, row: ServedRow, job: &Job, work: Work, patient: bool) {
+    pub(super) fn run_job(&self, row: ServedRow, job: &Job, work: &Work, patient: bool) {
         let name = row.name.clone();
         let mut ended = match work {
             Work::Cancel => self.guarded(|| self.patiently(&name, job, patient, || self.cancel_plan(&name))),
-            Work::GiveUp => self.guarded(|| self.cancel_vms(&name)),
-            Work::Run(others) => self.guarded(|| self.run_plan(&row, job, others, patient)),
+            Work::GiveUp(named) => self.guarded(|| self.cancel_vms(&name, named)),
+            Work::Run(others) => self.guarded(|| self.run_plan(&row, job, *others, patient)),
         };
-        let mut gave_up = work == Work::Cancel;
+        let mut gave_up = *work == Work::Cancel;
         loop {
             let orders = self.orders();
             if gave_up || job.stage() != Stage::Cancelling {
@@ -259,14 +259,14 @@ impl Daemon {
         let Some(plan) = self.open_plan(name)? else {
             return Ok(Exit::Interrupted);
         };
-        all_undone(name, give_up(plan, &self.0.store, Some(&self.0.folder))?)
+        all_undone(name, &give_up(plan, &self.0.store, Some(&self.0.folder))?, None)
     }
 
-    fn cancel_vms(&self, name: &str) -> Result<Exit, Failure> {
+    fn cancel_vms(&self, name: &str, named: &[String]) -> Result<Exit, Failure> {
         let Some(plan) = self.open_plan(name)? else {
             return Ok(Exit::Interrupted);
         };
-        all_undone(name, give_up_ordered(plan, &self.0.store, Some(&self.0.folder))?)
+        all_undone(name, &give_up_ordered(plan, &self.0.store, Some(&self.0.folder))?, Some(named))
     }
 
     /// Keeps how a plan's thread ended, and whether the next daemon goes on with it.
@@ -284,10 +284,13 @@ impl Daemon {
     }
 }
 
-/// How it ends that something of a plan was given up.
-fn all_undone(name: &str, given_up: GivenUp) -> Result<Exit, Failure> {
+/// How it ends that something of a plan was given up: these VMs, or all.
+fn all_undone(name: &str, given_up: &GivenUp, named: Option<&[String]>) -> Result<Exit, Failure> {
     given_up.notes.iter().for_each(|note| crate::out::say(format_args!("plan {name}: note: {note}")));
-    if given_up.left.is_empty() {
+    if !given_up.fails(named) {
+        for left in &given_up.left {
+            crate::out::say(format_args!("plan {name}: left behind before: {left}"));
+        }
         return Ok(Exit::Interrupted);
     }
     let left = given_up.left.join("; ");

@@ -557,7 +557,7 @@ impl Daemon {
                 let row = self.row(name)?;
                 let row = ServedRow { exit: None, error: None, advice: None, problems: None, ..row };
                 self.0.store.put_served(&row).map_err(store_problem)?;
-                self.begin(row, Work::GiveUp, false)?;
+                self.begin(row, Work::GiveUp(asked.clone()), false)?;
                 Ok(asked)
             }
         }
