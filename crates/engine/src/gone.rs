@@ -1,6 +1,7 @@
 //! VMs that their source does not have any more: nothing is left to undo there, and what was copied may be all there is of them.
 
 use drover_plan::{PlannedDisk, PlannedVm};
+use drover_types::calendar::moment_text;
 use drover_types::inventory::Vm;
 
 use crate::error::{Cause, EngineError, chain};
@@ -8,7 +9,7 @@ use crate::itinerary::{Context, look, own_name};
 use crate::phase::Phase;
 use crate::provider::SourceProvider;
 use crate::rehearsal::{CopyState, copy_of};
-use crate::store::{EventRow, PassState, Store, StoreError, VmRow, now_ms};
+use crate::store::{EventRow, PassState, Store, StoreError, VmRow};
 
 /// What a source tells of a VM that is given up.
 pub(crate) enum AtSource {
@@ -128,21 +129,17 @@ pub(crate) fn kept_words(
     ))
 }
 
-/// In words, whether what was copied of a VM is whole, as far as that is known, and of when it is. It may be all there is of the VM, so
+/// In words, whether what was copied of a VM is whole, as far as that is known, and of what moment it is. It may be all there is of the VM, so
 /// only one of which a disk was never copied to its end is said not to be whole.
 fn copy_words(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result<String, StoreError> {
     let (plan, store, target) = (context.plan, context.store, context.target);
     let disks = store.disks_of(plan, &row.id)?;
     let copied = |disk: &PlannedDisk| disks.iter().find(|it| it.number == disk.index && it.root.is_some());
-    let age = |at_ms: i64| {
-        let ms = now_ms().saturating_sub(at_ms).max(0);
-        format!("{} min before this was found", ms / 60_000)
-    };
     // Also one that cannot be judged now is not called whole.
     let (is_whole, when) = if planned.warm.is_some() {
         let passes = store.passes_of(plan, &row.id)?;
         let complete = passes.iter().rfind(|pass| pass.state == PassState::Complete).map(|pass| {
-            let from = pass.frozen_ms.map(|at_ms| format!(", from {}", age(at_ms)));
+            let from = pass.frozen_ms.map(|at_ms| format!(", from {}", moment_text(at_ms)));
             format!("pass {}{}", pass.number, from.unwrap_or_default())
         });
         (matches!(copy_of(store, plan, row, planned, target), Ok(CopyState::Whole { .. })), complete)
@@ -158,12 +155,12 @@ fn copy_words(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result
             let is_equal = copied(disk).is_some_and(|it| it.differing.unwrap_or(0) == 0);
             is_equal && target.has_image(disk, planned).unwrap_or(false)
         };
-        let when = ended.map(|event| format!("copied {}", age(event.at_ms)));
+        let when = ended.map(|event| format!("copied {}", moment_text(event.at_ms)));
         (planned.disks.iter().all(is_sound), when)
     };
     Ok(match when {
         Some(when) if is_whole => format!("its copy is whole ({when})"),
-        Some(when) => format!("its copy was whole ({when}), and is not known to be so any more"),
+        Some(when) => format!("its copy was whole ({when}; that it still is could not be confirmed)"),
         None if planned.disks.iter().all(|disk| copied(disk).is_some()) => {
             "its copy is not known to be whole".into()
         }

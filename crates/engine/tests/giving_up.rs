@@ -432,7 +432,7 @@ fn the_copy_of_a_vm_that_its_source_does_not_have_any_more_is_kept_and_named() {
         world
     };
     let cases: [Case; 3] = [
-        ("cold", cold, "its copy is whole (copied 0 min before this was found), and stays where it is: "),
+        ("cold", cold, "its copy is whole (copied 20"),
         ("warm", warm, "its copy is whole (pass 2, from "),
         ("in part", in_part, "its copy is not whole, and stays where it is: "),
     ];
