@@ -189,6 +189,7 @@ impl Scene for Run {
             running: tally.running.len(),
             failed: tally.failed,
             stopped: tally.stopped,
+            cancelled: tally.cancelled,
             queued: tally.queued(),
             read: self.read.last(),
             ..TotalNow::default()

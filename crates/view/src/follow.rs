@@ -87,6 +87,9 @@ pub struct Counts {
     pub queued: usize,
     /// Ended with an error.
     pub failed: usize,
+    /// Given up.
+    #[serde(default)]
+    pub cancelled: usize,
 }
 
 /// What is known of the bytes of a VM.
@@ -287,7 +290,8 @@ impl Counts {
             VmState::Running => self.running += vms,
             VmState::Queued => self.queued += vms,
             VmState::Failed => self.failed += vms,
-            VmState::Stopped | VmState::Skipped | VmState::Cancelled => {}
+            VmState::Cancelled => self.cancelled += vms,
+            VmState::Stopped | VmState::Skipped => {}
         }
     }
 }
@@ -625,6 +629,23 @@ mod tests {
             ]
         );
         assert!(lines.iter().all(|line| line.len() <= 80));
+    }
+
+    #[test]
+    fn vms_that_are_given_up_are_counted() {
+        let row = |plan: &str, state: VmState, count| CountRow {
+            plan: plan.into(),
+            state: state.word().into(),
+            phase: None,
+            count,
+        };
+        let rows = [
+            row("web", VmState::Cancelled, 2),
+            row("web", VmState::Stopped, 1),
+            row("other", VmState::Cancelled, 4),
+        ];
+        let expected = Counts { all: 3, cancelled: 2, ..Counts::default() };
+        assert_eq!(Counts::of("web", &rows), expected);
     }
 
     #[test]

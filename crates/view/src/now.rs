@@ -34,6 +34,7 @@ pub(crate) struct TotalNow {
     pub running: usize,
     pub failed: usize,
     pub stopped: usize,
+    pub cancelled: usize,
     pub queued: usize,
     pub read: u64,
     pub rate: Option<f64>,
@@ -72,6 +73,7 @@ struct TotalLine {
     vms_running: usize,
     vms_failed: usize,
     vms_stopped: usize,
+    vms_cancelled: usize,
     vms_queued: usize,
     read_bytes: u64,
     rate_bytes_per_s: Option<u64>,
@@ -196,6 +198,9 @@ impl TotalNow {
         if self.stopped > 0 {
             parts.push(format!("{} stopped", self.stopped));
         }
+        if self.cancelled > 0 {
+            parts.push(format!("{} given up", self.cancelled));
+        }
         parts.push(format!("{} failed", self.failed));
         parts.push(format!("{} read", Bytes(self.read)));
         if let Some(toward) = self.toward {
@@ -215,6 +220,7 @@ impl TotalNow {
             vms_running: self.running,
             vms_failed: self.failed,
             vms_stopped: self.stopped,
+            vms_cancelled: self.cancelled,
             vms_queued: self.queued,
             read_bytes: self.read,
             rate_bytes_per_s: self.rate.map(|rate| rate as u64),
@@ -315,6 +321,7 @@ pub(crate) mod tests {
             running: 3,
             failed: 1,
             stopped: 0,
+            cancelled: 0,
             queued: 0,
             read: 5 << 30,
             rate: Some(1.35e9),
@@ -322,6 +329,10 @@ pub(crate) mod tests {
             left: Some(Duration::from_secs(45)),
         };
         assert_eq!(total.plain(), "2 done  3 running  1 failed  5 GiB read  1.35 GB/s  all copied in 0:45");
+        let given_up = TotalNow { cancelled: 4, ..TotalNow::default() };
+        assert_eq!(given_up.plain(), "0 done  0 running  4 given up  0 failed  0 B read");
+        let line: serde_json::Value = serde_json::from_str(&given_up.json(String::new())).unwrap();
+        assert_eq!((line["vms_cancelled"].as_u64(), line["vms_stopped"].as_u64()), (Some(4), Some(0)));
         assert_eq!(TotalNow::default().plain(), "0 done  0 running  0 failed  0 B read");
     }
 }

@@ -48,14 +48,16 @@ pub(crate) struct Tally {
     pub not_cleaned_up: usize,
     pub failed: usize,
     pub stopped: usize,
+    /// Given up before their turn. One that was at work had stopped, or failed, before it was undone.
+    pub cancelled: usize,
     pub running: Vec<RunningVm>,
 }
 
 impl Tally {
     /// VMs that have not begun.
     pub(crate) fn queued(&self) -> usize {
-        self.vms
-            .saturating_sub(self.done + self.not_cleaned_up + self.failed + self.stopped + self.running.len())
+        let ended = self.done + self.not_cleaned_up + self.failed + self.stopped + self.cancelled;
+        self.vms.saturating_sub(ended + self.running.len())
     }
 
     /// Takes in an event; gives the lines it is worth.
@@ -145,7 +147,7 @@ impl Tally {
                 return vec![Line { text: format!("{name}  skipped  {}", clean(error)), bad: false }];
             }
             VmState::Cancelled => {
-                self.stopped += 1;
+                self.cancelled += 1;
                 return vec![Line { text: format!("{name}  given up  {}", clean(error)), bad: false }];
             }
             VmState::NotCleanedUp => self.not_cleaned_up += 1,
@@ -438,6 +440,21 @@ pub(crate) mod tests {
             tally.take(&ended("web01", Some("copy of web01/Hard disk 1: stopped as asked")), Instant::now());
         assert_eq!(texts(lines), ["web01  stopped"]);
         assert_eq!((tally.failed, tally.stopped), (0, 1));
+    }
+
+    #[test]
+    fn a_vm_that_was_given_up_has_neither_failed_nor_been_stopped_and_waits_no_more() {
+        let (mut tally, now) = (Tally::default(), Instant::now());
+        tally.take(&Event::PlanStarted { plan: "lab".into(), vms: 2, done_before: 0 }, now);
+        let end = Event::VmEnded {
+            vm: "web01".into(),
+            state: VmState::Cancelled,
+            error: Some("it is given up by order".into()),
+            advice: None,
+            standing: None,
+        };
+        assert_eq!(texts(tally.take(&end, now)), ["web01  given up  it is given up by order"]);
+        assert_eq!((tally.cancelled, tally.failed, tally.stopped, tally.queued()), (1, 0, 0, 1));
     }
 
     #[test]
