@@ -146,12 +146,11 @@ impl PowerWatch for PowerEvents<'_> {
 
 /// Whether a VM is gone that is there, or not, by the word of what answers.
 fn told_gone(at: Whereabouts, vm: &Vm, about: &About, sources: &[String]) -> Result<bool, ProviderError> {
-    let what = match at {
+    let (what, advice) = match at {
         Whereabouts::There => return Ok(false),
-        Whereabouts::Under(id) => format!(
-            "the source has {} as {id} by now, where drover touches nothing of it: if it is off or has a snapshot of drover's there, \
-             see to it",
-            vm.name
+        Whereabouts::Under(id) => (
+            format!("the source has {} as {id} by now, where drover touches nothing of it", vm.name),
+            format!("look at {id}: switch it on if drover shut it down, and remove drover's snapshot"),
         ),
         Whereabouts::Gone if !about.is_vcenter => {
             let what = format!(
@@ -160,14 +159,18 @@ fn told_gone(at: Whereabouts, vm: &Vm, about: &About, sources: &[String]) -> Res
             );
             let advice =
                 "look for it on other hosts: drover may have shut it down there, and left its snapshot";
-            return Err(ProviderError::new(Cause::Source, what).advise(advice));
+            (what, advice.to_string())
         }
         Whereabouts::Gone if sources.iter().any(|uuid| *uuid != about.instance_uuid) => {
-            format!("whether {} is gone is not known: the plan ran with another vCenter than this", vm.name)
+            let what = format!(
+                "whether {} is gone is not known: the plan ran with another vCenter than this",
+                vm.name
+            );
+            (what, "connect the plan to the vCenter that it ran with, then cancel again".to_string())
         }
         Whereabouts::Gone => return Ok(true),
     };
-    Err(ProviderError::new(Cause::Source, what))
+    Err(ProviderError::new(Cause::Source, what).advise(advice))
 }
 
 /// Names the VMs that hold a file of the snapshot open.
@@ -437,13 +440,16 @@ mod tests {
             told_gone(Whereabouts::Gone, &vm, &about(is_vcenter), &sources)
         };
         assert!(gone(true, &[]).unwrap() && gone(true, &["vc"]).unwrap());
-        assert!(gone(true, &["vc", "old"]).unwrap_err().what.contains("another vCenter"));
+        let other = gone(true, &["vc", "old"]).unwrap_err();
+        assert!(other.what.contains("another vCenter"), "{}", other.what);
+        assert!(other.advice.is_some_and(|advice| advice.contains("vCenter that it ran with")));
         let moved = gone(false, &[]).unwrap_err();
         assert!(moved.what.contains("a VM that moved from one that is gone"), "{}", moved.what);
         assert!(moved.advice.is_some_and(|advice| advice.contains("look for it on other hosts")));
         assert!(!told_gone(Whereabouts::There, &vm, &about(false), &[]).unwrap());
         let under = told_gone(Whereabouts::Under("7".into()), &vm, &about(false), &[]).unwrap_err();
         assert!(under.what.contains("has web as 7 by now"), "{}", under.what);
+        assert!(under.advice.is_some_and(|advice| advice.starts_with("look at 7: switch it on if drover")));
     }
 
     #[test]
