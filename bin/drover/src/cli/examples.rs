@@ -111,7 +111,7 @@ Next: drover report import-web";
 
 pub const CANCEL: &str = "\
 VMs that have arrived stay. Everything else that the plan made at the target is removed,
-but copies of VMs that the source does not have any more: they stay, and are named.
+except copies of VMs that the source does not have any more: they stay, and are named.
 With names of VMs only these are given up, also while the plan runs; drover retry takes
 them back.
 

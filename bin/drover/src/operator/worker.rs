@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::limits::Sharers;
-use drover_engine::{Board, Cause, Clock, PlanState, ProviderError, Store, SystemClock, VmState};
+use drover_engine::{Board, Cause, Clock, PlanState, ProviderError, Store, SystemClock};
 use drover_forecast::Measured;
 use drover_foresight::measured;
 use drover_kubevirt::{Access, Change, Cluster, KubeError, KubeErrorKind};
@@ -32,7 +32,7 @@ use drover_plan::{Others, PlannedVm, Problem};
 use drover_types::{Opening, Wave};
 use serde_json::{Value, json};
 
-use self::end::{End, datastore_of, end_of, is_of_source, word};
+use self::end::{End, arrived, datastore_of, end_of, is_of_source, word};
 use self::held::{Held, Look, Steps};
 use self::turn::Turn;
 use super::resolve::told;
@@ -697,20 +697,6 @@ impl Desk<'_> {
 /// Whether nothing of a plan may begin at a moment, in milliseconds since 1970: it has the VM's own wave alone.
 fn is_closed(waves: &[Wave], now_ms: u64) -> bool {
     waves.iter().any(|wave| !matches!(wave.window.at(now_ms), Opening::Open { .. }))
-}
-
-/// That a plan's VM is at the target to stay, if it is.
-fn arrived(store: &Store, plan: &str) -> Result<Option<End>, End> {
-    let rows = store.vms(plan).map_err(Failure::from)?;
-    let row = rows.into_iter().find(|row| row.state.has_arrived());
-    Ok(row.map(|row| match row.state {
-        VmState::NotCleanedUp => End::new(Exit::NotCleanedUp, reason::ARRIVED, row.error.unwrap_or_default()),
-        _ => {
-            // What failed after its start, where it was given up then.
-            let words = row.error.unwrap_or_else(|| "it is at the target to stay".into());
-            End::new(Exit::Success, reason::ARRIVED, words)
-        }
-    }))
 }
 
 /// What drover did to a guest's power.

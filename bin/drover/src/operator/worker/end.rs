@@ -1,6 +1,7 @@
 //! How a worker ended, and a word for it.
 
-use drover_engine::RunOutcome;
+use drover_engine::{RunOutcome, Store, VmState};
+use drover_operator::decide::reason;
 use drover_schedule::{Quarantined, Resource};
 
 use super::super::resolve::word_of;
@@ -70,6 +71,20 @@ pub(super) fn datastore_of(quarantine: &[Quarantined]) -> Option<String> {
         (Resource::Datastore(name), _) | (Resource::Host(_), [name]) => Some(name.clone()),
         _ => None,
     }
+}
+
+/// That a plan's VM is at the target to stay, if it is.
+pub(super) fn arrived(store: &Store, plan: &str) -> Result<Option<End>, End> {
+    let rows = store.vms(plan).map_err(Failure::from)?;
+    let row = rows.into_iter().find(|row| row.state.has_arrived());
+    Ok(row.map(|row| match row.state {
+        VmState::NotCleanedUp => End::new(Exit::NotCleanedUp, reason::ARRIVED, row.error.unwrap_or_default()),
+        _ => {
+            // What failed after its start, where it was given up then.
+            let words = row.error.unwrap_or_else(|| "it is at the target to stay".into());
+            End::new(Exit::Success, reason::ARRIVED, words)
+        }
+    }))
 }
 
 pub(super) fn end_of(outcome: &RunOutcome, was_stopped: bool) -> End {
