@@ -207,7 +207,7 @@ pub fn cancel(daemon: &Remote, args: &CancelArgs) -> Result<Exit, Failure> {
             ("cancelling", _) => std::thread::sleep(LOOK),
             ("cancelled", _) => {
                 let given_up = recorded(&vms_there(daemon, &name)?);
-                tell_cancelled(&name, &given_up, &at, &args.run);
+                tell_cancelled(&name, &given_up, &args.run);
                 return Ok(Exit::Success);
             }
             ("done", _) if args.run.json => {

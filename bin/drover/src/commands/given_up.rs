@@ -68,8 +68,8 @@ pub fn recorded(vms: &[impl Row]) -> GivenUp {
     given_up
 }
 
-/// Tells what became of a plan that was given up. `at` is the option that says where the plan is.
-pub fn tell_cancelled(plan: &str, given_up: &GivenUp, at: &str, run: &RunArgs) {
+/// Tells what became of a plan that was given up.
+pub fn tell_cancelled(plan: &str, given_up: &GivenUp, run: &RunArgs) {
     if run.json {
         return crate::out::json(cancelled_json(plan, !given_up.fails(None), given_up));
     }
@@ -90,7 +90,6 @@ pub fn tell_cancelled(plan: &str, given_up: &GivenUp, at: &str, run: &RunArgs) {
         vms => format!(", but copies of {} that their source does not have any more stay", count(vms, "VM")),
     };
     crate::out::say(format_args!("plan {plan} is cancelled; what it had begun is undone{kept}"));
-    crate::out::next(run, format_args!("drover clean {plan}{at}"));
 }
 
 /// Tells that nothing of a plan is left to cancel; in JSON also what became of it.

@@ -227,11 +227,12 @@ pub fn cancel(args: &CancelArgs) -> Result<Exit, Failure> {
         return cancel_vms(&store, row, args);
     }
     let given_up = give_up(row, &store, args.run.state.as_deref())?;
-    tell_cancelled(&name, &given_up, &state_option(&args.run), &args.run);
-    match given_up.fails(None) {
-        true => Err(not_all_undone("cancel again")),
-        false => Ok(Exit::Success),
+    tell_cancelled(&name, &given_up, &args.run);
+    if given_up.fails(None) {
+        return Err(not_all_undone("cancel again"));
     }
+    crate::out::next(&args.run, format_args!("drover clean {name}{}", state_option(&args.run)));
+    Ok(Exit::Success)
 }
 
 /// That something is left behind, and what to do once more.
