@@ -232,7 +232,7 @@ pub struct GivenUp {
     pub notes: Vec<String>,
     /// VMs that had arrived, and stay at the target.
     pub arrived: Vec<String>,
-    /// VMs that their source does not have any more: what was copied of them stays, as a note tells.
+    /// VMs that their source does not have any more: what was copied of them stays, if anything was, as a note tells.
     pub kept: Vec<String>,
 }
 

@@ -87,7 +87,10 @@ pub fn tell_cancelled(plan: &str, given_up: &GivenUp, run: &RunArgs) {
     }
     let kept = match given_up.kept.len() {
         0 => String::new(),
-        vms => format!(", but copies of {} that their source does not have any more stay", count(vms, "VM")),
+        vms => format!(
+            "; the source does not have {} any more: the notes say what of them stays",
+            count(vms, "VM")
+        ),
     };
     crate::out::say(format_args!("plan {plan} is cancelled; what it had begun is undone{kept}"));
 }
@@ -121,7 +124,7 @@ pub fn tell_given_up(plan: &str, vms: &[String], given_up: Option<&GivenUp>, at:
         // Also to those who want to read little: it may be all there is of them.
         Some(given_up) if !given_up.kept.is_empty() => {
             crate::out::say(format_args!(
-                "given up: {who} (see `drover status {plan}{at}` for copies that stay)"
+                "given up: {who} (`drover status {plan}{at}` says what stays of those that their source does not have any more)"
             ));
             crate::out::next(run, format_args!("drover resume {plan}{at}"));
         }
