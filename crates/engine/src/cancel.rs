@@ -160,7 +160,7 @@ fn switch_vm_on(context: &Context<'_>, row: &VmRow, leave: &Leave<'_>) -> Result
             return Ok(vec![chain(&error)]);
         }
     }
-    let mut problems = thaw(context, &planned, leave);
+    let (mut problems, _) = thaw(context, &planned, leave);
     problems.extend(leave_on(context, &planned, leave)?);
     if problems.is_empty()
         && planned.warm.is_some()
@@ -360,7 +360,7 @@ fn undo(
     if is_begun && let Err(error) = leave().and_then(|()| context.target.undo_define(planned)) {
         // A machine that keeps its definition may run, or have run: it keeps its disks, and the source stays off.
         problems.push(chain(&error));
-        problems.extend(thaw(context, planned, leave));
+        problems.extend(thaw(context, planned, leave).0);
         return Ok(problems);
     }
     // The images may be all there is of it: they go where its source is seen, and nowhere else.
@@ -428,14 +428,15 @@ fn may_go_down(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, Store
     Ok(is_recent && !look(context.source, planned).is_ok_and(|now| now.power == PowerState::Off))
 }
 
-fn thaw(context: &Context<'_>, planned: &PlannedVm, leave: &Leave<'_>) -> Vec<String> {
+/// Gives what went wrong, and whether its source is gone.
+fn thaw(context: &Context<'_>, planned: &PlannedVm, leave: &Leave<'_>) -> (Vec<String>, bool) {
     if let Err(error) = leave() {
-        return vec![chain(&error)];
+        return (vec![chain(&error)], false);
     }
     match at_source(context, planned) {
-        AtSource::There(now) => thaw_seen(context, &now),
-        AtSource::Gone => thaw_gone(context, planned),
-        AtSource::Untold(why) => vec![why],
+        AtSource::There(now) => (thaw_seen(context, &now), false),
+        AtSource::Gone => (thaw_gone(context, planned), true),
+        AtSource::Untold(why) => (vec![why], false),
     }
 }
 
@@ -447,17 +448,11 @@ fn thaw_arrived(
     notes: &mut Vec<String>,
     leave: &Leave<'_>,
 ) -> Vec<String> {
-    if let Err(error) = leave() {
-        return vec![chain(&error)];
+    let (problems, is_gone) = thaw(context, planned, leave);
+    if is_gone {
+        notes.push(format!("{}: {}; nothing is left to clean up there", row.name, gone_words(planned)));
     }
-    match at_source(context, planned) {
-        AtSource::There(now) => thaw_seen(context, &now),
-        AtSource::Gone => {
-            notes.push(format!("{}: {}; nothing is left to clean up there", row.name, gone_words(planned)));
-            thaw_gone(context, planned)
-        }
-        AtSource::Untold(why) => vec![why],
-    }
+    problems
 }
 
 fn thaw_seen(context: &Context<'_>, now: &Vm) -> Vec<String> {
