@@ -47,7 +47,9 @@ pub use direct::{CONNECTIONS_MAX, DirectProbe, DirectWay};
 pub use error::Refusal;
 pub use load::{HostLoad, PROC};
 pub use measure::{MEASURE_TIME_MAX, Measured};
-pub use places::{BY_ID, ENTRIES_MAX, HOT_ADD, HOT_ADDED, HotAdded, Indexes, PlaceName, Places, Room};
+pub use places::{
+    BY_ID, ENTRIES_MAX, HOT_ADD, HOT_ADDED, HotAdded, Indexes, PlaceName, Places, Room, VolumeGroup, Volumes,
+};
 pub use serve::{
     Agent, CHANNELS_MAX, Connect, DISKS_MAX, FirstBootFiles, Found, Held, Home, Hypervisor, KnownBlocks,
     Machines, PEER_DISKS_MAX, START_WITHIN, Store,

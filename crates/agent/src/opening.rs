@@ -129,6 +129,9 @@ pub struct Writer {
     pub epoch: u64,
     /// How often this run has opened the disk before.
     pub attempt: u32,
+    /// Of a logical volume, its tag: no other of its name is written to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
 }
 
 /// What may be at the place of a target.
@@ -202,6 +205,7 @@ impl Announced {
             folders: pool.folders.into_iter().take(FOLDERS_MAX).map(printable).collect(),
             unwritable: pool.unwritable.map(printable),
             free_bytes: pool.free_bytes,
+            has_volumes: pool.has_volumes,
         };
         Announced {
             version: printable(self.version),
@@ -226,6 +230,9 @@ pub struct Pool {
     /// Why nothing can be written to it.
     #[serde(default)]
     pub unwritable: Option<String>,
+    /// Whether it is a volume group, whose disks are logical volumes that libvirt makes. An agent of before has none.
+    #[serde(default)]
+    pub has_volumes: bool,
 }
 
 /// What is at a place.
@@ -362,7 +369,8 @@ mod tests {
         assert_eq!(measure, Opening::Rpc(Call::Measure { time_ms: 3000 }));
         let disk = r#"{"service":"disk","version":1,"disk":"vms/a.raw","access":{"write":
             {"size":9,"how":"resume","run":"r","epoch":3,"attempt":1}}}"#;
-        let writer = Writer { size: 9, how: How::Resume, run: "r".into(), epoch: 3, attempt: 1 };
+        let writer =
+            Writer { size: 9, how: How::Resume, run: "r".into(), epoch: 3, attempt: 1, volume: None };
         let expected = OpenDisk {
             version: 1,
             disk: "vms/a.raw".into(),

@@ -213,7 +213,7 @@ impl<'a> Wanted<'a> {
     }
 
     fn open_with(&self, how: How, size: u64, epoch: u64) -> Result<AgentDisk, DiskError> {
-        let target = Target { size, how, epoch };
+        let target = Target { size, how, epoch, volume: None };
         let options = AgentOptions {
             give_up_after: self.asked.retry_for.max(GIVE_UP_AFTER_MIN),
             pack: self.asked.pack,

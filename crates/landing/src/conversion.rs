@@ -222,6 +222,9 @@ pub(super) fn why_not_at(site: &str, info: &Announced, vm: &PlannedVm, boot_bus:
     lack.or_else(|| check_at(site, info, vm, boot_bus).err().map(|error| chain(&error)))
 }
 
+/// Why the host of a site never converts a VM that has logical volumes there.
+pub(super) const OF_VOLUMES: &str = "an agent converts images in files, and it has logical volumes";
+
 /// Warns that VMs are converted from here, though their volumes are at a site.
 pub(super) fn over_link(names: &[&str], site: &str, why: &str) -> Problem {
     let text = format!(
@@ -231,9 +234,10 @@ pub(super) fn over_link(names: &[&str], site: &str, why: &str) -> Problem {
         some_of(names, NAMED_MAX),
         if names.len() == 1 { "is" } else { "are" },
     );
-    Problem::warning("convert", text).advise(
-        "have the converter where the volumes are: install virt-v2v on that host, and run its agent with --allow-start",
-    )
+    Problem::warning("convert", text).advise(match why {
+        OF_VOLUMES => "give it a pool of files, whose agent converts it there, or see whether it needs conversion (`convert: never`)",
+        _ => "have the converter where the volumes are: install virt-v2v on that host, and run its agent with --allow-start",
+    })
 }
 
 /// Refuses work for the first boot that the converter of a site cannot be given.

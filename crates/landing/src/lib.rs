@@ -13,7 +13,7 @@
 //! look        into the guests of a plan before it runs; found: what looks found, kept for runs
 //! inspection  disks as looks into guests read them
 //! machine     from a planned VM to a machine of QEMU's; lacks: what this host lacks for one; room: for images
-//! hypervisor  QEMU on this host for peers, as its agent serves it
+//! hypervisor  QEMU on this host for peers, as its agent serves it; volumes: logical volumes of its libvirt
 //! policy      what a daemon lets plans of others do on its machine
 //! setting     what all are told of a plan and of who runs it; errors: in the engine's words
 //! ```
@@ -48,6 +48,7 @@ mod setting;
 mod sites;
 mod target;
 mod there;
+mod volumes;
 
 pub use conversion::is_due as is_conversion_due;
 pub use door::remove_stale_doors;
@@ -61,3 +62,4 @@ pub use served_copy::ServedCopy;
 pub use setting::Setting;
 pub use target::PlanTarget;
 pub use there::{GIVE_UP_AFTER_MIN, There, journal_of_place, tag_of};
+pub use volumes::PoolVolumes;

@@ -1,10 +1,11 @@
 //! Domains of libvirt as a target: disks are volumes of pools, and machines are domains that a daemon has. Volumes of this host are
-//! written as images in a folder are, or as block devices or images of Ceph ([`block`], [`rbd`]), those of another host by its agent ([`far`]),
-//! or where this host has its storage, too ([`shared`]). What stands in the way is found in [`survey`].
+//! written as images in a folder are, or as block devices or images of Ceph ([`block`], [`rbd`]), those of another host by its agent ([`far`],
+//! [`far_block`]), or where this host has its storage, too ([`shared`]). What stands in the way is found in [`survey`].
 
 mod block;
 mod cpu;
 mod far;
+mod far_block;
 mod made;
 mod placing;
 mod probe;
@@ -196,9 +197,12 @@ impl Domains {
 
     /// Who converts the guest of a VM, as far as no conversion of it was begun.
     pub fn converted_by(&self, vm: &PlannedVm) -> Result<ConvertedBy, ProviderError> {
-        let (Some(there), Some(machine)) = (self.site(vm)?, far::as_machine(vm)) else {
-            return Ok(ConvertedBy::ThisMachine);
-        };
+        let Some(there) = self.site(vm)? else { return Ok(ConvertedBy::ThisMachine) };
+        if vm.disks.iter().any(|disk| far_block::is_volume(vm, disk)) {
+            let (site, why) = (there.name().to_string(), conversion::OF_VOLUMES.to_string());
+            return Ok(ConvertedBy::OverLink { site, why });
+        }
+        let Some(machine) = far::as_machine(vm) else { return Ok(ConvertedBy::ThisMachine) };
         let info = there.info().map_err(|refusal| there.refused(refusal))?;
         Ok(match conversion::why_not_at(there.name(), &info, vm, self.here.boot_bus(vm)) {
             Some(why) => ConvertedBy::OverLink { site: there.name().to_string(), why },
@@ -418,18 +422,16 @@ impl TargetProvider for Domains {
     }
 
     fn places(&self, vm: &PlannedVm, is_left: bool) -> Result<Vec<TargetPlace>, ProviderError> {
-        match self.site(vm)? {
-            Some(there) => there.places(vm, is_left),
-            None => {
-                let mut places = self.here.places(vm, is_left)?;
-                for place in &mut places {
-                    place.needs.retain(|number, _| !block::is_no_file(&vm.disks[*number]));
-                }
-                // libvirt refuses a block device that has no room before a byte of it is written; what Ceph has is its own affair.
-                places.retain(|place| !place.needs.is_empty());
-                Ok(places)
-            }
+        let mut places = match self.site(vm)? {
+            Some(there) => there.places(vm, is_left)?,
+            None => self.here.places(vm, is_left)?,
+        };
+        for place in &mut places {
+            place.needs.retain(|number, _| !far_block::is_no_file(vm, &vm.disks[*number]));
         }
+        // libvirt refuses a block device that has no room before a byte of it is written; what Ceph has is its own affair.
+        places.retain(|place| !place.needs.is_empty());
+        Ok(places)
     }
 
     fn free_bytes(&self, vm: &PlannedVm, place: &TargetPlace) -> Result<Option<u64>, ProviderError> {
@@ -649,7 +651,7 @@ impl TargetProvider for Domains {
         if let Some(there) = self.site(vm)? {
             // That at its host goes with the volumes.
             drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
-            let removed = far::remove_images(&there, vm);
+            let removed = far::remove_images(&there, &self.daemon(vm), vm);
             let _ = self.refresh(vm);
             return removed;
         }
@@ -722,7 +724,7 @@ fn make_volume(
         name: volume_name(disk),
         bytes: size.next_multiple_of(512),
         format,
-        is_thick: block::is_block(disk),
+        is_thick: block::is_group(&disk.base),
     };
     // A refresh drops what libvirt remembers of a file that is gone.
     daemon.refresh(pool).and_then(|()| daemon.make_volume(pool, &volume)).map_err(qemu_error)

@@ -1,5 +1,7 @@
 //! QEMU at another site, through its agent: disks go over the link, and what is to be done with machines is ordered.
 
+mod volume;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -392,6 +394,11 @@ impl There {
         self.open.keep(disk)
     }
 
+    fn open_target(&self, disk: &PlannedDisk, target: &Target) -> Result<Arc<AgentDisk>, ProviderError> {
+        let opened = AgentDisk::open_target(&self.site, &site_name(&disk.path), target, self.options.clone());
+        Ok(self.keep(opened.map_err(|error| self.failed(&error))?))
+    }
+
     /// Opens the images of a VM to be read, if they are what this plan wrote; they are given up if the site is away for so long.
     pub fn open_copy(
         &self,
@@ -655,10 +662,8 @@ impl TargetProvider for There {
         size: u64,
     ) -> Result<OpenedTarget, ProviderError> {
         let (how, before) = self.how(disk, vm, size)?;
-        let target = Target { size, how, epoch: drover_mover::new_epoch(before) };
-        let opened =
-            AgentDisk::open_target(&self.site, &site_name(&disk.path), &target, self.options.clone());
-        let opened = self.keep(opened.map_err(|error| self.failed(&error))?);
+        let target = Target { size, how, epoch: drover_mover::new_epoch(before), volume: None };
+        let opened = self.open_target(disk, &target)?;
         let told = opened.opened();
         let known = self.knowing.as_ref().map(|knowing| knowing(disk)).transpose()?.flatten();
         let (tag, is_fresh) = known.unwrap_or_else(|| (told.tag.clone(), false));

@@ -39,7 +39,7 @@ pub struct AgentRunArgs {
     /// Serve and accept raw files in this folder, as agent://SITE/NAME/...
     #[arg(long, value_name = "NAME=FOLDER")]
     pub pool: Vec<Named>,
-    /// Serve the folder of a libvirt storage pool, under its name
+    /// Serve the folder or the volume group of a libvirt storage pool, under its name
     #[arg(long, value_name = "NAME")]
     pub libvirt_pool: Vec<String>,
     /// Serve and accept this block device, as agent://SITE/NAME

@@ -7,7 +7,6 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,12 +14,14 @@ use drover_agent::limits::OfPeers;
 use drover_agent::trust::{
     DayLimit, Fingerprint, Peer, Peers, Seed, Token, Tokens, pair_with, server_config,
 };
-use drover_agent::{Agent, Connect, Daemon, Event, HotAdded, Machines, Places, Route, dial, now, with_port};
-use drover_child::Kind;
+use drover_agent::{
+    Agent, Connect, Daemon, Event, HotAdded, Machines, Places, Route, VolumeGroup, dial, now, with_port,
+};
 use drover_engine::chain;
-use drover_landing::Qemu;
+use drover_landing::{PoolVolumes, Qemu};
 use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener, RdmaMode};
 use drover_log::log;
+use drover_qemu::daemon::{self as libvirt, PoolKind};
 use drover_relay::control::ControlServer;
 use drover_relay::metrics::MetricsServer;
 use drover_relay::{Allowed, ConnectError, Form, Ports, announcement};
@@ -221,8 +222,12 @@ fn places(args: &AgentRunArgs) -> Result<Places, Failure> {
         }
         pools.insert(name.clone(), PathBuf::from(value));
     }
+    let mut groups = BTreeMap::new();
     for name in &args.libvirt_pool {
-        pools.insert(name.clone(), libvirt_folder(name)?);
+        match libvirt_pool(name)? {
+            LibvirtPool::Folder(folder) => drop(pools.insert(name.clone(), folder)),
+            LibvirtPool::Group(group) => drop(groups.insert(name.clone(), group)),
+        }
     }
     let devices = args.device.iter().map(|it| (it.name.clone(), PathBuf::from(&it.value))).collect();
     let mut exports = BTreeMap::new();
@@ -233,31 +238,33 @@ fn places(args: &AgentRunArgs) -> Result<Places, Failure> {
     let state = state_folder(args.state.as_deref());
     let hot_added = args.allow_hot_added.as_deref().map(HotAdded::new);
     let keep_leaves = !args.no_leaves;
-    Ok(Places { pools, devices, exports, hot_added, state, keep_leaves, ..Places::default() })
+    Ok(Places { pools, groups, devices, exports, hot_added, state, keep_leaves, ..Places::default() })
 }
 
-/// The folder of a libvirt pool, as `virsh` tells it.
-fn libvirt_folder(pool: &str) -> Result<PathBuf, Failure> {
-    let usage = |text: String| Failure::new(Exit::Usage, format!("libvirt pool {pool}: {text}"));
-    let output = drover_child::command("virsh", Kind::Libvirt)
-        .args(["pool-dumpxml", "--", pool])
-        .stdin(Stdio::null())
-        .output();
-    let output = output.map_err(|error| usage(format!("virsh: {error}")))?;
-    if !output.status.success() {
-        return Err(usage(String::from_utf8_lossy(&output.stderr).trim().to_string()));
+/// What a pool of this host's libvirt is.
+enum LibvirtPool {
+    Folder(PathBuf),
+    Group(VolumeGroup),
+}
+
+/// A pool of libvirt, as `virsh` tells it.
+fn libvirt_pool(name: &str) -> Result<LibvirtPool, Failure> {
+    let usage = |text: String| Failure::new(Exit::Usage, format!("libvirt pool {name}: {text}"));
+    let found = libvirt::Daemon::of_this_host().and_then(|daemon| Ok((daemon.pool(name)?, daemon)));
+    let (pool, daemon) = found.map_err(|error| usage(error.chain()))?;
+    let pool = pool.ok_or_else(|| usage(format!("{} has none of that name", daemon.uri())))?;
+    match pool.kind {
+        PoolKind::Logical if pool.path.parent() == Some(Path::new("/dev")) => {
+            let volumes = PoolVolumes::new(daemon, name);
+            Ok(LibvirtPool::Group(VolumeGroup::new(pool.path, volumes)))
+        }
+        PoolKind::Logical => Err(usage(format!(
+            "its volumes lie in {}, which is no folder of a volume group",
+            pool.path.display()
+        ))),
+        _ if pool.path.is_dir() => Ok(LibvirtPool::Folder(pool.path)),
+        _ => Err(usage("it has no folder on this host".to_string())),
     }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let target = text.split_once("<target>").and_then(|(_, rest)| rest.split_once("</target>"));
-    let path = target.and_then(|(target, _)| target.split_once("<path>")?.1.split_once("</path>"));
-    let path = path.map(|(path, _)| PathBuf::from(unescaped(path))).filter(|path| path.is_dir());
-    path.ok_or_else(|| usage("it has no folder on this host".to_string()))
-}
-
-/// A text of XML without its entities.
-fn unescaped(text: &str) -> String {
-    let entities = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
-    entities.iter().fold(text.to_string(), |text, (entity, plain)| text.replace(entity, plain))
 }
 
 fn addresses(listen: &[String]) -> Result<Vec<SocketAddr>, Failure> {

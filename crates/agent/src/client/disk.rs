@@ -128,6 +128,7 @@ impl AgentDisk {
             run: crate::random::hex(16),
             epoch: target.epoch,
             attempt: 0,
+            volume: target.volume.clone(),
         };
         AgentDisk::open(site, disk, Some(writer), options)
     }

@@ -17,6 +17,8 @@ pub struct Target {
     pub how: How,
     /// The epoch of this run: from 1, and higher than those of all runs before it.
     pub epoch: u64,
+    /// Of a logical volume, its tag: no other of its name is opened.
+    pub volume: Option<String>,
 }
 
 /// What is to be opened, and how often it was.

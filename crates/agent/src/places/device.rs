@@ -25,15 +25,19 @@ pub(super) fn tag(path: &Path) -> Result<String, Refusal> {
     Ok(device_identity(Path::new("/"), number(path)?))
 }
 
-pub(super) fn write(path: &Path, writer: &Writer) -> Result<Held, Refusal> {
+/// Refuses a device that this host uses.
+pub(super) fn check_unused(path: &Path) -> Result<(), Refusal> {
     let usage = device_usage(Path::new("/"), number(path)?);
-    if !usage.is_empty() {
-        let found: Vec<String> = usage.iter().map(ToString::to_string).collect();
-        return Err(Refusal::new(
-            DiskErrorKind::Denied,
-            format!("{} is in use: {}", path.display(), found.join("; ")),
-        ));
+    if usage.is_empty() {
+        return Ok(());
     }
+    let found: Vec<String> = usage.iter().map(ToString::to_string).collect();
+    let why = format!("{} is in use: {}", path.display(), found.join("; "));
+    Err(Refusal::new(DiskErrorKind::Denied, why))
+}
+
+pub(super) fn write(path: &Path, writer: &Writer) -> Result<Held, Refusal> {
+    check_unused(path)?;
     let file = LockedFile::open(path)?;
     if writer.how == How::New {
         check_blank(path)?;

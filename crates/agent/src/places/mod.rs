@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! POOL/vm.raw, POOL/folder/vm.raw   a raw file in a pool's folder
+//! POOL/vm.raw                       a logical volume, where the pool is a volume group
 //! NAME                              a block device or an NBD export that the agent was started with
 //! hot-added:SERIAL                  a disk that was attached to the machine for a peer, if that is allowed
 //! ```
 //!
 //! Beside a file that was written lies `vm.raw.drover-fence` (the highest epoch that took it) and, if blocks are kept,
-//! `vm.raw.drover-leaves`; for devices and exports they lie in the state folder.
+//! `vm.raw.drover-leaves`; for devices, volumes and exports they lie in the state folder.
 
 mod device;
 mod export;
@@ -18,6 +19,7 @@ mod known;
 mod leaves;
 mod losses;
 mod name;
+mod volume;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -35,6 +37,7 @@ use crate::serve::{Held, KnownBlocks, Store};
 
 pub use hot_added::{BY_ID, HOT_ADDED, HotAdded};
 pub use name::{PlaceName, Room};
+pub use volume::{VolumeGroup, Volumes};
 
 pub use known::ENTRIES_MAX;
 use known::{ImageBlocks, PoolIndex};
@@ -48,13 +51,15 @@ pub const HOT_ADD: &str = "hot-add";
 pub struct Places {
     /// Folders of raw files, by name.
     pub pools: BTreeMap<String, PathBuf>,
+    /// Volume groups, by the names of their pools at libvirt.
+    pub groups: BTreeMap<String, VolumeGroup>,
     /// Block devices, by name.
     pub devices: BTreeMap<String, PathBuf>,
     /// NBD exports, by name.
     pub exports: BTreeMap<String, NbdUri>,
     /// Disks that are attached while the agent runs, if they are served.
     pub hot_added: Option<HotAdded>,
-    /// Where fences of devices and exports lie.
+    /// Where fences of devices, volumes and exports lie.
     pub state: PathBuf,
     /// Whether blocks that a pool has already are found by their hashes. Costs a file of leaves beside each image.
     pub keep_leaves: bool,
@@ -82,6 +87,8 @@ impl Indexes {
 enum Place<'a> {
     /// A file that may not be there yet.
     File(PathBuf),
+    /// A volume that may not be there yet.
+    Volume(&'a VolumeGroup, &'a str),
     Device(&'a Path),
     Export(&'a NbdUri),
     HotAdded(&'a HotAdded, &'a str),
@@ -96,6 +103,9 @@ impl Places {
             return Ok(Place::HotAdded(self.hot_added.as_ref().ok_or_else(denied)?, serial));
         }
         match name {
+            PlaceName::File { pool, path } if self.groups.contains_key(pool) => {
+                Ok(Place::Volume(&self.groups[pool], path))
+            }
             PlaceName::File { pool, path } => Ok(Place::File(name::resolve(self.pool(pool)?, path)?)),
             PlaceName::Named(name) => {
                 let device = self.devices.get(name).map(|path| Place::Device(path));
@@ -157,7 +167,9 @@ impl Places {
     pub fn image(&self, text: &str) -> Result<PathBuf, Refusal> {
         match self.place(text)? {
             Place::File(path) => Ok(path),
-            Place::Device(_) | Place::Export(_) | Place::HotAdded(..) => Err(no_file(text)),
+            Place::Volume(..) | Place::Device(_) | Place::Export(_) | Place::HotAdded(..) => {
+                Err(no_file(text))
+            }
         }
     }
 
@@ -222,9 +234,14 @@ impl Places {
     }
 
     fn pool(&self, name: &str) -> Result<&Path, Refusal> {
+        if self.groups.contains_key(name) {
+            let why = format!("pool '{name}' is a volume group, which has no files and no folders");
+            return Err(Refusal::new(DiskErrorKind::Unsupported, why));
+        }
         let folder = self.pools.get(name);
         folder.map(PathBuf::as_path).ok_or_else(|| {
-            nothing(format!("there is no pool '{name}'; {}", there_are("pools", self.pools.keys())))
+            let known = there_are("pools", self.pools.keys().chain(self.groups.keys()));
+            nothing(format!("there is no pool '{name}'; {known}"))
         })
     }
 
@@ -301,6 +318,7 @@ impl Store for Places {
     fn open(&self, disk: &str, access: &Access) -> Result<Held, Refusal> {
         match (self.place(disk)?, access) {
             (Place::File(path), Access::Read) => file::read(&path),
+            (Place::Volume(group, name), Access::Read) => volume::read(group, name),
             (Place::Device(path), Access::Read) => file::read(path),
             (Place::Export(uri), Access::Read) => export::read(uri),
             (Place::HotAdded(disks, serial), Access::Read) => disks.read(serial),
@@ -310,6 +328,10 @@ impl Store for Places {
             (Place::File(path), Access::Write(writer)) => {
                 let held = self.fenced(&fence_path(&path), writer, || file::write(&path, writer))?;
                 self.with_losses(self.with_known_blocks(held, disk, &path))
+            }
+            (Place::Volume(group, name), Access::Write(writer)) => {
+                let fence = self.fence_in_state(&volume::tag(group, name)?)?;
+                self.with_losses(self.fenced(&fence, writer, || volume::write(group, name, writer))?)
             }
             (Place::Device(path), Access::Write(writer)) => {
                 let fence = self.fence_in_state(&device::tag(path)?)?;
@@ -325,6 +347,11 @@ impl Store for Places {
     fn stat(&self, disk: &str) -> Result<Stat, Refusal> {
         let (stat, fence) = match self.place(disk)? {
             Place::File(path) => (file::stat(&path)?, fence_path(&path)),
+            Place::Volume(group, name) => {
+                let stat = volume::stat(group, name)?;
+                let fence = self.fence_in_state(&stat.tag)?;
+                (stat, fence)
+            }
             Place::Device(path) => (device::stat(path)?, self.fence_in_state(&device::tag(path)?)?),
             Place::Export(uri) => (export::stat(uri)?, self.fence_in_state(&uri.place())?),
             Place::HotAdded(disks, serial) => return disks.stat(serial),
@@ -340,11 +367,20 @@ impl Store for Places {
                 known.into_iter().flatten().map(|folder| folder.display().to_string()).collect();
             folders.dedup();
             let unwritable = drover_disk::is_writable_dir(folder).err().map(|error| error.source.to_string());
-            Pool { name: name.clone(), free_bytes: drover_disk::free_bytes(folder).ok(), folders, unwritable }
+            let free_bytes = drover_disk::free_bytes(folder).ok();
+            Pool { name: name.clone(), free_bytes, folders, unwritable, has_volumes: false }
+        };
+        // What a group has free its libvirt tells.
+        let group = |(name, group): (&String, &VolumeGroup)| Pool {
+            name: name.clone(),
+            free_bytes: None,
+            folders: vec![group.folder().display().to_string()],
+            unwritable: (!rustix::process::geteuid().is_root()).then(|| NO_ROOT.to_string()),
+            has_volumes: true,
         };
         Announced {
             version: env!("CARGO_PKG_VERSION").to_string(),
-            pools: self.pools.iter().map(pool).collect(),
+            pools: self.pools.iter().map(pool).chain(self.groups.iter().map(group)).collect(),
             devices: self.devices.keys().chain(self.exports.keys()).cloned().collect(),
             takes: self.hot_added.iter().map(|_| HOT_ADD.to_string()).collect(),
             load: HostLoad::here(),
@@ -392,6 +428,8 @@ fn there_are<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> String 
         false => format!("{what} that there are: {}", some_of(&names, NAMES_SHOWN_MAX)),
     }
 }
+
+const NO_ROOT: &str = "volumes are block devices, and it does not run as root";
 
 /// Names in a refusal.
 const NAMES_SHOWN_MAX: usize = 8;

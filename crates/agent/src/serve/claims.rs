@@ -135,7 +135,7 @@ mod tests {
     }
 
     fn writer(run: &str, epoch: u64, attempt: u32) -> Writer {
-        Writer { size: 1, how: How::Resume, run: run.to_string(), epoch, attempt }
+        Writer { size: 1, how: How::Resume, run: run.to_string(), epoch, attempt, volume: None }
     }
 
     fn kind(result: Result<Taken<'_>, Refusal>) -> Option<DiskErrorKind> {

@@ -251,7 +251,7 @@ impl Agent {
             _ => return Ok(Vec::new()),
         };
         let run = crate::random::hex(16);
-        let writer = Writer { size: 0, how: How::Resume, run, epoch: ORDERED, attempt: 0 };
+        let writer = Writer { size: 0, how: How::Resume, run, epoch: ORDERED, attempt: 0, volume: None };
         disks.into_iter().map(|disk| self.claims.take(disk, &writer, Box::new(Own))).collect()
     }
 

@@ -77,7 +77,7 @@ fn an_epoch_must_be_told() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(open(&stage(folder.path()).site(), How::New, 0).err(), Some(DiskErrorKind::Denied));
     assert!(!folder.path().join("a.raw").exists());
-    let target = Target { size: SIZE, how: How::New, epoch: 1 };
+    let target = Target { size: SIZE, how: How::New, epoch: 1, volume: None };
     let site = stage(folder.path()).site();
     assert!(AgentDisk::open_target(&site, "vms/a.raw", &target, AgentOptions::default()).is_ok());
 }

@@ -41,7 +41,8 @@ fn opened(session: &Session, disk: &str, access: Access) -> (Halves, Head, Vec<u
 type Halves = (drover_link::Sender, drover_link::Receiver);
 
 fn to_write(attempt: u32) -> Access {
-    Access::Write(Writer { size: SIZE, how: How::Resume, run: "run".to_string(), epoch: 1, attempt })
+    let run = "run".to_string();
+    Access::Write(Writer { size: SIZE, how: How::Resume, run, epoch: 1, attempt, volume: None })
 }
 
 fn write_head(span: ByteSpan, bytes: &[u8], codec: u8) -> Head {
@@ -220,6 +221,7 @@ impl Store for Liar {
             free_bytes: Some(u64::MAX),
             folders: vec![odd.clone(); 100],
             unwritable: Some(odd.clone()),
+            has_volumes: false,
         }];
         Announced { version: odd.clone(), pools, devices: vec![odd], takes: vec![], load: None }
     }

@@ -31,7 +31,7 @@ fn content() -> Vec<u8> {
 
 fn copy(site: &Arc<Site>, name: &str, how: How, content: &[u8], offer: bool) -> Way {
     let options = AgentOptions { offer, ..AgentOptions::default() };
-    let target = Target { size: content.len() as u64, how, epoch: 7 };
+    let target = Target { size: content.len() as u64, how, epoch: 7, volume: None };
     let disk = AgentDisk::open_target(site, &format!("vms/{name}"), &target, options).unwrap();
     write_all(&disk, content);
     disk.flush().unwrap();

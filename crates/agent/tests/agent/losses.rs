@@ -188,7 +188,7 @@ fn the_later_of_two_writes_counts() {
 fn an_agent_that_stays_away_is_given_up_and_says_so() {
     let stage = Stage::new(One::new(MemDisk::new("a", vec![0; SIZE as usize])));
     let options = AgentOptions { give_up_after: Duration::from_millis(300), ..AgentOptions::default() };
-    let target = drover_agent::Target { size: SIZE, how: How::Resume, epoch: 1 };
+    let target = drover_agent::Target { size: SIZE, how: How::Resume, epoch: 1, volume: None };
     let remote = AgentDisk::open_target(&stage.site(), "one", &target, options).unwrap();
     stage.kill();
     let error = remote.flush().unwrap_err();
@@ -240,7 +240,7 @@ fn memory_for_what_is_not_answered_is_bounded() {
     let disk = disk.with_fault(DiskOp::Write, Nth::Only(1), Effect::Delay(Duration::from_secs(2)));
     let stage = Stage::new(One::new(disk));
     let options = AgentOptions { pending_bytes_max: 2 * MIB, ..AgentOptions::default() };
-    let wanted = drover_agent::Target { size: SIZE, how: How::Resume, epoch: 1 };
+    let wanted = drover_agent::Target { size: SIZE, how: How::Resume, epoch: 1, volume: None };
     let remote = Arc::new(AgentDisk::open_target(&stage.site(), "one", &wanted, options).unwrap());
     let content = content();
     for block in 0..20 {

@@ -86,7 +86,8 @@ pub fn target_of(
     how: How,
     epoch: u64,
 ) -> Result<AgentDisk, DiskError> {
-    AgentDisk::open_target(site, disk, &Target { size, how, epoch }, AgentOptions::default())
+    let target = Target { size, how, epoch, volume: None };
+    AgentDisk::open_target(site, disk, &target, AgentOptions::default())
 }
 
 /// A store of one disk.

@@ -6,13 +6,16 @@
 //! identity   what tells one device from another, by /sys
 //! signature  what the first and last bytes say of the content; pure
 //! content    what is read for that from a device
+//! behind     what a device has behind the disk that is written to it
 //! ```
 
+mod behind;
 mod content;
 mod identity;
 mod signature;
 mod usage;
 
+pub use behind::zero_behind;
 pub use content::{content_on, signatures_on};
 pub use identity::{DeviceNumber, device_identity, whole_disk_of};
 pub use signature::{HEAD_BYTES, Signature, TAIL_BYTES, signatures};

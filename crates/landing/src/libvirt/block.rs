@@ -5,11 +5,12 @@
 //! daemon (of LVM: its UUID), and its journal lies in the VM's folder among drover's state.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use drover_disk::device::zero_behind;
 use drover_disk::{Disk, LockedFile};
 use drover_engine::{Cause, OpenedTarget, ProviderError, TargetProvider};
 use drover_mover::{Naming, naming, why_not_of};
@@ -24,15 +25,16 @@ use crate::here::{self, Here};
 use crate::ours::ANOTHER_SIZE;
 use crate::setting::{all_removed, io_error};
 
-/// Bytes that are written at once behind the end of a disk.
-const ZEROS_BYTES: u64 = 64 << 10;
-
 /// Whether the volume of a disk is a block device, as its daemon told where its pool is: `/dev/GROUP`.
 pub fn is_block(disk: &PlannedDisk) -> bool {
+    disk.pool.is_some() && is_group(&disk.base) && disk.path.starts_with(&disk.base)
+}
+
+/// Whether this is where a volume group has its devices.
+pub fn is_group(base: &Path) -> bool {
     // Where files may be, too.
-    let is_memory = disk.base == Path::new("/dev/shm");
-    let is_group = disk.base.parent() == Some(Path::new("/dev")) && !is_memory;
-    disk.pool.is_some() && is_group && disk.path.starts_with(&disk.base)
+    let is_memory = base == Path::new("/dev/shm");
+    base.parent() == Some(Path::new("/dev")) && !is_memory
 }
 
 /// Whether the volume of a disk is no file.
@@ -113,11 +115,7 @@ impl Blocks<'_> {
         if self.is_begun(disk, &volume)? || made::is_tag(self.vm, disk, &tag_of(&volume))? {
             return Ok(Found::Ours(volume));
         }
-        let perhaps = match made::is_recorded(self.vm, disk)? {
-            true => ", as far as its records tell: a run that was cut off may have",
-            false => "",
-        };
-        Ok(Found::Others(format!("{path} is there already, and this plan did not make it{perhaps}")))
+        others(self.vm, disk, &disk.path).map(Found::Others)
     }
 
     /// Whether the journal of a disk is that of this volume; refused if it is another plan's, or tells nothing.
@@ -177,21 +175,12 @@ impl Blocks<'_> {
         let tag = tag_of(&volume);
         let is_begun = self.is_begun(disk, &volume)?;
         if !is_begun {
-            self.check_not_converted(disk, &tag)?;
+            check_not_converted(self.vm, &disk.path, &tag)?;
             // What an older volume left there is no business of the guest.
             zero_behind(file.file(), size).map_err(|error| io_error("writing", &disk.path, error))?;
         }
         let opened = file.into_disk(size).map_err(failed)?;
         Ok(OpenedTarget { disk: Arc::new(opened), tag, is_new: !is_begun, zeroed: false, link: None })
-    }
-
-    fn check_not_converted(&self, disk: &PlannedDisk, tag: &str) -> Result<(), ProviderError> {
-        if !drover_qemu::has_converted(&VmFolder::new(&self.vm.folder), tag) {
-            return Ok(());
-        }
-        let what = format!("{} holds a converted guest, and its journal is gone", disk.path.display());
-        Err(ProviderError::new(Cause::Target, what)
-            .advise("`drover cancel` the plan, or remove the volume, and move the VM anew"))
     }
 
     /// Opens the image of Ceph of a disk, made by the daemon if it is not there.
@@ -205,7 +194,7 @@ impl Blocks<'_> {
         let volume = self.ours(disk, Look::Anew)?.ok_or_else(|| gone(disk))?;
         let (tag, is_begun) = (tag_of(&volume), self.is_begun(disk, &volume)?);
         if !is_begun {
-            self.check_not_converted(disk, &tag)?;
+            check_not_converted(self.vm, &disk.path, &tag)?;
         }
         let opened = match rbd::open(self.daemon, self.vm, disk, Access::Write, Some(held)) {
             Err(error) if is_made => return Err(self.unmake(disk, &volume, error)),
@@ -377,14 +366,36 @@ pub fn taken_by(daemon: &Daemon, vm: &PlannedVm, disk: &PlannedDisk) -> u64 {
     File::open(&disk.path).and_then(|mut device| device.seek(SeekFrom::End(0))).unwrap_or_default()
 }
 
-const ANOTHER: &str = "remove it if it may go (`virsh vol-delete`), or choose another pool or target_name";
+/// What to do about a volume that is somebody else's.
+pub const ANOTHER: &str =
+    "remove it if it may go (`virsh vol-delete`), or choose another pool or target_name";
+
+/// Why the volume of a disk, at this place, is somebody else's.
+pub fn others(vm: &PlannedVm, disk: &PlannedDisk, place: &Path) -> Result<String, ProviderError> {
+    let perhaps = match made::is_recorded(vm, disk)? {
+        true => ", as far as its records tell: a run that was cut off may have",
+        false => "",
+    };
+    Ok(format!("{} is there already, and this plan did not make it{perhaps}", place.display()))
+}
+
+/// Refuses to write over a converted guest, which a volume without a journal may hold.
+pub fn check_not_converted(vm: &PlannedVm, place: &Path, tag: &str) -> Result<(), ProviderError> {
+    if !drover_qemu::has_converted(&VmFolder::new(&vm.folder), tag) {
+        return Ok(());
+    }
+    let what = format!("{} holds a converted guest, and its journal is gone", place.display());
+    Err(ProviderError::new(Cause::Target, what)
+        .advise("`drover cancel` the plan, or remove the volume, and move the VM anew"))
+}
 
 fn gone(disk: &PlannedDisk) -> ProviderError {
     let what = format!("{} is not there any more", disk.path.display());
     ProviderError::new(Cause::Target, what).advise("see who removed it")
 }
 
-fn tag_of(volume: &Volume) -> String {
+/// What tells a volume from others, and from a later one of its name.
+pub fn tag_of(volume: &Volume) -> String {
     format!("volume {}", volume.key)
 }
 
@@ -400,18 +411,6 @@ fn is_another(device: &Path, uuid: &str) -> bool {
 fn is_uuid_of_another(device: &str, volume: &str) -> bool {
     let volume = volume.replace('-', "");
     device.strip_prefix("LVM-").is_some_and(|uuids| !uuids.ends_with(&volume))
-}
-
-/// Overwrites what a device has behind a disk: volumes are whole extents.
-fn zero_behind(mut device: &File, size: u64) -> io::Result<()> {
-    let (mut at, end) = (size, device.seek(SeekFrom::End(0))?);
-    let zeros = vec![0; ZEROS_BYTES as usize];
-    while at < end {
-        let bytes = (end - at).min(ZEROS_BYTES);
-        device.write_all_at(&zeros[..bytes as usize], at)?;
-        at += bytes;
-    }
-    device.sync_data()
 }
 
 #[cfg(test)]
@@ -453,16 +452,5 @@ mod tests {
         for odd in ["-a", "a b", "a/b", "ä", &"x".repeat(128)] {
             assert!(!is_name(odd), "{odd}");
         }
-    }
-
-    #[test]
-    fn what_lies_behind_a_disk_is_zeroed_and_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("volume");
-        std::fs::write(&file, vec![7; 200_000]).unwrap();
-        zero_behind(&File::options().read(true).write(true).open(&file).unwrap(), 512).unwrap();
-        let bytes = std::fs::read(&file).unwrap();
-        assert!(bytes[..512].iter().all(|byte| *byte == 7) && bytes[512..].iter().all(|byte| *byte == 0));
-        assert_eq!(bytes.len(), 200_000);
     }
 }

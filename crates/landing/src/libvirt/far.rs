@@ -14,7 +14,7 @@ use drover_qemu::Cache;
 use drover_qemu::daemon::Daemon;
 use drover_types::Bytes;
 
-use super::{made, make_volume, not_made, volume_name};
+use super::{far_block, made, make_volume, not_made, volume_name};
 use crate::errors::qemu_error;
 use crate::machine::site_name;
 use crate::there::There;
@@ -32,12 +32,18 @@ pub fn at_daemon(vm: &PlannedVm, disk: &PlannedDisk) -> PathBuf {
 
 /// How disks are cached that nobody can look at from here.
 pub fn cache_of(vm: &PlannedVm) -> Cache {
-    let is_whole = |disk: &PlannedDisk| disk.disk.capacity_bytes.is_multiple_of(SECTOR_BYTES_MAX);
+    // Logical volumes are whole extents.
+    let is_whole = |disk: &PlannedDisk| {
+        far_block::is_volume(vm, disk) || disk.disk.capacity_bytes.is_multiple_of(SECTOR_BYTES_MAX)
+    };
     if vm.disks.iter().all(is_whole) { Cache::Direct } else { Cache::Buffered }
 }
 
 /// Refuses what is at a disk's place if it is not this plan's: that it holds nothing proves nothing.
 pub fn check_volume(there: &There, disk: &PlannedDisk, vm: &PlannedVm) -> Result<(), ProviderError> {
+    if far_block::is_volume(vm, disk) {
+        return far_block::check(there, disk, vm);
+    }
     let stat = match there.stat(disk) {
         Err(refusal) if refusal.kind == DiskErrorKind::Gone => return Ok(()),
         stat => stat.map_err(|refusal| there.refused(refusal))?,
@@ -77,13 +83,21 @@ pub fn open_disk(
     vm: &PlannedVm,
     size: u64,
 ) -> Result<OpenedTarget, ProviderError> {
+    if far_block::is_volume(vm, disk) {
+        return far_block::open(there, daemon, disk, vm, size);
+    }
     check_volume(there, disk, vm)?;
     let refused = |refusal: Refusal| there.refused(refusal);
     if there.stat(disk).map_err(refused)?.size.is_none() {
         make_volume(daemon, disk, ImageFormat::Raw, size)?;
         let stat = there.stat(disk).map_err(refused)?;
         if stat.size.is_none() {
-            return Err(lies_elsewhere(there, daemon, disk));
+            let error = lies_elsewhere(there, daemon, disk);
+            let (pool, name) = (disk.pool.as_deref().unwrap_or_default(), volume_name(disk));
+            return Err(match daemon.remove_volume(pool, &name) {
+                Ok(()) => error,
+                Err(left) => error.because(qemu_error(left)),
+            });
         }
         made::remember_tag(vm, disk, &stat.tag)?;
     }
@@ -93,28 +107,28 @@ pub fn open_disk(
     Ok(opened)
 }
 
-/// A volume that was made just now and that the agent does not see is taken away again.
-fn lies_elsewhere(there: &There, daemon: &Daemon, disk: &PlannedDisk) -> ProviderError {
+/// Of a volume that was made just now and that the agent does not see.
+pub fn lies_elsewhere(there: &There, daemon: &Daemon, disk: &PlannedDisk) -> ProviderError {
     let (name, pool) = (volume_name(disk), disk.pool.as_deref().unwrap_or_default());
     let what = format!(
         "volume {name} was made in pool {pool} at {}, and the agent of {} does not see it: its pool {pool} is another folder",
         daemon.uri(),
         there.name()
     );
-    let error = ProviderError::new(Cause::Target, what)
-        .advise(format!("run the agent on the daemon's host with --libvirt-pool {pool}"));
-    match daemon.remove_volume(pool, &name) {
-        Ok(()) => error,
-        Err(left) => error.because(qemu_error(left)),
-    }
+    ProviderError::new(Cause::Target, what)
+        .advise(format!("run the agent on the daemon's host with --libvirt-pool {pool}"))
 }
 
-/// Removes what this plan made: at the agent, under the lock of each image, and only if it is still the same.
-pub fn remove_images(there: &There, vm: &PlannedVm) -> Result<(), ProviderError> {
+/// Removes what this plan made: at the agent, under the lock of each image, and only if it is still the same. Logical volumes are removed by
+/// the daemon.
+pub fn remove_images(there: &There, daemon: &Daemon, vm: &PlannedVm) -> Result<(), ProviderError> {
     check_served(there, vm)?;
+    far_block::remove(there, daemon, vm)?;
+    let machine = as_machine(vm);
     // Of a run that died before their journals began.
     let mut blank = Vec::new();
-    for disk in vm.disks.iter().filter(|disk| !there.journal(disk, vm).exists()) {
+    let files = machine.iter().flat_map(|machine| &machine.disks);
+    for disk in files.filter(|disk| !there.journal(disk, vm).exists()) {
         let stat = match there.stat(disk) {
             Err(refusal) if refusal.kind == DiskErrorKind::Gone => continue,
             stat => stat.map_err(|refusal| there.refused(refusal))?,
@@ -123,8 +137,8 @@ pub fn remove_images(there: &There, vm: &PlannedVm) -> Result<(), ProviderError>
             blank.push(Image { disk: site_name(&disk.path), tag: stat.tag });
         }
     }
-    if let Some(machine) = as_machine(vm) {
-        there.clear(&machine, blank)?;
+    if let Some(machine) = &machine {
+        there.clear(machine, blank)?;
     }
     made::forget(vm)?;
     // One that holds something else stays.
@@ -165,9 +179,11 @@ fn check_served(there: &There, vm: &PlannedVm) -> Result<(), ProviderError> {
 }
 
 /// The VM as the agent takes orders about it: machines have folders there, and this one has none but for what its conversion leaves. It is
-/// the daemon that starts it.
+/// the daemon that starts it. It has the disks that are files; where none is, no order is given.
 pub fn as_machine(vm: &PlannedVm) -> Option<PlannedVm> {
-    let pool = vm.disks.first()?.pool.as_deref().unwrap_or_default();
+    let disks: Vec<PlannedDisk> =
+        vm.disks.iter().filter(|disk| !far_block::is_volume(vm, disk)).cloned().collect();
+    let pool = disks.first()?.pool.as_deref().unwrap_or_default();
     let folder = Path::new("/").join(pool).join(format!("{}.drover-domain", vm.target_name));
-    Some(PlannedVm { folder, start: false, ..vm.clone() })
+    Some(PlannedVm { folder, start: false, disks, ..vm.clone() })
 }

@@ -17,7 +17,7 @@ use drover_qemu::daemon::{Daemon, Offers, Pool, PoolKind};
 use drover_types::inventory::Firmware;
 use drover_types::{Bytes, count};
 
-use super::{Domains, block, rbd, shared, volume_name};
+use super::{Domains, block, far_block, rbd, shared, volume_name};
 use crate::lacks::{ANOTHER_BRIDGE, too_large};
 use crate::there::There;
 
@@ -282,7 +282,9 @@ impl Ground {
                 std::fs::metadata(&disk.path).map_or(0, |meta| meta.blocks() * 512)
             }
             Ground::There(there, _) => match there.stat(disk) {
-                Ok(stat) if there.is_ours(disk, vm, &stat) => stat.allocated.unwrap_or_default(),
+                Ok(stat) if far_block::is_ours(there, disk, vm, &stat).unwrap_or(false) => {
+                    stat.allocated.unwrap_or_default()
+                }
                 // What stands in the way is told by `look_ahead`.
                 Ok(_) | Err(_) => 0,
             },
@@ -358,6 +360,15 @@ impl Ground {
                     );
                     return Err(problem(text, serve));
                 }
+                if pool.kind == PoolKind::Logical && !served.has_volumes {
+                    let text = format!(
+                        "pool {name} of {uri} is of the type logical, and the agent of {} (drover {}) serves no logical volumes of it",
+                        there.name(),
+                        info.version
+                    );
+                    let advice = format!("update drover there, and run its agent with --libvirt-pool {name}");
+                    return Err(problem(text, advice));
+                }
                 match &served.unwritable {
                     None => Ok(()),
                     Some(why) => {
@@ -388,15 +399,13 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
     };
     match (&pool.kind, ground) {
         (PoolKind::Files, _) => {}
-        (PoolKind::Logical, Ground::Here) if Libvirt::is_here(uri) => {}
-        (PoolKind::Logical, _) => {
+        (PoolKind::Logical, Ground::Here | Ground::There(..)) => {}
+        (PoolKind::Logical, Ground::Shared) => {
             let text = format!(
-                "pool {name} of {uri} is of the type logical, which drover writes to on its own host only"
+                "pool {name} of {uri} is of the type logical, and its volumes are on another host, which has no agent"
             );
-            return Err(problem(
-                text,
-                "run drover on the daemon's host, or choose a pool of the type dir, fs or netfs".into(),
-            ));
+            let advice = "pair with a drover agent on that host and name it by `via`, or run drover there";
+            return Err(problem(text, advice.into()));
         }
         (PoolKind::Rbd(_), Ground::Here | Ground::Shared) => {}
         (PoolKind::Rbd(_), Ground::There(..)) => {
@@ -414,6 +423,9 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
         return Err(problem(format!("pool {name} of {uri} is not active"), advice));
     }
     match pool.kind {
+        PoolKind::Logical if matches!(ground, Ground::There(..)) => {
+            ground.check_pool(&pool, daemon).map(|()| pool)
+        }
         PoolKind::Logical if !rustix::process::geteuid().is_root() => {
             let text =
                 format!("pool {name} of {uri} has volumes that are block devices, and this is not root");
@@ -461,7 +473,7 @@ fn other_pool(kind: &str) -> String {
 
 /// What of a VM does not fit volumes that are no files.
 fn block_problem(vm: &PlannedVm) -> Option<Problem> {
-    let disk = vm.disks.iter().find(|disk| block::is_no_file(disk))?;
+    let disk = vm.disks.iter().find(|disk| far_block::is_no_file(vm, disk))?;
     let pool = disk.pool.as_deref().unwrap_or_default();
     if vm.format != ImageFormat::Raw {
         let what = if rbd::is_rbd(disk) { "images of Ceph" } else { "block devices" };

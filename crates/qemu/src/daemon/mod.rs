@@ -33,6 +33,15 @@ impl Daemon {
         Daemon { virsh: Virsh::new(uri) }
     }
 
+    /// The daemon that `virsh` asks where no address is said.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub fn of_this_host() -> Result<Daemon, QemuError> {
+        // An empty address is none to libvirt.
+        Ok(Daemon::new(Virsh::new("").ask(&["uri"])?.trim()))
+    }
+
     /// The daemon that this asks.
     pub fn of(virsh: Virsh) -> Daemon {
         Daemon { virsh }
