@@ -1,6 +1,7 @@
 //! VMs of the simulator that land as domains of the lab's two daemons (`lab/libvirt/hosts`).
 
 use crate::program;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -55,22 +56,32 @@ impl Landing {
     /// As [`Landing::new`], with a pool `lvm` of the first daemon, of a volume group of so many bytes, and drover with the files of its host;
     /// nothing, after a printed line, where the daemon has no driver for it or there are no loop devices.
     pub fn with_lvm(number: u8, bytes: u64, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Landing> {
+        Some(Landing { is_inside: true, ..Landing::with_lvm_of("a", number, bytes, vms)? })
+    }
+
+    /// The same with a pool of this daemon, and drover with the files of this machine.
+    pub fn with_lvm_of(
+        host: &str,
+        number: u8,
+        bytes: u64,
+        vms: impl FnOnce(&Path) -> Vec<Value>,
+    ) -> Option<Landing> {
         if !Path::new("/dev/loop-control").exists() {
             println!("skipped: no loop devices here");
             return None;
         }
         let folder = tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap();
-        let group = folder.path().join("lvm/a/vg");
+        let group = folder.path().join("lvm").join(host).join("vg");
         std::fs::create_dir_all(&group).unwrap();
         std::fs::write(group.join("size"), bytes.to_string()).unwrap();
-        let landing = Landing { is_inside: true, ..Landing::in_folder(folder, number, vms)? };
+        let landing = Landing::in_folder(folder, number, vms)?;
         let pool = ["pool-define-as", "lvm", "logical", "--source-name", "vg", "--target", "/dev/vg"];
-        if let Err(error) = landing.hosts.virsh("a", &pool) {
+        if let Err(error) = landing.hosts.virsh(host, &pool) {
             assert!(std::env::var_os("DROVER_NEEDS_LIBVIRT").is_none(), "{error}");
             println!("skipped: this libvirt has no driver for LVM ({error})");
             return None;
         }
-        landing.hosts.virsh("a", &["pool-start", "lvm"]).unwrap();
+        landing.hosts.virsh(host, &["pool-start", "lvm"]).unwrap();
         Some(landing)
     }
 
@@ -139,7 +150,7 @@ impl Landing {
         self.stage.plan(name, &[&[(folder.as_str(), daemon.as_str())], edits].concat())
     }
 
-    /// Starts an agent with the files of a host, and pairs with it as this site.
+    /// Starts an agent with the files of a host, and pairs with it as this site. Pools are folders (`NAME=FOLDER`), or libvirt's by name.
     pub fn agent(&self, host: &str, site: &str, pools: &[&str]) -> Agent {
         self.agent_that_may_convert(host, site, pools, None)
     }
@@ -154,12 +165,17 @@ impl Landing {
     ) -> Agent {
         let there = Drover::new(program(), self.stage.path(&format!("state-{site}")));
         let run_by = self.hosts.inside(host).unwrap();
+        let mut equipped = Command::new("virsh");
+        self.hosts.equip(&mut equipped);
+        let path =
+            equipped.get_envs().find_map(|(name, value)| (name == "PATH").then_some(value?.to_owned()));
         let mut agent = Agent {
             there,
             address: own_address(),
             child: None,
             run_by,
             pools: pools.iter().map(ToString::to_string).collect(),
+            path: path.unwrap_or_default(),
             converter: converter.map(Path::to_path_buf),
             may_start: converter.is_some(),
         };
@@ -369,6 +385,8 @@ pub struct Agent {
     child: Option<Child>,
     run_by: Vec<String>,
     pub pools: Vec<String>,
+    /// Where it finds the `virsh` of these hosts.
+    path: OsString,
     /// Folder of a converter that it finds.
     pub converter: Option<PathBuf>,
     /// Whether it may run one.
@@ -379,9 +397,13 @@ impl Agent {
     /// Starts it at the address that it had before, once it has one.
     pub fn start(&mut self) {
         let mut args = vec!["agent", "run", "--json", "--listen", &self.address];
-        self.pools.iter().for_each(|pool| args.extend(["--pool", pool.as_str()]));
+        let option = |pool: &str| if pool.contains('=') { "--pool" } else { "--libvirt-pool" };
+        self.pools.iter().for_each(|pool| args.extend([option(pool), pool.as_str()]));
         args.extend(self.may_start.then_some("--allow-start"));
         let mut command = self.there.command(&args);
+        if self.pools.iter().any(|pool| !pool.contains('=')) {
+            command.env("PATH", &self.path);
+        }
         if let Some(folder) = &self.converter {
             command.env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap()));
         }

@@ -12,15 +12,24 @@ use drover_stage::{MIB, disk_file, vm, with};
 /// Bytes of a volume are a multiple.
 const EXTENT: u64 = 4 * MIB;
 
-/// The first daemon has a pool `lvm` of 64 MiB more than Debian's disk, and drover runs on its host.
-struct Group(Landing);
+/// A daemon, of this name, has a pool `lvm` of 64 MiB more than Debian's disk.
+pub struct Group(pub Landing, &'static str);
 
 impl Group {
+    /// On the first host, where drover runs, too.
     fn new(number: u8, vms: impl FnOnce(&std::path::Path) -> Vec<Value>) -> Option<Group> {
-        let group = Group(Landing::with_lvm(number, GROUP_BYTES, vms)?);
-        // Somebody else's.
-        group.0.hosts.virsh("a", &["vol-create-as", "lvm", "theirs", "4MiB"]).unwrap();
-        Some(group)
+        Some(Group(Landing::with_lvm(number, GROUP_BYTES, vms)?, "a").with_theirs())
+    }
+
+    /// On the second host, of which drover has no files.
+    pub fn far(number: u8, vms: impl FnOnce(&std::path::Path) -> Vec<Value>) -> Option<Group> {
+        Some(Group(Landing::with_lvm_of("b", number, GROUP_BYTES, vms)?, "b").with_theirs())
+    }
+
+    /// With a volume that is somebody else's.
+    fn with_theirs(self) -> Group {
+        self.0.hosts.virsh(self.1, &["vol-create-as", "lvm", "theirs", "4MiB"]).unwrap();
+        self
     }
 
     fn plan(&self, name: &str, edits: &[(&str, &str)]) -> String {
@@ -28,11 +37,11 @@ impl Group {
         self.0.plan(name, &[&[("pool: images", "pool: lvm"), start], edits].concat())
     }
 
-    fn file(&self, volume: &str) -> PathBuf {
-        self.0.folder.path().join("lvm/a/vg").join(format!("{volume}.img"))
+    pub fn file(&self, volume: &str) -> PathBuf {
+        self.0.folder.path().join("lvm").join(self.1).join("vg").join(format!("{volume}.img"))
     }
 
-    fn volumes(&self) -> Vec<String> {
+    pub fn volumes(&self) -> Vec<String> {
         let files = std::fs::read_dir(self.file("x").parent().unwrap()).unwrap();
         let names = files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned());
         let mut names: Vec<String> =
@@ -43,7 +52,7 @@ impl Group {
 
     /// The volume begins with these bytes and holds nothing behind them.
     #[track_caller]
-    fn holds(&self, volume: &str, wanted: &[u8]) {
+    pub fn holds(&self, volume: &str, wanted: &[u8]) {
         let found = std::fs::read(self.file(volume)).unwrap();
         assert_eq!(found.len() as u64, (wanted.len() as u64).next_multiple_of(EXTENT));
         let differs = found.iter().zip(wanted).position(|(found, wanted)| found != wanted);
@@ -52,13 +61,13 @@ impl Group {
     }
 
     /// What the report says of copies that were begun once more.
-    fn copied_anew(&self, plan: &str) -> Vec<String> {
+    pub fn copied_anew(&self, plan: &str) -> Vec<String> {
         let report = self.0.stage.report(plan);
         let words = report["events"].as_array().unwrap().iter().filter_map(|event| event["text"].as_str());
         words.filter(|words| words.contains("again from the beginning")).map(str::to_string).collect()
     }
 
-    fn source(&self, disk: &str) -> Vec<u8> {
+    pub fn source(&self, disk: &str) -> Vec<u8> {
         std::fs::read(self.0.stage.path(disk)).unwrap()
     }
 }

@@ -7,6 +7,7 @@ mod hosts;
 mod kills;
 mod kinds;
 mod lvm;
+mod lvm_far;
 mod real_ceph;
 mod rehearse;
 mod shared;
