@@ -93,7 +93,7 @@ impl Lab {
 
     fn curl(&self) -> Entry {
         let address = format!("https://127.0.0.1:{}", self.sim.port);
-        let url = format!("{address}/folder/bench/bench-flat.vmdk?dcPath=DC0&dsName=ds1");
+        let url = format!("{address}/folder/ranges/ranges-flat.vmdk?dcPath=DC0&dsName=ds1");
         let login = format!("{USER}:{PASSWORD}");
         limit("limit: curl, one GET", &["curl", "-sSfk", "-u", &login, "-o", "/dev/null", &url])
     }
