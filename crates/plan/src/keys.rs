@@ -175,6 +175,9 @@ const MODE_DOC: &str = "cold: switched off, copied, started. warm: copied while 
 const NETWORK: &str = "name of a bridge, `user` for QEMU's own network, `none` to leave the NIC out; with libvirt also network:NAME, \
                        ovs:BRIDGE, direct:DEVICE, and with ,vlan=TAG";
 const STORAGE: &str = "folder (if relative, below the target's), with libvirt the name of a pool, or `default` for the target's own";
+const OF_VM: &str = "as of the plan's own";
+const VOLUME: &str =
+    "name of the volume, with ,overwrite behind it if what it holds may go; see docs/how-to/libvirt-luns.md";
 const POWER_OFF: &[&str] = &["refuse", "shutdown", "force"];
 const POWER_OFF_DOC: &str = "What may be done to a running VM. refuse: nothing, it is an error. shutdown: a clean shutdown by the \
                              guest tools. force: the same, and if it fails it is switched off hard.";
@@ -343,8 +346,9 @@ pub(crate) static SELECTION: Table = Table {
         ),
         key("keep_addresses", Kind::Flag, "", KEEP_ADDRESSES_DOC),
         key("exclude_disks", Kind::TextList, "", "Disks to leave behind, by label or path."),
-        key("networks", Kind::Texts(NETWORK), "", "Networks, before the plan's own."),
-        key("storage", Kind::Texts(STORAGE), "", "Datastores, before the plan's own."),
+        key("networks", Kind::Texts(OF_VM), "", "Networks, before the plan's own."),
+        key("storage", Kind::Texts(OF_VM), "", "Datastores, before the plan's own."),
+        key("volumes", Kind::Texts(VOLUME), "", "LUNs that its disks go to, by label or path of the disk."),
         key("priority", Kind::Priority, "0", "Greater goes first."),
         key("hooks", Kind::One(&HOOKS), "", "Hooks in the place of the plan's, moment by moment."),
         key("checks", Kind::One(&CHECKS), "", "Checks in the place of the plan's, key by key."),

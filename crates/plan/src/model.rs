@@ -432,6 +432,8 @@ pub struct Overrides {
     pub networks: Vec<NetworkRule>,
     /// Datastores, before the plan's own.
     pub storage: Vec<StorageRule>,
+    /// Volumes that disks of it go to, in pools that have only such as are there already.
+    pub volumes: Option<Vec<VolumeRule>>,
     /// Greater goes first; 0 unless said.
     pub priority: Option<i32>,
     /// Hooks in the place of the plan's, moment by moment.
@@ -459,6 +461,26 @@ pub struct NetworkRule {
     pub to: NetworkTarget,
     /// Place in the file.
     pub at: At,
+}
+
+/// A disk, and the volume that it goes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeRule {
+    /// Label or backing path of the disk.
+    pub disk: String,
+    /// The volume.
+    pub volume: NamedVolume,
+    /// Place in the file.
+    pub at: At,
+}
+
+/// A volume that was there before drover, as a plan names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedVolume {
+    /// Its name, path or key.
+    pub name: String,
+    /// Whether what it holds may go.
+    pub overwrite: bool,
 }
 
 /// A source datastore and where its disks go.

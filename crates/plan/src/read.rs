@@ -356,6 +356,7 @@ impl Reader {
             exclude_disks: self.texts(fields, "exclude_disks"),
             networks: self.networks(fields),
             storage: self.storage(fields),
+            volumes: self.volumes(fields),
             priority: self.priority(fields),
             hooks: self.hooks(fields),
             checks: self.checks(fields),

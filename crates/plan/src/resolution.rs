@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::concern::Concern;
 use crate::model::{
     Checks, Convert, DiskBusChoice, FirstBoot, Hooks, ImageFormat, Kubevirt, Libvirt, LibvirtHost, Login,
-    NetworkTarget, NicChoice, PowerOff, Trust, Verify,
+    NamedVolume, NetworkTarget, NicChoice, PowerOff, Trust, Verify,
 };
 use crate::nfc::NfcShare;
 use crate::problem::Problem;
@@ -271,6 +271,9 @@ pub struct PlannedDisk {
     /// Storage pool that it is a volume of; absent if it lies in a folder.
     #[serde(default)]
     pub pool: Option<String>,
+    /// The volume that the plan names for it; absent where one is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<NamedVolume>,
     /// Folder of the plan that the image lies below; free space is judged here.
     pub base: PathBuf,
     /// Bus at the target.

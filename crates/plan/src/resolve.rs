@@ -106,6 +106,7 @@ impl<'a> Resolver<'a> {
         let plan = self.plan;
         let over = &choice.overrides;
         let excluded: Vec<i32> = self.excluded_disks(vm, choice);
+        self.check_volumes(vm, choice, &excluded);
         let wave = self.wave_of(vm, choice);
         let power_off = over.power_off.unwrap_or(plan.power_off);
         let disk_bus = over.disk_bus.unwrap_or(plan.target.disk_bus);
@@ -287,7 +288,7 @@ impl<'a> Resolver<'a> {
     fn excluded_disks(&mut self, vm: &Vm, choice: &Choice) -> Vec<i32> {
         let mut excluded = Vec::new();
         for wanted in choice.overrides.exclude_disks.iter().flatten() {
-            match vm.disks.iter().find(|disk| disk.label == *wanted || disk.path == *wanted) {
+            match vm.disks.iter().find(|disk| is_named(wanted, disk)) {
                 Some(disk) => excluded.push(disk.key),
                 None => {
                     let labels: Vec<&str> = vm.disks.iter().map(|disk| disk.label.as_str()).collect();
@@ -302,6 +303,24 @@ impl<'a> Resolver<'a> {
             }
         }
         excluded
+    }
+
+    /// Volumes are named for disks that the VM has, and that move.
+    fn check_volumes(&mut self, vm: &Vm, choice: &Choice, excluded: &[i32]) {
+        for rule in choice.overrides.volumes.iter().flatten() {
+            let moved = || vm.disks.iter().filter(|disk| !excluded.contains(&disk.key));
+            if moved().any(|disk| is_named(&rule.disk, disk)) {
+                continue;
+            }
+            let labels: Vec<&str> = moved().map(|disk| disk.label.as_str()).collect();
+            self.error_of(
+                vm,
+                &format!("{}.volumes", choice.path),
+                rule.at,
+                format!("{} moves no disk '{}'", vm.name, rule.disk),
+                format!("it moves: {}", labels.join(", ")),
+            );
+        }
     }
 
     fn check_power(&mut self, vm: &Vm, choice: &Choice, power_off: PowerOff) {
@@ -343,7 +362,7 @@ impl<'a> Resolver<'a> {
             };
             let path = folder.join(format!("{name}-{index}.{}", format.extension()));
             let bus = target_bus(bus, disk.bus);
-            PlannedDisk { disk: disk.clone(), index, path, pool: None, base, bus }
+            PlannedDisk { disk: disk.clone(), index, path, pool: None, volume: None, base, bus }
         };
         kept.map(plan_disk).collect()
     }
@@ -360,6 +379,7 @@ impl<'a> Resolver<'a> {
         name: &str,
         pool: &str,
     ) -> Vec<PlannedDisk> {
+        let named = choice.overrides.volumes.iter().flatten();
         let kept = vm.disks.iter().enumerate().filter(|(_, disk)| !excluded.contains(&disk.key));
         let plan_disk = |(index, disk): (usize, &VmDisk)| {
             let ruled = self.storage_rule(vm, disk, choice).map(|to| to.to_string_lossy().into_owned());
@@ -367,7 +387,8 @@ impl<'a> Resolver<'a> {
             let base = std::path::Path::new("/").join(&pool);
             let path = base.join(format!("{name}-{index}.{}", format.extension()));
             let bus = target_bus(bus, disk.bus);
-            PlannedDisk { disk: disk.clone(), index, path, pool: Some(pool), base, bus }
+            let volume = named.clone().find(|rule| is_named(&rule.disk, disk)).map(|it| it.volume.clone());
+            PlannedDisk { disk: disk.clone(), index, path, pool: Some(pool), volume, base, bus }
         };
         kept.map(plan_disk).collect()
     }
@@ -391,7 +412,15 @@ impl<'a> Resolver<'a> {
                 VolumeMode::Filesystem => base.join("disk.img"),
             };
             let pool = ruled.or(kubevirt.storage_class.clone());
-            PlannedDisk { disk: disk.clone(), index, path, pool, base, bus: target_bus(bus, disk.bus) }
+            PlannedDisk {
+                disk: disk.clone(),
+                index,
+                path,
+                pool,
+                volume: None,
+                base,
+                bus: target_bus(bus, disk.bus),
+            }
         };
         kept.map(plan_disk).collect()
     }
@@ -493,6 +522,11 @@ impl<'a> Resolver<'a> {
             }
         }
     }
+}
+
+/// Whether a plan that names this means a disk: by its label, or its backing path.
+fn is_named(name: &str, disk: &VmDisk) -> bool {
+    disk.label == name || disk.path == name
 }
 
 fn target_bus(choice: DiskBusChoice, source: DiskBus) -> TargetBus {

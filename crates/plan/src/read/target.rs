@@ -301,6 +301,25 @@ impl Reader {
         rules
     }
 
+    /// The volumes that disks go to.
+    pub(super) fn volumes(&mut self, fields: &Fields<'_>) -> Option<Vec<VolumeRule>> {
+        fields.find("volumes")?;
+        let rule = |(disk, text, at): (String, String, At)| {
+            let (name, overwrite) = match text.strip_suffix(",overwrite") {
+                Some(name) => (name.to_string(), true),
+                None => (text, false),
+            };
+            VolumeRule { disk, volume: NamedVolume { name, overwrite }, at }
+        };
+        let rules: Vec<VolumeRule> = self.pairs(fields, "volumes").into_iter().map(rule).collect();
+        for rule in rules.iter().filter(|rule| !is_volume(&rule.volume.name)) {
+            let path = format!("{}.{}", fields.path_of("volumes"), rule.disk);
+            let text = format!("'{}' is no name, path or key of a volume", rule.volume.name);
+            self.problems.push(Problem::error(path, text).at(rule.at).advise("see `virsh vol-list POOL`"));
+        }
+        Some(rules)
+    }
+
     /// What of the plan does not go with its kind of target.
     pub(super) fn check_target(&mut self, plan: &Plan) {
         let libvirt = plan.target.libvirt();
@@ -328,14 +347,16 @@ impl Reader {
             let (over, path, at) = (&vm.overrides, &vm.selector.path, vm.selector.at);
             self.problems.extend(rules(format!("{path}."), &over.networks, &over.storage));
             let autostart = ("autostart", over.autostart.is_some());
+            let volumes = ("volumes", over.volumes.is_some());
             let wrong: &[(&str, bool)] = match libvirt {
                 Some(_) => &[("target_folder", over.target_folder.is_some())],
                 None if plan.target.kubevirt().is_some() => &[
                     ("target_folder", over.target_folder.is_some()),
                     ("pool", over.pool.is_some()),
                     autostart,
+                    volumes,
                 ],
-                None => &[("uri", over.uri.is_some()), ("pool", over.pool.is_some()), autostart],
+                None => &[("uri", over.uri.is_some()), ("pool", over.pool.is_some()), autostart, volumes],
             };
             for (key, _) in wrong.iter().filter(|(_, is_there)| *is_there) {
                 let text = "does not go with this type of target";
@@ -396,6 +417,14 @@ impl Reader {
             self.problems.push(Problem::error(path, text).at(rule.at).advise(advice));
         }
     }
+}
+
+/// One that `virsh` takes for no option.
+fn is_volume(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= URI_BYTES_MAX
+        && !name.starts_with('-')
+        && !name.chars().any(|c| c.is_control() || c.is_whitespace())
 }
 
 fn is_pool(name: &str) -> bool {

@@ -54,8 +54,8 @@ fn the_example_says_everything_and_is_fine() {
         &keys::FIRST_BOOT,
         &keys::WAVE,
     ] {
-        // The last four are of domains.
-        let elsewhere = ["insecure", "ca_file", "uri", "pool", "target_host", "autostart"];
+        // The last five are of domains.
+        let elsewhere = ["insecure", "ca_file", "uri", "pool", "target_host", "autostart", "volumes"];
         for key in table.keys.iter().filter(|key| !elsewhere.contains(&key.name)) {
             assert!(EXAMPLE.contains(&format!("{}:", key.name)), "the example lacks '{}'", key.name);
         }

@@ -270,6 +270,7 @@ fn merge(into: &mut Overrides, later: &Overrides) {
     into.exclude_disks = later.exclude_disks.or(into.exclude_disks.take());
     into.networks.splice(0..0, later.networks);
     into.storage.splice(0..0, later.storage);
+    into.volumes = later.volumes.or(into.volumes.take());
     into.priority = later.priority.or(into.priority);
     into.hooks.extend(later.hooks);
     into.checks = later.checks.or(std::mem::take(&mut into.checks));

@@ -629,6 +629,31 @@ fn disks_of_a_domain_are_volumes_of_the_pools_that_the_plan_names() {
 }
 
 #[test]
+fn a_disk_of_a_domain_goes_to_the_volume_that_the_plan_names_for_it() {
+    let plan = |volumes: &str| {
+        let text = format!(
+            "version: 1\nname: p\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P}}\n\
+             target: {{type: libvirt, pool: san}}\nnetworks: {{'*': user}}\nvms: [{{name: web01, volumes: {{{volumes}}}}}]\n"
+        );
+        Plan::parse(&text).unwrap()
+    };
+    let named = |volumes: &str| {
+        let resolution = resolve(&plan(volumes), &inventory());
+        assert!(resolution.is_ok(), "{:#?}", resolution.problems);
+        let disk = &resolution.vms[0].disks[0];
+        disk.volume.clone().map(|volume| (volume.name, volume.overwrite))
+    };
+    assert_eq!(named(""), None);
+    assert_eq!(named("Hard disk 1: 'unit:0:0:1'"), Some(("unit:0:0:1".into(), false)));
+    assert_eq!(named("Hard disk 1: 'unit:0:0:1,overwrite'"), Some(("unit:0:0:1".into(), true)));
+    let told = errors(&plan("Hard disk 7: 'unit:0:0:1'"), &inventory());
+    assert!(
+        told.contains("web01 moves no disk 'Hard disk 7'") && told.contains("it moves: Hard disk 1"),
+        "{told}"
+    );
+}
+
+#[test]
 fn a_vm_of_several_hosts_has_no_daemon_before_it_is_placed_and_takes_the_pools_of_its_host() {
     let text = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
                 target: {type: libvirt, pool: images, hosts: [{name: b, uri: 'qemu+ssh://b/system', via: site-b, pool: own}]}\n\

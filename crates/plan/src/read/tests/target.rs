@@ -20,8 +20,10 @@ fn the_example_of_domains_says_everything_and_fits_the_schema() {
         [("kvm1", Some("site-1"), None), ("kvm2", Some("site-2"), Some("images-2")), ("here", None, None)];
     assert_eq!(hosts, wanted);
     assert_eq!((libvirt.memory_reserve_bytes, plan.limits.disks), (8 << 30, 8));
-    let of_vms =
-        keys::SELECTION.keys.iter().filter(|key| ["uri", "target_host", "autostart"].contains(&key.name));
+    let of_vms = keys::SELECTION
+        .keys
+        .iter()
+        .filter(|key| ["uri", "target_host", "autostart", "volumes"].contains(&key.name));
     for key in keys::LIBVIRT.keys.iter().chain(keys::LIBVIRT_HOST.keys).chain(of_vms) {
         assert!(DOMAINS.contains(&format!("{}:", key.name)), "the example lacks '{}'", key.name);
     }
@@ -102,6 +104,12 @@ fn what_does_not_go_with_the_type_of_target_is_refused() {
         ),
         ("{name: a}", "{name: a, target_host: x}", "the target has no `hosts`"),
         ("{name: a}", "{name: a, target_folder: /vms}", "does not go with this type"),
+        ("{name: a}", "{name: a, volumes: {Hard disk 1: '-x'}}", "is no name, path or key of a volume"),
+        (
+            "{name: a}",
+            "{name: a, volumes: {Hard disk 1: ',overwrite'}}",
+            "is no name, path or key of a volume",
+        ),
         ("name: p", "name: p\nstorage: {ds1: /srv/fast}", "no name of a storage pool"),
         ("name: p", "name: p\nnetworks: {a: 'ovs:'}", "no name of a network device"),
     ] {
@@ -120,6 +128,7 @@ fn what_does_not_go_with_the_type_of_target_is_refused() {
         ("name: p", "name: p\nnetworks: {a: 'ovs:br0'}", "only a target of the type libvirt"),
         ("{name: a}", "{name: a, networks: {a: 'direct:eth0'}}", "only a target of the type libvirt"),
         ("{name: a}", "{name: a, pool: fast}", "does not go with this type"),
+        ("{name: a}", "{name: a, volumes: {Hard disk 1: 'unit:0:0:1'}}", "does not go with this type"),
         ("type: qemu", "type: libvrt", "is not one of: qemu, libvirt"),
     ] {
         let found = only(SMALL.replace(from, to));
