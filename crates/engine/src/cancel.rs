@@ -270,7 +270,9 @@ fn cancel_vm(
             }
             (problems, VmState::Done)
         }
-        Ok(Fate::Undo) => (undo(context, row, &planned, &mut kept, leave)?, VmState::Cancelled),
+        Ok(Fate::Undo) => {
+            (undo(context, row, &planned, (&mut kept, &mut *notes), leave)?, VmState::Cancelled)
+        }
         Ok(Fate::LeftAlone) => {
             let what =
                 format!("{} runs at the target; stop it there, then cancel again", planned.target_name);
@@ -346,12 +348,12 @@ fn fate(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result<Fate,
     }
 }
 
-/// `kept` says so if the source does not have the VM any more, and where what was copied of it stays.
+/// `kept` says so if the source does not have the VM any more, and where what was copied of it stays; `notes`, what stays else.
 fn undo(
     context: &Context<'_>,
     row: &VmRow,
     planned: &PlannedVm,
-    kept: &mut Option<String>,
+    (kept, notes): (&mut Option<String>, &mut Vec<String>),
     leave: &Leave<'_>,
 ) -> Result<Vec<String>, StoreError> {
     let mut problems = Vec::new();
@@ -371,11 +373,16 @@ fn undo(
                 Err(error) => vec![chain(&error)],
             });
             let removed = match is_begun {
-                true => leave().and_then(|()| context.target.remove_images(planned)),
-                false => Ok(()),
+                true => leave()
+                    .and_then(|()| context.target.remove_images(planned))
+                    .and_then(|()| context.target.give_back(planned)),
+                false => Ok(Vec::new()),
             };
             problems.extend(match removed {
-                Ok(()) => forget_passes(context, planned).err().map(|error| unkept(&error)),
+                Ok(stays) => {
+                    notes.extend(stays.iter().map(|stays| format!("{}: {stays}", row.name)));
+                    forget_passes(context, planned).err().map(|error| unkept(&error))
+                }
                 Err(error) => Some(chain(&error)),
             });
         }

@@ -251,6 +251,12 @@ pub trait TargetProvider: Send + Sync {
     /// Removes images and journals of a VM that was not migrated to its end.
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
 
+    /// Lets go of what stays at the target of a VM that was given up, once [`TargetProvider::remove_images`] is done: of what was there before
+    /// drover. Says so of each.
+    fn give_back(&self, _: &PlannedVm) -> Result<Vec<String>, ProviderError> {
+        Ok(Vec::new())
+    }
+
     /// Forgets that drover made the images of a VM, as far as anything beside their journals says so: nobody is to take them for its own
     /// any more. Its plan is over; images and machines stay.
     fn forget(&self, _: &PlannedVm) -> Result<(), ProviderError> {

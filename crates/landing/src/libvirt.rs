@@ -1,11 +1,12 @@
 //! Domains of libvirt as a target: disks are volumes of pools, and machines are domains that a daemon has. Volumes of this host are
-//! written as images in a folder are, or as block devices or images of Ceph ([`block`], [`rbd`]), those of another host by its agent ([`far`],
+//! written as images in a folder are, or as block devices, LUNs or images of Ceph ([`block`], [`lun`], [`rbd`]), those of another host by its agent ([`far`],
 //! [`far_block`]), or where this host has its storage, too ([`shared`]). What stands in the way is found in [`survey`].
 
 mod block;
 mod cpu;
 mod far;
 mod far_block;
+mod lun;
 mod made;
 mod placing;
 mod probe;
@@ -664,11 +665,17 @@ impl TargetProvider for Domains {
                 || Ok::<_, ProviderError>(made::is_ours(vm, disk)? && self.here.holds_nothing(disk, vm)?);
             here::remove_locked(&disk.path, is_ours)?;
         }
-        made::forget(vm)?;
+        // The record of a LUN stays with it.
+        let mut others = vm.disks.iter().filter(|disk| !lun::is_lun(disk));
+        others.try_for_each(|disk| made::forget_disk(vm, disk))?;
         let removed = self.here.remove_images(vm);
         // What libvirt lists is its own affair; what could not be removed is not.
         let _ = self.refresh(vm);
         removed
+    }
+
+    fn give_back(&self, vm: &PlannedVm) -> Result<Vec<String>, ProviderError> {
+        lun::give_back(vm)
     }
 
     fn forget(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
@@ -688,6 +695,13 @@ pub fn told_ways(vms: &[PlannedVm]) -> String {
             None if rbd::is_rbd(disk) => {
                 format!("written through qemu-nbd from this host, as {}", disk.base.display())
             }
+            None if lun::is_lun(disk) => format!(
+                "{} of {} is written to the LUN {} ({})",
+                disk.disk.label,
+                vm.vm.name,
+                volume_name(disk),
+                disk.path.display()
+            ),
             None if shared::is_shared(vm) => format!(
                 "written from this host, without an agent, as a share of both hosts in {}; the first volume has to prove that",
                 disk.base.display()
@@ -731,6 +745,9 @@ fn make_volume(
 }
 
 fn volume_name(disk: &PlannedDisk) -> String {
+    if let Some(named) = &disk.volume {
+        return named.name.clone();
+    }
     disk.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 

@@ -377,6 +377,10 @@ impl TargetProvider for PlanTarget {
         self.at(vm)?.remove_images(vm)
     }
 
+    fn give_back(&self, vm: &PlannedVm) -> Result<Vec<String>, ProviderError> {
+        self.at(vm)?.give_back(vm)
+    }
+
     fn forget(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         match &vm.site {
             _ if vm.daemon.is_some() => self.domains.forget(vm),

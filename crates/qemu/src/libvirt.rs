@@ -454,6 +454,16 @@ mod tests {
     }
 
     #[test]
+    fn a_lun_is_a_block_device_by_its_stable_name() {
+        let lun = "/dev/disk/by-path/ip-192.0.2.1:3260-iscsi-iqn.2026-01.org.example:san-lun-1";
+        let mut spec = machine(Path::new("/vm"));
+        spec.disks = vec![disk(Path::new(lun), DiskBus::Virtio)];
+        let xml = libvirt_xml(&spec);
+        let source = format!("<source dev='{lun}'/>");
+        assert!(xml.contains("<disk type='block' device='disk'>") && xml.contains(&source), "{xml}");
+    }
+
+    #[test]
     fn mixed_buses_share_no_name_and_no_address() {
         let mut spec = machine(Path::new("/vm"));
         let buses = [DiskBus::Scsi, DiskBus::Sata, DiskBus::Virtio];

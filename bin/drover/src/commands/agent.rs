@@ -262,6 +262,7 @@ fn libvirt_pool(name: &str) -> Result<LibvirtPool, Failure> {
             "its volumes lie in {}, which is no folder of a volume group",
             pool.path.display()
         ))),
+        PoolKind::Luns => Err(usage("its volumes are LUNs, which no agent serves".to_string())),
         _ if pool.path.is_dir() => Ok(LibvirtPool::Folder(pool.path)),
         _ => Err(usage("it has no folder on this host".to_string())),
     }

@@ -1,5 +1,5 @@
 //! Volumes that are no files: block devices of this host, as those of LVM are, and images of Ceph ([`rbd`]). libvirt makes and removes them,
-//! drover writes them.
+//! drover writes them. LUNs are there already, and stay ([`lun`]).
 //!
 //! What a block device holds tells nothing, since a new one holds what was in its place before. Whose a volume is goes by its key at the
 //! daemon (of LVM: its UUID), and its journal lies in the VM's folder among drover's state.
@@ -19,7 +19,7 @@ use drover_qemu::daemon::{Daemon, Volume};
 use drover_qemu::{Access, VmFolder};
 
 use super::rbd::{CephCopy, RbdDisk};
-use super::{made, make_volume, rbd, volume_name};
+use super::{lun, made, make_volume, rbd, volume_name};
 use crate::errors::qemu_error;
 use crate::here::{self, Here};
 use crate::ours::ANOTHER_SIZE;
@@ -27,7 +27,7 @@ use crate::setting::{all_removed, io_error};
 
 /// Whether the volume of a disk is a block device, as its daemon told where its pool is: `/dev/GROUP`.
 pub fn is_block(disk: &PlannedDisk) -> bool {
-    disk.pool.is_some() && is_group(&disk.base) && disk.path.starts_with(&disk.base)
+    disk.pool.is_some() && !lun::is_lun(disk) && is_group(&disk.base) && disk.path.starts_with(&disk.base)
 }
 
 /// Whether this is where a volume group has its devices.
@@ -39,7 +39,7 @@ pub fn is_group(base: &Path) -> bool {
 
 /// Whether the volume of a disk is no file.
 pub fn is_no_file(disk: &PlannedDisk) -> bool {
-    is_block(disk) || rbd::is_rbd(disk)
+    is_block(disk) || rbd::is_rbd(disk) || lun::is_lun(disk)
 }
 
 /// Whether a volume may have this name. Source: lvm(8), "Valid names"; images of Ceph may have others, too, which nobody needs.
@@ -65,7 +65,7 @@ enum Found {
 
 /// How much a look may be behind what others do with LVM's own programs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
+pub enum Look {
     /// What the daemon saw last.
     AsKnown,
     /// What is there now.
@@ -82,9 +82,13 @@ impl Blocks<'_> {
         self.vm.folder.join(format!("volume-{}.drover-journal", disk.index))
     }
 
-    fn volume(&self, disk: &PlannedDisk, look: Look) -> Result<Option<Volume>, ProviderError> {
+    /// The volume of a disk, if there is one.
+    pub fn volume(&self, disk: &PlannedDisk, look: Look) -> Result<Option<Volume>, ProviderError> {
         let pool = disk.pool.as_deref().unwrap_or_default();
-        let known = || self.daemon.volume(pool, &volume_name(disk)).map_err(qemu_error);
+        let known = || match self.daemon.volume(pool, &volume_name(disk)).map_err(qemu_error)? {
+            Some(volume) if lun::is_lun(disk) => lun::identified(volume).map(Some),
+            volume => Ok(volume),
+        };
         if look == Look::AsKnown
             && let Some(volume) = known()?
         {
@@ -119,7 +123,7 @@ impl Blocks<'_> {
     }
 
     /// Whether the journal of a disk is that of this volume; refused if it is another plan's, or tells nothing.
-    fn is_begun(&self, disk: &PlannedDisk, volume: &Volume) -> Result<bool, ProviderError> {
+    pub fn is_begun(&self, disk: &PlannedDisk, volume: &Volume) -> Result<bool, ProviderError> {
         let refused = |why: String| {
             let what = format!("{} may not be overwritten: {why}", disk.path.display());
             Err(ProviderError::new(Cause::Target, what).advise(ANOTHER))
@@ -145,11 +149,18 @@ impl Blocks<'_> {
 
     /// Refuses what is at a disk's place if it is not this plan's.
     pub fn check(&self, disk: &PlannedDisk) -> Result<(), ProviderError> {
+        if lun::is_lun(disk) {
+            return lun::check(self, disk, Look::AsKnown).map(drop);
+        }
         self.ours(disk, Look::AsKnown).map(drop)
     }
 
     /// Whether there is a volume.
     pub fn has_image(&self, disk: &PlannedDisk) -> Result<bool, ProviderError> {
+        // A LUN that nothing was written to is there, too.
+        if lun::is_lun(disk) && !made::is_recorded(self.vm, disk)? {
+            return Ok(false);
+        }
         Ok(self.volume(disk, Look::AsKnown)?.is_some())
     }
 
@@ -160,6 +171,9 @@ impl Blocks<'_> {
 
     /// Opens the volume of a disk, made by the daemon if it is not there.
     pub fn open_disk(&self, disk: &PlannedDisk, size: u64) -> Result<OpenedTarget, ProviderError> {
+        if lun::is_lun(disk) {
+            return lun::open(self, disk, size);
+        }
         if rbd::is_rbd(disk) {
             return self.open_image(disk, size);
         }
@@ -331,6 +345,11 @@ impl Blocks<'_> {
         let mut left = Vec::new();
         for disk in self.disks() {
             let journal = self.journal(disk);
+            if lun::is_lun(disk) {
+                // It stays, and is this plan's to write to until the VM is given up.
+                here::remove(&journal)?;
+                continue;
+            }
             if !journal.exists() && !made::is_recorded(self.vm, disk)? {
                 continue;
             }

@@ -55,6 +55,59 @@ fn name_by_tag(vm: &PlannedVm, tag: &str) -> String {
     format!("at {} {tag}\n", vm.site.as_deref().unwrap_or_default())
 }
 
+/// The same of a LUN of this host, with what people know it by.
+pub fn remember_lun(vm: &PlannedVm, disk: &PlannedDisk, tag: &str, name: &str) -> Result<(), ProviderError> {
+    let pool = disk.pool.as_deref().unwrap_or_default();
+    write(vm, disk, &format!("{}pool {pool}\nvolume {name}\n", name_by_tag(vm, tag)))
+}
+
+/// The record of another disk than this one, of any plan of this state, that has this tag.
+pub fn recorded_elsewhere(vm: &PlannedVm, disk: &PlannedDisk, tag: &str) -> io::Result<Option<PathBuf>> {
+    // Each plan has a folder there, and each VM one in that.
+    let Some(state) = vm.folder.parent().and_then(Path::parent) else { return Ok(None) };
+    another_in(state, &record_of(vm, disk), name_by_tag(vm, tag).trim_end_matches('\n'))
+}
+
+fn another_in(state: &Path, own: &Path, name: &str) -> io::Result<Option<PathBuf>> {
+    for plan in entries(state)? {
+        for vm in entries(&plan)? {
+            for file in entries(&vm)?.into_iter().filter(|file| file != own) {
+                if text_of(&file)?.is_some_and(|text| text.lines().next() == Some(name)) {
+                    return Ok(Some(file));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// What is in a folder; nothing if it is none.
+fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(folder) {
+        Ok(found) => found.map(|entry| entry.map(|entry| entry.path())).collect(),
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The text of a record; nothing if the file is none.
+fn text_of(file: &Path) -> io::Result<Option<String>> {
+    let is_named = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("volume-"));
+    // Journals and locks have one.
+    let is_record = is_named && file.extension().is_none();
+    if !is_record {
+        return Ok(None);
+    }
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(Some(text)),
+        // It went away in between.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Before the monitors of a cluster in a record.
 const MONITORS: &str = "monitors ";
 
@@ -123,8 +176,31 @@ pub fn forget(vm: &PlannedVm) -> Result<(), ProviderError> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_of_another_disk_is_found_in_all_plans_and_nothing_else_is_taken_for_one() {
+        let state = tempfile::tempdir().unwrap();
+        let vm = state.path().join("p/one");
+        std::fs::create_dir_all(&vm).unwrap();
+        std::fs::create_dir_all(state.path().join("q/two")).unwrap();
+        let name = "at  volume 36001";
+        let found = || another_in(state.path(), &vm.join("volume-0"), name).unwrap();
+        let put = |path: &str, text: &str| std::fs::write(state.path().join(path), text).unwrap();
+        put("p/one/volume-0", "at  volume 36001\npool san\n");
+        put("p/one/volume-1", "at  volume 360012\npool san\n");
+        put("q/two/volume-0.drover-journal", name);
+        put("q/two/start.lock", name);
+        put("q/stray", name);
+        assert_eq!(found(), None);
+        put("q/two/volume-0", "at  volume 36001\n");
+        assert_eq!(found(), Some(state.path().join("q/two/volume-0")));
+        put("q/two/volume-0", "to be made\n");
+        put("p/one/volume-1", "at  volume 36001\n");
+        assert_eq!(found(), Some(vm.join("volume-1")), "of the same VM");
+    }
 
     #[test]
     fn a_record_tells_the_monitors_of_a_cluster_if_it_has_any() {

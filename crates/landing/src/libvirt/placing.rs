@@ -33,7 +33,7 @@ impl Domains {
             begun.iter().map(|it| (it.planned.vm.id.as_str(), it)).collect();
         for vm in &mut resolution.vms {
             if let Some(begun) = earlier.get(vm.vm.id.as_str()) {
-                take_back(vm, &begun.planned);
+                take_back(vm, &begun.planned, begun.keeps_disks);
             }
         }
         if libvirt.hosts.is_empty() {
@@ -226,8 +226,9 @@ fn is_there_already(vm: &PlannedVm, asked: &[Asked]) -> Option<Problem> {
     Some(problem.advise("see whether it is the same guest; if that domain may go, `virsh undefine` it there"))
 }
 
-/// Gives a VM that was begun the place that it had then, whatever the plan says by now: its host, and where the volumes of its disks lie.
-fn take_back(vm: &mut PlannedVm, then: &PlannedVm) {
+/// Gives a VM that was begun the place that it had then, whatever the plan says by now: its host, and where the volumes of its disks lie. As long
+/// as nothing was copied, the plan may name another LUN.
+fn take_back(vm: &mut PlannedVm, then: &PlannedVm, keeps_disks: bool) {
     if then.daemon.is_none() {
         return;
     }
@@ -236,6 +237,17 @@ fn take_back(vm: &mut PlannedVm, then: &PlannedVm) {
     vm.site.clone_from(&then.site);
     for disk in &mut vm.disks {
         if let Some(then) = then.disks.iter().find(|it| it.disk.key == disk.disk.key) {
+            if !keeps_disks && (disk.volume.is_some() || then.volume.is_some()) {
+                continue;
+            }
+            let now = disk.volume.take();
+            disk.volume.clone_from(&then.volume);
+            // What it may overwrite is said by the plan of now.
+            if let (Some(volume), Some(now)) = (&mut disk.volume, now)
+                && now.name == volume.name
+            {
+                volume.overwrite = now.overwrite;
+            }
             disk.pool.clone_from(&then.pool);
             disk.path.clone_from(&then.path);
             disk.base.clone_from(&then.base);

@@ -17,7 +17,7 @@ use drover_qemu::daemon::{Daemon, Offers, Pool, PoolKind};
 use drover_types::inventory::Firmware;
 use drover_types::{Bytes, count};
 
-use super::{Domains, block, far_block, rbd, shared, volume_name};
+use super::{Domains, block, far_block, lun, rbd, shared, volume_name};
 use crate::lacks::{ANOTHER_BRIDGE, too_large};
 use crate::there::There;
 
@@ -72,8 +72,9 @@ impl Domains {
                 Err(problem) => problems.push(*problem),
             }
         }
+        let mut luns = BTreeMap::new();
         for vm in &mut vms {
-            problems.extend(self.place(vm, &usable));
+            problems.extend(self.place(vm, &usable, &daemon, &mut luns));
             problems.extend(block_problem(vm));
         }
         let vms: Vec<&PlannedVm> = vms.into_iter().map(|vm| &*vm).collect();
@@ -150,24 +151,45 @@ impl Domains {
         Err(problem(text, Some("update drover there".into())))
     }
 
-    /// Where a VM's volumes lie.
-    fn place(&self, vm: &mut PlannedVm, pools: &BTreeMap<String, Pool>) -> Option<Problem> {
+    /// Where a VM's volumes lie. `luns` has those of other disks, and whose they are.
+    fn place(
+        &self,
+        vm: &mut PlannedVm,
+        pools: &BTreeMap<String, Pool>,
+        daemon: &Daemon,
+        luns: &mut BTreeMap<String, String>,
+    ) -> Vec<Problem> {
+        let mut wrong = Vec::new();
         for disk in &mut vm.disks {
             let Some(pool) = disk.pool.as_ref().and_then(|name| pools.get(name)) else { continue };
+            if pool.kind == PoolKind::Luns || disk.volume.is_some() {
+                let who = format!("{} of {}", disk.disk.label, vm.vm.name);
+                wrong.extend(lun::place(daemon, pool, disk, who, luns).err());
+                continue;
+            }
             disk.base = match &pool.kind {
                 PoolKind::Rbd(pool) => rbd::base_of(pool),
-                PoolKind::Files | PoolKind::Logical | PoolKind::Other(_) => pool.path.clone(),
+                PoolKind::Files | PoolKind::Logical | PoolKind::Luns | PoolKind::Other(_) => {
+                    pool.path.clone()
+                }
             };
             // The agent of another host knows it by its pool.
             if let (None, Some(file)) = (&vm.site, disk.path.file_name()) {
                 disk.path = disk.base.join(file);
             }
         }
+        let mut problems: Vec<Problem> = wrong
+            .into_iter()
+            .map(|error| {
+                let problem = of_vm(vm, "volumes", &chain(&error));
+                error.advice.into_iter().fold(problem, Problem::advise)
+            })
+            .collect();
         match self.folder(vm) {
             Ok(folder) => vm.folder = folder,
-            Err(error) => return Some(of_vm(vm, "target", &chain(&error))),
+            Err(error) => problems.push(of_vm(vm, "target", &chain(&error))),
         }
-        None
+        problems
     }
 
     fn space_problems(
@@ -407,6 +429,13 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
             let advice = "pair with a drover agent on that host and name it by `via`, or run drover there";
             return Err(problem(text, advice.into()));
         }
+        (PoolKind::Luns, Ground::Here) => {}
+        (PoolKind::Luns, Ground::There(..) | Ground::Shared) => {
+            let text =
+                format!("pool {name} of {uri} has LUNs, and drover writes to those of its own host alone");
+            let advice = "run drover on the daemon's host, as root and without `via`, or choose a pool of another type";
+            return Err(problem(text, advice.into()));
+        }
         (PoolKind::Rbd(_), Ground::Here | Ground::Shared) => {}
         (PoolKind::Rbd(_), Ground::There(..)) => {
             let text = format!("pool {name} of {uri} is of the type rbd, which an agent does not write to");
@@ -426,12 +455,12 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
         PoolKind::Logical if matches!(ground, Ground::There(..)) => {
             ground.check_pool(&pool, daemon).map(|()| pool)
         }
-        PoolKind::Logical if !rustix::process::geteuid().is_root() => {
+        PoolKind::Logical | PoolKind::Luns if !rustix::process::geteuid().is_root() => {
             let text =
                 format!("pool {name} of {uri} has volumes that are block devices, and this is not root");
             Err(problem(text, "run drover as root, or choose a pool of the type dir, fs or netfs".into()))
         }
-        PoolKind::Logical => Ok(pool),
+        PoolKind::Logical | PoolKind::Luns => Ok(pool),
         PoolKind::Rbd(ref ceph) => {
             let lacks = drover_qemu::lack_for_rbd().map_err(|error| {
                 let text = format!(
@@ -461,8 +490,8 @@ pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Resul
 fn other_pool(kind: &str) -> String {
     let usable = "choose a pool of the type dir, fs, netfs, logical or rbd";
     match kind {
-        "iscsi" | "iscsi-direct" | "scsi" | "mpath" => format!(
-            "its volumes are LUNs that are there already, and drover overwrites none: {usable}, such as a volume group (`logical`) on a LUN"
+        "iscsi-direct" => format!(
+            "its LUNs are no block devices of that host, which drover needs: define a pool of the type iscsi for the target, or {usable}"
         ),
         "disk" => format!(
             "its volumes are partitions, which libvirt names itself and nothing tells apart: {usable}, such as a volume group (`logical`) on that disk"
@@ -480,8 +509,10 @@ fn block_problem(vm: &PlannedVm) -> Option<Problem> {
         let why = format!("volumes of pool {pool} are {what}, and those hold raw disks");
         return Some(of_vm(vm, "target.format", &why).advise("write `format: raw`, or choose another pool"));
     }
-    let name = volume_name(disk);
-    (!block::is_name(&name)).then(|| {
+    // LUNs have the names that they have.
+    let mut made = vm.disks.iter().filter(|disk| far_block::is_no_file(vm, disk) && !lun::is_lun(disk));
+    made.find(|disk| !block::is_name(&volume_name(disk))).map(|disk| {
+        let (pool, name) = (disk.pool.as_deref().unwrap_or_default(), volume_name(disk));
         of_vm(vm, "target", &format!("pool {pool} takes no volume of the name {name:?}"))
             .advise("give it a `target_name` of at most 100 letters, digits and `+_.-`")
     })
@@ -658,7 +689,11 @@ mod tests {
             assert_eq!((pool.path.as_path(), pool.available_bytes), (folder.path(), 7), "{kind}");
             assert!(usable(kind, false).unwrap_err().message.contains("is not active"), "{kind}");
         }
-        for kind in ["iscsi", "iscsi-direct", "disk", "mpath", "scsi", "zfs", "gluster"] {
+        for kind in ["iscsi", "scsi", "mpath"] {
+            let there = usable_pool(&daemon(folder.path(), kind, true), "images", &Ground::Shared);
+            assert!(there.unwrap_err().message.contains("those of its own host alone"), "{kind}");
+        }
+        for kind in ["iscsi-direct", "disk", "zfs", "gluster"] {
             let refused = usable(kind, true).unwrap_err().message;
             assert!(
                 refused.contains(&format!("is of the type {kind}, which drover does not write to")),

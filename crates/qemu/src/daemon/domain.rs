@@ -1,5 +1,5 @@
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,37 @@ pub struct FoundDomain {
     pub owner: Option<Owner>,
     /// Whether it runs, or is paused or about to go down: anything but off.
     pub runs: bool,
+}
+
+/// What a disk of a domain lies on, or is backed by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DomainDisk {
+    /// The domain's name.
+    pub domain: String,
+    /// Whose that is; absent if drover did not define it.
+    pub owner: Option<Owner>,
+    /// A file or device of its host; absent if it is told by its volume.
+    pub path: Option<PathBuf>,
+    /// A pool and a volume of it.
+    pub volume: Option<(String, String)>,
+}
+
+impl DomainDisk {
+    fn read(domain: &str, xml: &str) -> Result<Vec<DomainDisk>, QemuError> {
+        let document = parsed(xml, "the domain's XML")?;
+        let root = document.root_element();
+        let owner = Owner::read(root);
+        let disks = root.descendants().filter(|node| node.has_tag_name("disk"));
+        let sources = disks.flat_map(|disk| disk.descendants().filter(|node| node.has_tag_name("source")));
+        let disk = |source: Node<'_, '_>| {
+            let told = |name: &str| source.attribute(name).map(str::to_string);
+            let path = told("dev").or(told("file")).map(PathBuf::from);
+            let volume = told("pool").zip(told("volume"));
+            let is_told = path.is_some() || volume.is_some();
+            is_told.then(|| DomainDisk { domain: domain.to_string(), owner: owner.clone(), path, volume })
+        };
+        Ok(sources.filter_map(disk).collect())
+    }
 }
 
 impl Owner {
@@ -73,6 +104,25 @@ impl Daemon {
             }
         }
         Ok(found)
+    }
+
+    /// The disks of all its domains, of those that run also such as were plugged in.
+    ///
+    /// # Errors
+    /// If the daemon cannot be asked.
+    pub fn disks_of_domains(&self) -> Result<Vec<DomainDisk>, QemuError> {
+        let mut disks = Vec::new();
+        for (uuid, name) in self.virsh.domains()? {
+            for words in [&["dumpxml", "--inactive", uuid.as_str()][..], &["dumpxml", uuid.as_str()]] {
+                match self.virsh.ask(words) {
+                    Ok(xml) => disks.extend(DomainDisk::read(&name, &xml)?),
+                    // It went away in between.
+                    Err(_) if !self.virsh.domains()?.iter().any(|(other, _)| *other == uuid) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(disks)
     }
 
     fn look(&self, uuid: &str, name: &str) -> Result<FoundDomain, QemuError> {
@@ -206,6 +256,22 @@ mod tests {
         let again = "2026-11-30 10:00:00.000+0000: starting up libvirt version: 11.3.0, qemu version: 10.0.2\nchar device redirected\n";
         assert_eq!(words(&format!("{gave_up}{again}")), None);
         assert!(words("KVM: entry failed, hardware error 0x0\n").is_some(), "the rest of a log that was cut");
+    }
+
+    #[test]
+    fn a_domain_says_what_its_disks_lie_on() {
+        let xml = "<domain><name>a</name><devices>\
+            <disk type='block'><source dev='/dev/disk/by-path/x'/></disk>\
+            <disk type='file'><source file='/a.qcow2'/><backingStore type='block'><source dev='/dev/sdb'/></backingStore></disk>\
+            <disk type='volume'><source pool='san' volume='unit:0:0:1'/></disk>\
+            <disk type='network'><source protocol='rbd' name='vms/a'/></disk>\
+            <interface><source dev='eth0'/></interface></devices></domain>";
+        let found = DomainDisk::read("a", xml).unwrap();
+        let paths: Vec<_> = found.iter().filter_map(|it| it.path.as_ref()?.to_str()).collect();
+        assert_eq!(paths, ["/dev/disk/by-path/x", "/a.qcow2", "/dev/sdb"]);
+        let volumes: Vec<_> = found.iter().filter_map(|it| it.volume.clone()).collect();
+        assert_eq!(volumes, [("san".to_string(), "unit:0:0:1".to_string())]);
+        assert!(found.iter().all(|it| it.domain == "a" && it.owner.is_none()));
     }
 
     #[test]

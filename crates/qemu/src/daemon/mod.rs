@@ -11,7 +11,7 @@ mod rbd;
 use std::fs::File;
 
 pub use cpu::CpuModel;
-pub use domain::{FoundDomain, Owner};
+pub use domain::{DomainDisk, FoundDomain, Owner};
 pub use offers::Offers;
 pub use pool::{NewVolume, Pool, PoolKind, Volume};
 pub(crate) use rbd::{KEY, escaped};

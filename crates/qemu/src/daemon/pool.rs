@@ -34,7 +34,7 @@ pub struct Pool {
     pub path: PathBuf,
     /// The server and folder of a network file system that it is, or the pool of Ceph, by which pools of several hosts are known for one.
     pub source: Option<String>,
-    /// Free bytes, as the daemon last saw it.
+    /// Free bytes, as the daemon last saw it; of LUNs, which are as large as they are, all that there can be.
     pub available_bytes: u64,
 }
 
@@ -47,6 +47,8 @@ pub enum PoolKind {
     Logical,
     /// Images of a pool of Ceph.
     Rbd(RbdPool),
+    /// LUNs that somebody made, as block devices of the daemon's host (`iscsi`, `scsi`, `mpath`).
+    Luns,
     /// Something else, by libvirt's name for it.
     Other(String),
 }
@@ -54,6 +56,10 @@ pub enum PoolKind {
 /// A volume that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// Where the daemon's host has it.
+    pub path: PathBuf,
     /// What tells it from others, and from a later one of its name where its pool has such a thing (the UUID of a logical volume).
     pub key: String,
     /// Bytes that a guest sees; 0 if the daemon does not say.
@@ -96,20 +102,24 @@ impl Pool {
                 Some(pool) => PoolKind::Rbd(pool),
                 None => PoolKind::Other("rbd".into()),
             },
+            "iscsi" | "scsi" | "mpath" => PoolKind::Luns,
             other => PoolKind::Other(other.to_string()),
         };
         let source = match &kind {
             PoolKind::Rbd(pool) => Some(pool.place()),
-            PoolKind::Files | PoolKind::Logical | PoolKind::Other(_) => source,
+            PoolKind::Files | PoolKind::Logical | PoolKind::Luns | PoolKind::Other(_) => source,
         };
         let bytes = child("available").and_then(|node| node.text()).and_then(|text| text.trim().parse().ok());
         Ok(Pool {
             name: child("name").and_then(|node| node.text()).unwrap_or_default().to_string(),
+            available_bytes: match kind {
+                PoolKind::Luns => u64::MAX,
+                _ => bytes.unwrap_or_default(),
+            },
             kind,
             is_active,
             source,
             path: path.unwrap_or_default().into(),
-            available_bytes: bytes.unwrap_or_default(),
         })
     }
 }
@@ -190,6 +200,20 @@ impl Daemon {
         Ok(lines.iter().filter_map(|line| Some(line[line.find(&folder)? + 1..].into())).collect())
     }
 
+    /// The names of the LUNs of a pool, as the daemon saw them last.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn luns(&self, pool: &str) -> Result<Vec<String>, QemuError> {
+        let lines = self.virsh.lines(&["vol-list", "--pool", pool])?;
+        // Each before its path, below a heading; they have no spaces.
+        let name = |line: &String| {
+            let (name, path) = line.split_once(' ')?;
+            path.trim_start().starts_with('/').then(|| name.to_string())
+        };
+        Ok(lines.iter().filter_map(name).collect())
+    }
+
     /// A volume of a pool, as the daemon saw it last; nothing if there is none of that name.
     ///
     /// # Errors
@@ -210,7 +234,11 @@ impl Daemon {
                 let told = |name: &str| root.children().find(|node| node.has_tag_name(name))?.text();
                 let bytes =
                     |name: &str| told(name).and_then(|text| text.trim().parse().ok()).unwrap_or_default();
+                let target = root.children().find(|node| node.has_tag_name("target"));
+                let path = target.and_then(|node| node.children().find(|it| it.has_tag_name("path"))?.text());
                 Ok(Some(Volume {
+                    name: told("name").unwrap_or_default().to_string(),
+                    path: path.unwrap_or_default().into(),
                     key: told("key").unwrap_or_default().to_string(),
                     bytes: bytes("capacity"),
                     allocated_bytes: bytes("allocation"),
@@ -314,6 +342,10 @@ mod tests {
         assert_eq!((pool.name.as_str(), pool.path), ("images", PathBuf::from("/srv/images")));
         let kind = |name: &str| Pool::read(&xml.replace("dir", name), false).unwrap().kind;
         assert_eq!((kind("logical"), kind("disk")), (PoolKind::Logical, PoolKind::Other("disk".into())));
+        for it in ["iscsi", "scsi", "mpath"] {
+            assert_eq!(kind(it), PoolKind::Luns, "{it}");
+        }
+        assert_eq!(kind("iscsi-direct"), PoolKind::Other("iscsi-direct".into()), "no block devices");
         let rbd =
             xml.replace("'dir'", "'rbd'").replace("<target>", "<source><name>vms</name></source><target>");
         let rbd = Pool::read(&rbd, true).unwrap();
