@@ -85,6 +85,43 @@ impl Landing {
         Some(landing)
     }
 
+    /// As [`Landing::with_lvm`], with a pool `san` of the first daemon instead: LUN N of it is the file `N.img` of these [`Loops`], of so many bytes
+    /// of this value.
+    pub fn with_luns(
+        number: u8,
+        luns: &[(u64, u8)],
+        vms: impl FnOnce(&Path) -> Vec<Value>,
+    ) -> Option<(Landing, Loops)> {
+        if !Path::new("/dev/loop-control").exists() {
+            println!("skipped: no loop devices here");
+            return None;
+        }
+        let folder = tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap();
+        let scsi = folder.path().join("scsi");
+        let mut loops = Loops { folder: folder.path().join("luns"), devices: Vec::new() };
+        std::fs::create_dir(&scsi).unwrap();
+        std::fs::create_dir(&loops.folder).unwrap();
+        for (lun, (bytes, value)) in (1..).zip(luns) {
+            let file = loops.file(lun);
+            std::fs::write(&file, vec![*value; *bytes as usize]).unwrap();
+            let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+            let device = String::from_utf8_lossy(&made.stdout).trim().to_string();
+            std::fs::write(scsi.join(lun.to_string()), device.trim_start_matches("/dev/")).unwrap();
+            loops.devices.push(device);
+        }
+        let landing = Landing { is_inside: true, ..Landing::in_folder(folder, number, vms)? };
+        let pool =
+            ["pool-define-as", "san", "scsi", "--adapter-name", "host9", "--target", "/dev/disk/by-path"];
+        if let Err(error) = landing.hosts.virsh("a", &pool) {
+            assert!(std::env::var_os("DROVER_NEEDS_LIBVIRT").is_none(), "{error}");
+            println!("skipped: this libvirt has no driver for SCSI hosts ({error})");
+            return None;
+        }
+        landing.hosts.virsh("a", &["pool-start", "san"]).unwrap();
+        Some((landing, loops))
+    }
+
     /// As [`Landing::new`], with the address of the second daemon by TLS, and the folder of the certificates for it.
     pub fn by_tls(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<(Landing, String, PathBuf)> {
         let folder = tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap();
@@ -279,6 +316,26 @@ impl Landing {
         let file = self.folder.path().join("somebodys.xml");
         std::fs::write(&file, xml).unwrap();
         self.hosts.virsh(host, &["define", file.to_str().unwrap()]).unwrap();
+    }
+}
+
+/// Loop devices, as long as this lives.
+pub struct Loops {
+    folder: PathBuf,
+    devices: Vec<String>,
+}
+
+impl Loops {
+    pub fn file(&self, lun: usize) -> PathBuf {
+        self.folder.join(format!("{lun}.img"))
+    }
+}
+
+impl Drop for Loops {
+    fn drop(&mut self) {
+        for device in &self.devices {
+            let _ = Command::new("losetup").args(["--detach", device]).status();
+        }
     }
 }
 

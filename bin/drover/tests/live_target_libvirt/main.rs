@@ -6,6 +6,7 @@ mod eight;
 mod hosts;
 mod kills;
 mod kinds;
+mod luns;
 mod lvm;
 mod lvm_far;
 mod real_ceph;
