@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use drover_agent::limits::{DayLimits, Sharers};
 use drover_copy::RetryPolicy;
 use drover_engine::{
-    Board, Cause, EngineError, GivenUp, Leave, LimitsInForce, Observer, PlanRow, PlanState, RunFacts,
-    RunOutcome, Runner, Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow, VmState, chain,
-    others_have,
+    Board, Cause, EngineError, GivenUp, GoingOn, Leave, LimitsInForce, Observer, PlanRow, PlanState,
+    RunFacts, RunOutcome, Runner, Schedule, SourceProvider, Store, SystemClock, TargetProvider, VmRow,
+    VmState, chain, others_have,
 };
 use drover_landing::{PlanPolicy, PlanTarget, found};
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, NAMES_SHOWN_MAX, Others, PlannedVm, Problem, as_begun};
-use drover_source::{PlanSource, SharedReads, hide_what_passes_see_to, inventories};
+use drover_source::{Judge, PlanSource, SharedReads, hide_what_passes_see_to, inventories};
 use drover_types::inventory::{About, Inventory};
 use drover_types::{count, some_of};
 
@@ -30,10 +30,6 @@ use crate::plan_file::{self, PlanFile};
 use crate::source::{source_of, source_to_give_up};
 use crate::state::state_folder;
 use crate::traces::{self, Traced};
-
-mod going_on;
-
-use going_on::{GoingOn, Judge};
 
 /// How long giving up waits for whoever runs the plan.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
@@ -173,7 +169,7 @@ impl Prepared {
         let mut going_on = match meant {
             // It is alone, and whoever meant it goes by what it is refused for.
             Some(_) => GoingOn::default(),
-            None => GoingOn::of(store, &file, others, &resolution.vms)?,
+            None => GoingOn::of(store, &file.plan.name, &file.text, others, &resolution.vms)?,
         };
         plan::judge_here(&file, &provider, &inventory, &mut resolution);
         found::recall(&state_folder(state), &mut resolution.vms);
@@ -211,7 +207,7 @@ impl Prepared {
         let facts = evidence::facts(&file, &resolution, &inventory);
         let vms = resolution.vms;
         going_on.words(&file.plan.name, &vms).iter().for_each(|text| words.say(text));
-        let judge = going_on.judge(&file.plan, inventory);
+        let judge = Judge::of(going_on.into_in_question(), &file.plan, inventory);
         check_none_is_left_out(store, &file.plan.name, &vms)?;
         check_what_arrived(store, &file.plan.name, &vms, &target, words)?;
         // They were laid over the inventory, and a plan may have thousands.
@@ -259,7 +255,7 @@ impl Prepared {
         let observer = &Logged(&traced);
         self.provider.outlast(self.file.plan.limits.retry_for);
         let (provider, judge, store) = (&self.provider, self.judge.as_ref(), setting.store);
-        let doubts = |vm: &PlannedVm| judge.map_or(Ok(()), |judge| judge.check(vm, provider, store));
+        let may_begin = |vm: &PlannedVm| judge.map_or(Ok(()), |judge| judge.check(vm, provider, store));
         let runner = Runner {
             plan: &self.file.plan.name,
             text: &self.file.text,
@@ -284,7 +280,7 @@ impl Prepared {
             options: &options(&self.file.plan.limits, setting.memory),
             stop: setting.stop,
             leave: setting.leave,
-            doubts: &doubts,
+            may_begin: &may_begin,
             clock: &SystemClock,
             hooks: &Outside::new(&self.file.folder),
         };

@@ -182,7 +182,7 @@ fn context<'a>(
     // It is asked for here, before each step.
     let leave = &|| Ok(());
     // No VM begins.
-    let doubts = &|_: &PlannedVm| Ok(());
+    let may_begin = &|_: &PlannedVm| Ok(());
     Context {
         plan,
         source,
@@ -193,7 +193,7 @@ fn context<'a>(
         options,
         stop,
         leave,
-        doubts,
+        may_begin,
         clock,
         outside: None,
     }

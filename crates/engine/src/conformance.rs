@@ -259,7 +259,7 @@ impl<'a> Run<'a> {
             options: &TransferOptions::default(),
             stop: &StopSignal::default(),
             leave: &|| Ok(()),
-            doubts: &|_| Ok(()),
+            may_begin: &|_| Ok(()),
             clock: &SystemClock,
             facts: &crate::RunFacts::default(),
             hooks: &crate::NoHooks,

@@ -11,10 +11,12 @@ mod begun;
 mod cancel;
 mod clock;
 pub mod conformance;
+pub mod deadlines;
 mod error;
 mod event;
 mod foresight;
 mod give_up;
+mod going_on;
 mod gone;
 mod hooks;
 mod itinerary;
@@ -32,7 +34,6 @@ mod runner;
 mod slots;
 mod standing;
 mod store;
-pub mod timely;
 mod tracking;
 mod waits;
 mod wave_hooks;
@@ -44,6 +45,7 @@ pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
 pub use foresight::Foresight;
+pub use going_on::GoingOn;
 pub use hooks::{Answer, CallKind, HookResult, HookRunner, NoHooks, POST_START, PRE_CUTOVER};
 pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use limits::{LimitsInForce, LimitsOrder, PlanLimits, ask_limits, plan_limits};
@@ -63,7 +65,7 @@ pub use report::{
     DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, arrived_vms, plan_report, rates,
     vm_details,
 };
-pub use runner::{Doubts, RunOutcome, Runner};
+pub use runner::{MayBegin, RunOutcome, Runner};
 pub use slots::{InUse, Schedule, budgets_of, host_limits};
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{

@@ -45,7 +45,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const FORESIGHT_WAIT: Duration = Duration::from_secs(2);
 
 /// Says what stands against a VM that is about to begin, if something does.
-pub type Doubts<'a> = dyn Fn(&PlannedVm) -> Result<(), ProviderError> + Sync + 'a;
+pub type MayBegin<'a> = dyn Fn(&PlannedVm) -> Result<(), ProviderError> + Sync + 'a;
 
 /// A plan to be run.
 pub struct Runner<'a> {
@@ -92,7 +92,7 @@ pub struct Runner<'a> {
     /// frozen, and before what was done is undone. A VM without it is left as it is, and its source is not even looked at.
     pub leave: &'a Leave<'a>,
     /// Asked when a VM begins: of one that something stood against as the run was gone on with, whether it still does.
-    pub doubts: &'a Doubts<'a>,
+    pub may_begin: &'a MayBegin<'a>,
     /// The time.
     pub clock: &'a dyn Clock,
     /// Calls hooks and asks checks.
@@ -408,7 +408,7 @@ impl Runner<'_> {
             options: self.options,
             stop: self.stop,
             leave: self.leave,
-            doubts: self.doubts,
+            may_begin: self.may_begin,
             clock: self.clock,
             outside: Some(Outside { runner: self.hooks, facts: self.facts, run }),
         }

@@ -7,6 +7,7 @@
 //! vddk         the ways to vSphere's disks, and VDDK as one; nfc: NFC, and whether hosts can be reached by it
 //! hot_add      disks that proxy VMs read, what is attached there, and what stands in the way
 //! hidden       what of an inventory does not count for a plan that goes on
+//! judge        what stands against a VM when its turn comes, of a plan that went on although something did
 //! reads        how much may be read in a second; urgent: which hosts are read while a guest is down for it
 //! rights       what a plan needs its user to be allowed
 //! inventories  one inventory of a source at a time, for all plans of a state folder
@@ -26,6 +27,7 @@ pub mod check;
 mod hidden;
 mod hot_add;
 pub mod inventories;
+mod judge;
 pub mod login;
 mod measure;
 mod nfc;
@@ -41,6 +43,7 @@ mod vsphere;
 
 pub use appliance::Appliance;
 pub use hidden::{hide_own_snapshots, hide_what_passes_see_to};
+pub use judge::Judge;
 pub use measure::Measured;
 pub use reads::SharedReads;
 pub use setting::{Setting, SourceError};

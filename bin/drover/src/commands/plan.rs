@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use drover_engine::timely::{manual_in_windows, past_moments, past_waves, past_windows};
+use drover_engine::deadlines::{manual_in_windows, past_moments, past_waves, past_windows};
 use drover_engine::{Clock, Store, StoreError, SystemClock, others_have};
 use drover_landing::look::Inspected;
 use drover_landing::{PlanPolicy, PlanTarget, far, found, room_problems};

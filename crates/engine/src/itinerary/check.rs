@@ -24,7 +24,7 @@ pub(super) fn begin_anew(plan: &str, name: &str) -> String {
 
 impl Journey<'_> {
     pub(super) fn check(&mut self) -> Outcome<()> {
-        (self.context.doubts)(self.planned)?;
+        (self.context.may_begin)(self.planned)?;
         if self.planned.warm.is_some() && self.context.source.tracking().is_none() {
             return Err(self.refused("cannot move warm: its source tracks no changes", "use `mode: cold`"));
         }

@@ -40,7 +40,7 @@ use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
-use crate::runner::Doubts;
+use crate::runner::MayBegin;
 use crate::slots::Slots;
 use crate::standing::VmEnd;
 use crate::store::{DiskRow, Store};
@@ -86,7 +86,7 @@ pub(crate) struct Context<'a> {
     /// Asked before each phase, and before anything is undone.
     pub(crate) leave: &'a Leave<'a>,
     /// Asked before anything is done with a VM.
-    pub(crate) doubts: &'a Doubts<'a>,
+    pub(crate) may_begin: &'a MayBegin<'a>,
     pub(crate) clock: &'a dyn Clock,
     /// Absent where nothing is called: while a plan is given up.
     pub(crate) outside: Option<Outside<'a>>,

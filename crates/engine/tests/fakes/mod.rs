@@ -310,7 +310,7 @@ impl World {
             options: &options,
             stop,
             leave: &|| self.leave(),
-            doubts: &|vm| self.doubt(vm),
+            may_begin: &|vm| self.doubt(vm),
             clock: &self.clock,
             hooks: self,
         };

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use drover_engine::timely::closing_key;
+use drover_engine::deadlines::closing_key;
 use drover_forecast::{WaveForecast, foresee_roughly, tight_waves};
 use drover_plan::{Begun, PlannedVm, Problem};
 use drover_types::counted;
