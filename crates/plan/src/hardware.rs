@@ -123,6 +123,9 @@ impl PlannedVm {
                 let text = format!("{label} has MAC address {mac}, and the plan gives {had_mac} an address");
                 found.refused.push(text);
             }
+            (true, false) if nic.network.is_empty() && !was.network.is_empty() => found.refused.push(format!(
+                "{label} has MAC address {mac} on a network that the source does not tell, and had {had_mac} on '{had_network}', so it may be another card"
+            )),
             // One that was added in place of one that was removed gets its label.
             (true, true) => found.refused.push(format!(
                 "{label} has MAC address {mac} on network '{network}' and had {had_mac} on '{had_network}', so it may be another card"
@@ -335,6 +338,11 @@ mod tests {
         // The first one was removed, and another added.
         now.nics = vec![card(1, "00:50:56:01:02:03", "dmz"), vm.vm.nics[1].clone()];
         let why = "Network adapter 1 has MAC address 00:50:56:01:02:03 on network 'dmz' and had 00:50:56:aa:bb:cc on 'prod', so it may be another card";
+        assert_eq!(vm.take_hardware(&now), Err(vec![why.to_string()]));
+        assert_eq!(vm, was);
+        // Nobody tells that it is on the network that the first one was on.
+        now.nics[0].network.clear();
+        let why = "Network adapter 1 has MAC address 00:50:56:01:02:03 on a network that the source does not tell, and had 00:50:56:aa:bb:cc on 'prod', so it may be another card";
         assert_eq!(vm.take_hardware(&now), Err(vec![why.to_string()]));
         assert_eq!(vm, was);
     }
