@@ -288,24 +288,22 @@ fn cancel_vm(
     if problems.is_empty() {
         let told = untrack(context, &planned)?;
         notes.extend(told.map(|told| format!("{}: {told}", row.name)));
-        context.store.set_snapshot(context.plan, &row.id, None)?;
         // A plan that is begun anew calls all of them again.
         context.store.forget_hooks(context.plan, &row.id, "")?;
         let unwell = failed_after_start(row).filter(|_| state == VmState::Done);
         notes.extend(unwell.as_ref().map(|(text, _)| format!("{}: {text}", row.name)));
         // Told by `drover status` and the report, too.
         let why = unwell.as_ref().map(|(text, cause)| (text.as_str(), *cause, None));
-        let why = kept.as_deref().map(|kept| (kept, "source", None)).or(why);
-        // Before it ends: nobody looks after one that was given up.
-        if kept.is_some() {
-            forget_passes(context, &planned)?;
-            // Nobody can switch it on again.
-            context.store.set_switched_off(context.plan, &row.id, false)?;
-        }
-        context.store.end_vm(context.plan, &row.id, state, why)?;
-        if let Some(kept) = kept {
-            notes.push(format!("{}: {kept}", row.name));
-            given_up.kept.push(row.name.clone());
+        match kept {
+            Some(kept) => {
+                context.store.end_gone(context.plan, &row.id, &kept)?;
+                notes.push(format!("{}: {kept}", row.name));
+                given_up.kept.push(row.name.clone());
+            }
+            None => {
+                context.store.set_snapshot(context.plan, &row.id, None)?;
+                context.store.end_vm(context.plan, &row.id, state, why)?;
+            }
         }
     }
     Ok(problems)
@@ -381,7 +379,7 @@ fn undo(
             problems.extend(match removed {
                 Ok(stays) => {
                     notes.extend(stays.iter().map(|stays| format!("{}: {stays}", row.name)));
-                    forget_passes(context, planned).err().map(|error| unkept(&error))
+                    context.store.forget_warm(context.plan, &planned.vm.id).err().map(|error| unkept(&error))
                 }
                 Err(error) => Some(chain(&error)),
             });
@@ -418,14 +416,6 @@ fn leave_on(
         Ok(()) => switch_on_again(context, planned),
         Err(error) => vec![chain(&error)],
     })
-}
-
-fn forget_passes(context: &Context<'_>, planned: &PlannedVm) -> Result<(), StoreError> {
-    let (store, plan, id) = (context.store, context.plan, &planned.vm.id);
-    let tracking_on = store.warm(plan, id)?.tracking_on;
-    store.forget_warm(plan, id)?;
-    // Still to be undone.
-    if tracking_on { store.set_tracking_on(plan, id, true) } else { Ok(()) }
 }
 
 /// Whether a guest runs, or may run, that a run of the plan, killed since then, may have asked to shut down a moment ago.

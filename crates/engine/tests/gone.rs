@@ -85,7 +85,12 @@ fn what_is_left_of_one_that_is_gone_is_forgotten_before_it_counts_as_given_up() 
         stop_at_wait(&world, 2);
         world
     };
-    let cases: [Case; 2] = [(cold, "UPDATE OF switched_off ON vm"), (warm, "DELETE ON pass")];
+    let cases: [Case; 3] = [
+        (cold, "UPDATE OF switched_off ON vm"),
+        (warm, "DELETE ON pass"),
+        // The last that is written: by then all else is forgotten.
+        (warm, "UPDATE OF state ON vm WHEN NEW.state = 'cancelled'"),
+    ];
     for (world, step) in cases {
         let world = world();
         lose(&world);
@@ -102,6 +107,7 @@ fn what_is_left_of_one_that_is_gone_is_forgotten_before_it_counts_as_given_up() 
         let given_up = given_up(&world);
         assert_eq!((given_up.left, given_up.kept), (vec![], vec!["on".to_string()]), "{step}");
         let row = world.row("vm-on");
+        assert!(row.error.as_ref().unwrap().contains("its copy is whole"), "{step}: {:?}", row.error);
         assert_eq!((row.state, row.switched_off), (VmState::Cancelled, false), "{step}");
         assert!(world.store.passes_of(PLAN, "vm-on").unwrap().is_empty(), "{step}");
     }

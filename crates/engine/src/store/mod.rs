@@ -381,15 +381,18 @@ impl Store {
         state: VmState,
         error: Option<(&str, &str, Option<&str>)>,
     ) -> Outcome<()> {
-        let (text, cause, advice) =
-            error.map_or((None, None, None), |(text, cause, advice)| (Some(text), Some(cause), advice));
+        self.change(Durable::Now, |db| end_vm(db, plan, vm, state, error))
+    }
+
+    /// Ends a VM that is given up and that its source has no more, with what becomes of its copy. All that is recorded of what is
+    /// to be undone at its source is forgotten with it: nobody looks after it any more, and who is killed here finds it as it was.
+    pub(crate) fn end_gone(&self, plan: &str, vm: &str, words: &str) -> Outcome<()> {
         self.change(Durable::Now, |db| {
-            db.execute(
-                "UPDATE vm SET state = ?3, error = ?4, cause = ?5, advice = ?6, ended_ms = ?7 WHERE plan = ?1 AND id = ?2",
-                params![plan, vm, word(&state), text, cause, advice, now_ms()],
-            )
-        })?;
-        Ok(())
+            warm::give_up(db, plan, vm)?;
+            let sql = "UPDATE vm SET switched_off = 0, snapshot = NULL WHERE plan = ?1 AND id = ?2";
+            db.execute(sql, [plan, vm])?;
+            end_vm(db, plan, vm, VmState::Cancelled, Some((words, "source", None)))
+        })
     }
 
     /// Records the snapshot that drover holds on a VM, or that it holds none.
@@ -630,6 +633,19 @@ impl Store {
     fn wrap(&self, source: StoreFault) -> StoreError {
         StoreError { path: self.path.clone(), source }
     }
+}
+
+fn end_vm(
+    db: &Connection,
+    plan: &str,
+    vm: &str,
+    state: VmState,
+    error: Option<(&str, &str, Option<&str>)>,
+) -> rusqlite::Result<()> {
+    let (text, cause, advice) =
+        error.map_or((None, None, None), |(text, cause, advice)| (Some(text), Some(cause), advice));
+    let sql = "UPDATE vm SET state = ?3, error = ?4, cause = ?5, advice = ?6, ended_ms = ?7 WHERE plan = ?1 AND id = ?2";
+    db.execute(sql, params![plan, vm, word(&state), text, cause, advice, now_ms()]).map(drop)
 }
 
 fn add_event(

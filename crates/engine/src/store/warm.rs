@@ -277,12 +277,7 @@ impl Store {
 
     /// Forgets all passes of a VM and what went with them.
     pub fn forget_warm(&self, plan: &str, vm: &str) -> Outcome<()> {
-        self.change(Durable::Now, |db| {
-            ["warm", "tracked", "pass"].iter().try_for_each(|table| {
-                let sql = format!("DELETE FROM {table} WHERE plan = ?1 AND vm = ?2");
-                db.execute(&sql, [plan, vm]).map(|_| ())
-            })
-        })
+        self.change(Durable::Now, |db| give_up(db, plan, vm))
     }
 
     /// Forgets all passes of a VM, but not what was found out about it or asked for.
@@ -372,6 +367,16 @@ impl Store {
     ) -> Outcome<()> {
         self.change(durable, |db| set_warm(db, plan, vm, set, values))
     }
+}
+
+/// Forgets all about the passes of a VM but that change tracking is on, which is still to be undone.
+pub(super) fn give_up(db: &rusqlite::Connection, plan: &str, vm: &str) -> rusqlite::Result<()> {
+    let sql = "SELECT coalesce(max(tracking_on), 0) FROM warm WHERE plan = ?1 AND vm = ?2";
+    let tracking_on: bool = db.query_row(sql, [plan, vm], |row| row.get(0))?;
+    for table in ["warm", "tracked", "pass"] {
+        db.execute(&format!("DELETE FROM {table} WHERE plan = ?1 AND vm = ?2"), [plan, vm])?;
+    }
+    if tracking_on { set_warm(db, plan, vm, "tracking_on = ?3", &[&true]) } else { Ok(()) }
 }
 
 fn set_warm(
