@@ -79,7 +79,9 @@ impl Fleet {
     fn wait_until_sending(&self, guests: &[&str]) {
         for guest in guests {
             let is_it = |event: &Value| event["guest"] == **guest && moves::is_sending(event);
-            assert!(moves::is_told(&self.path("out"), is_it), "nothing of {guest} is sent");
+            let is_told = moves::is_told(&self.path("out"), is_it);
+            let told = || std::fs::read_to_string(self.path("out")).unwrap();
+            assert!(is_told, "nothing of {guest} is sent: {}", told());
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drover_lab::{Output, Pulse, PulseOptions};
 use drover_qemu::Qmp;
@@ -124,12 +124,19 @@ pub fn truly_ended(child: Child, told: &Path) -> Output {
     Output { code: output.status.code(), out, err: String::from_utf8(output.stderr).unwrap() }
 }
 
+/// Within this time things that are waited for are told, on a machine that is busy with other tests.
+const PATIENCE: Duration = Duration::from_secs(240);
+
 /// Waits until such an event is told in this file; false if it never is.
 pub fn is_told(told: &Path, is_it: impl Fn(&Value) -> bool) -> bool {
-    (0..120_000).any(|_| {
-        std::thread::sleep(Duration::from_millis(1));
-        has_told(told, &is_it)
-    })
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        if has_told(told, &is_it) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    has_told(told, &is_it)
 }
 
 /// Whether such an event is told in this file by now.
