@@ -149,7 +149,7 @@ fn ctrl_c_ends_a_hook_that_runs_and_what_was_done_is_undone() {
     let began = Instant::now();
     kill_process(Pid::from_child(&started.child), Signal::INT).unwrap();
     assert_eq!(started.child.wait().unwrap().code(), Some(130));
-    assert!(began.elapsed() < Duration::from_secs(60), "it does not wait for the hook");
+    assert!(began.elapsed() < Duration::from_secs(300), "it does not wait for the hook");
     assert!(!is_alive(&lines(&pid_file)[0]));
     assert_eq!(power(&stage), "poweredOn");
     let told: Value = serde_json::from_str(&std::fs::read_to_string(stage.path("failed")).unwrap()).unwrap();

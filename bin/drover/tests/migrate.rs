@@ -529,6 +529,8 @@ fn a_collector_gets_one_trace_for_each_vm_and_one_that_does_not_answer_fails_not
             .drover
             .command(&["migrate", plan])
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+            // One that is waited for until it answers takes an hour.
+            .env("OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")
             .output()
             .unwrap();
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -558,5 +560,5 @@ fn a_collector_gets_one_trace_for_each_vm_and_one_that_does_not_answer_fails_not
     let began = std::time::Instant::now();
     let words = migrate(&stage.plan("untraced", &[("/vms\n", "/others\n")]), &url);
     assert!(words.contains("note: not all traces were sent"), "{words}");
-    assert!(began.elapsed().as_secs() < 15, "{:?}", began.elapsed());
+    assert!(began.elapsed().as_secs() < 300, "{:?}", began.elapsed());
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::cluster::{CLASS, Cluster, IMAGE};
 use crate::program::workspace;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Values by name, as JSON or plain words.
 pub type Values = BTreeMap<String, String>;

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 
 use crate::program::{lab_folder, workspace};
 
-/// How long it may take to come.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long it may take to come, on a machine that is busy with something else.
+const PATIENCE: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(100);
 /// How long its API server may take for an answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);

@@ -15,7 +15,7 @@ use drover_types::{ByteSpan, ExtentKind};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A simulated host with a disk that ends within a chunk, and the library that reads it.
 struct Lab {

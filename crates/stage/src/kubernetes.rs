@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::Stage;
 use crate::process::recorded_in;
 
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 pub const NAMESPACE: &str = "vms";
 pub const CLAIMS: &str = "/api/v1/namespaces/vms/persistentvolumeclaims";
 pub const PODS: &str = "/api/v1/namespaces/vms/pods";

@@ -400,7 +400,7 @@ fn orders_lead_nowhere_but_into_pools_and_no_disk_is_a_machines_file() {
 }
 
 fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let until = std::time::Instant::now() + Duration::from_secs(30);
+    let until = std::time::Instant::now() + Duration::from_secs(120);
     while !holds() {
         assert!(std::time::Instant::now() < until, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(5));

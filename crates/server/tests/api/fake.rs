@@ -67,7 +67,7 @@ impl TestGate {
     pub fn wait_for(&self, what: &str, count: usize) {
         let come = |state: &GateState| state.entered.iter().filter(|it| **it == what).count();
         let state = self.state.lock().unwrap();
-        let time = Duration::from_secs(30);
+        let time = Duration::from_secs(120);
         let (state, _) = self.changed.wait_timeout_while(state, time, |state| come(state) < count).unwrap();
         assert!(come(&state) >= count, "{what}: {} of {count} came", come(&state));
     }
@@ -472,7 +472,7 @@ impl Stage {
 
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         stream
     }
 
