@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ const SILENCE_S: &str = "60";
 /// What `timeout` ends with then.
 const TIMED_OUT: i32 = 124;
 const STARTS: usize = 3;
+/// What a daemon has found out of its QEMUs, which takes it seconds. It looks anew if they, or libvirt, are others.
+const FOUND: &str = "var/cache/libvirt/qemu/capabilities";
 
 /// A daemon that does not answer.
 #[derive(Debug, thiserror::Error)]
@@ -55,9 +58,26 @@ impl Hosts {
         Ok(None)
     }
 
+    /// Has the daemons begin with what others have found.
+    fn begin(folder: &Path) -> Result<Hosts> {
+        let kept = lab_folder().join("libvirt/capabilities");
+        // With Ceph a QEMU has modules that it has not without.
+        let is_usual = !folder.join("ceph").exists();
+        if is_usual {
+            for host in ["a", "b"] {
+                hand_on(&kept, &folder.join(host).join(FOUND))?;
+            }
+        }
+        let hosts = Hosts::begin_patiently(folder)?;
+        if is_usual {
+            hand_on(&folder.join("a").join(FOUND), &kept)?;
+        }
+        Ok(hosts)
+    }
+
     /// Begins anew where a daemon does not come to answer: the QEMU that it looks at may hang before it says a word, seen once on
     /// a busy machine, and the daemon waits for that without end.
-    fn begin(folder: &Path) -> Result<Hosts> {
+    fn begin_patiently(folder: &Path) -> Result<Hosts> {
         for _ in 1..STARTS {
             match Hosts::begin_once(folder) {
                 Err(error) if error.is::<Silent>() => println!("{error}: once more"),
@@ -260,6 +280,33 @@ impl Drop for Hosts {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
+}
+
+/// Copies that were made by [`hand_on`].
+static COPIES: AtomicU32 = AtomicU32::new(0);
+
+/// Copies what daemons have found to another folder, where it is not the same already.
+fn hand_on(from: &Path, to: &Path) -> Result<()> {
+    // Where there is none, nobody has found anything yet.
+    let Ok(entries) = std::fs::read_dir(from) else { return Ok(()) };
+    std::fs::create_dir_all(to)?;
+    for entry in entries {
+        let entry = entry?;
+        let (file, there) = (entry.path(), to.join(entry.file_name()));
+        if file.extension().is_none_or(|it| it != "xml") {
+            continue;
+        }
+        let found = std::fs::read(&file)?;
+        if std::fs::read(&there).is_ok_and(|has| has == found) {
+            continue;
+        }
+        // Whole at once: others read it meanwhile, and write it.
+        let number = COPIES.fetch_add(1, Ordering::Relaxed);
+        let fresh = to.join(format!("{}-{number}.new", std::process::id()));
+        std::fs::write(&fresh, &found)?;
+        std::fs::rename(&fresh, &there)?;
+    }
+    Ok(())
 }
 
 fn virsh_folder() -> PathBuf {
