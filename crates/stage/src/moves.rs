@@ -43,6 +43,8 @@ pub fn is_eased(event: &Value) -> bool {
 
 /// In which a program tells what is waited for: it ends by itself where it cannot.
 const TELLING_TIME_MAX: Duration = Duration::from_secs(300);
+/// Some of what is waited for lasts a tenth of a second; and all that was told is read each time.
+const TELLING_POLL: Duration = Duration::from_millis(2);
 
 /// Tries of a move whose end is to go slower: a machine that is busy with something else looks at QEMU too late for that.
 const EASED_TRIES: usize = 3;
@@ -130,19 +132,16 @@ pub fn truly_ended(child: Child, told: &Path) -> Output {
     Output { code: output.status.code(), out, err: String::from_utf8(output.stderr).unwrap() }
 }
 
-/// Within this time things that are waited for are told, on a machine that is busy with other tests.
-const PATIENCE: Duration = Duration::from_secs(240);
-
 /// Waits until such an event is told in this file; false if it never is.
 pub fn is_told(told: &Path, is_it: impl Fn(&Value) -> bool) -> bool {
-    let until = Instant::now() + PATIENCE;
-    while Instant::now() < until {
-        if has_told(told, &is_it) {
-            return true;
+    let until = Instant::now() + TELLING_TIME_MAX;
+    while !has_told(told, &is_it) {
+        if Instant::now() >= until {
+            return false;
         }
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(TELLING_POLL);
     }
-    has_told(told, &is_it)
+    true
 }
 
 /// The same of a program that may end before: then nothing is waited for, and all that it said is told.
@@ -163,7 +162,7 @@ pub fn wait_until_told(child: &mut Child, told: &Path, what: &str, is_it: impl F
             let _ = child.kill();
             panic!("{what}: {ended:?} {said} {}", std::fs::read_to_string(told).unwrap());
         }
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(TELLING_POLL);
     }
 }
 
