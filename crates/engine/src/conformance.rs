@@ -461,6 +461,10 @@ impl TargetProvider for Watched<'_> {
         self.target.remove_images(vm)
     }
 
+    fn give_back(&self, vm: &PlannedVm) -> Result<Vec<String>, ProviderError> {
+        self.target.give_back(vm)
+    }
+
     fn forget(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.target.forget(vm)
     }

@@ -500,7 +500,12 @@ impl TargetProvider for Domains {
             None if rbd::is_rbd(disk) => {
                 Ok(Arc::new(rbd::open(&self.daemon(vm), vm, disk, Access::Read, None)?))
             }
-            None => self.here.open_for_verify(disk, vm),
+            None => {
+                if lun::is_lun(disk) {
+                    lun::check_same(&self.blocks(vm, &self.daemon(vm)), disk)?;
+                }
+                self.here.open_for_verify(disk, vm)
+            }
         }
     }
 
@@ -544,6 +549,8 @@ impl TargetProvider for Domains {
         // So that libvirt lists the volumes; the domain names their files.
         let _ = self.refresh(vm);
         let daemon = self.daemon(vm);
+        let mut luns = vm.disks.iter().filter(|disk| lun::is_lun(disk));
+        luns.try_for_each(|disk| lun::check_same(&self.blocks(vm, &daemon), disk))?;
         daemon.define(&domain_xml(&spec, &self.options(vm)?)).map_err(qemu_error)?;
         let Some(domain) = self.ours(vm)? else {
             let what = format!("{} was defined at {}, and is not there", vm.target_name, daemon.uri());

@@ -141,6 +141,7 @@ fn disks_land_in_the_luns_that_the_plan_names_and_what_others_have_there_is_not_
     landing.arrives(&["clean", "edges", "--forget"]);
     refuses(&other, "is a disk of the domain one");
     landing.hosts.virsh("a", &["destroy", "one"]).unwrap();
+    refuses(&moved, "is a disk of the domain one");
     landing.hosts.virsh("a", &["undefine", "one"]).unwrap();
     refuses(
         &plan(&landing, "left", "two", &["unit:0:0:1"], &[two]),

@@ -126,7 +126,8 @@ impl Blocks<'_> {
     pub fn is_begun(&self, disk: &PlannedDisk, volume: &Volume) -> Result<bool, ProviderError> {
         let refused = |why: String| {
             let what = format!("{} may not be overwritten: {why}", disk.path.display());
-            Err(ProviderError::new(Cause::Target, what).advise(ANOTHER))
+            let advice = if lun::is_lun(disk) { lun::ANOTHER } else { ANOTHER };
+            Err(ProviderError::new(Cause::Target, what).advise(advice))
         };
         match naming(&self.journal(disk), &tag_of(volume), None) {
             Naming::Nothing | Naming::Unnamed(_) => Ok(false),
@@ -150,7 +151,7 @@ impl Blocks<'_> {
     /// Refuses what is at a disk's place if it is not this plan's.
     pub fn check(&self, disk: &PlannedDisk) -> Result<(), ProviderError> {
         if lun::is_lun(disk) {
-            return lun::check(self, disk, Look::AsKnown).map(drop);
+            return lun::check(self, disk, Look::Anew).map(drop);
         }
         self.ours(disk, Look::AsKnown).map(drop)
     }

@@ -2,7 +2,7 @@
 //! each disk, and drover writes the disk's bytes to it.
 //!
 //! Whose a LUN is goes by its serial number, as for other volumes that are no files ([`super::block`]). What drover did not write is overwritten
-//! only if the plan says so, and a LUN whose first and last MiB are zero counts as empty.
+//! only if the plan says so, and a LUN whose first and last MiB, and samples between, are zero counts as empty.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,7 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use drover_disk::LockedFile;
-use drover_disk::device::{DeviceNumber, device_identity, device_usage, signatures_on, whole_disk_of};
+use drover_disk::device::{
+    DeviceNumber, content_on, device_identity, device_usage, signatures_on, whole_disk_of,
+};
 use drover_engine::{Cause, OpenedTarget, ProviderError};
 use drover_plan::{PlannedDisk, PlannedVm};
 use drover_qemu::QemuError;
@@ -26,7 +28,7 @@ use crate::setting::io_error;
 
 /// Bytes at each end of a LUN that are zero if it holds nothing.
 const END_BYTES: u64 = 1 << 20;
-const ANOTHER: &str = "name another LUN in the plan's `volumes`";
+pub const ANOTHER: &str = "name another LUN in the plan's `volumes`";
 
 /// Whether a disk goes to a volume that was there before, as the plan names it.
 pub fn is_lun(disk: &PlannedDisk) -> bool {
@@ -159,7 +161,9 @@ pub fn check(blocks: &Blocks<'_>, disk: &PlannedDisk, look: Look) -> Result<Volu
     let number = device_at(&disk.path).map_err(failed)?;
     let bytes = bytes_of(&disk.path).map_err(failed)?;
     check_size(disk, bytes)?;
-    let used: Vec<String> = device_usage(Path::new("/"), number).iter().map(ToString::to_string).collect();
+    let paths = paths_of(Path::new("/"), number).map_err(failed)?;
+    let usage = paths.iter().flat_map(|number| device_usage(Path::new("/"), *number));
+    let used: Vec<String> = usage.map(|usage| usage.to_string()).collect();
     if !used.is_empty() {
         let what = format!("{lun} is in use on this host: {}", used.join(", "));
         return Err(refused(what, format!("see whether it may go; or {ANOTHER}")));
@@ -173,15 +177,58 @@ pub fn check(blocks: &Blocks<'_>, disk: &PlannedDisk, look: Look) -> Result<Volu
         );
         return Err(refused(what, advice));
     }
-    if let Some(domain) = domain_on(blocks, (pool, volume.name.as_str()), number).map_err(qemu_error)? {
-        let what = format!("{lun} is a disk of the domain {domain}");
-        return Err(refused(what, format!("take it from that domain, or {ANOTHER}")));
+    let is_ours = is_ours(blocks, disk, &volume)?;
+    if !is_ours && made::is_recorded(vm, disk)? {
+        let what = format!("{lun} is another one than this plan wrote to: its serial number was another");
+        return Err(refused(what, "see why; `drover cancel` the VM, and move it anew"));
     }
-    let is_ours = blocks.is_begun(disk, &volume)? || made::is_tag(vm, disk, &tag)?;
+    if let Some(what) =
+        domain_on(blocks, (pool, volume.name.as_str()), number, is_ours).map_err(qemu_error)?
+    {
+        return Err(refused(format!("{lun} {what}"), format!("take it from that domain, or {ANOTHER}")));
+    }
     if !is_ours && !disk.volume.as_ref().is_some_and(|named| named.overwrite) {
         check_empty(&lun, &disk.path).map_err(failed)??;
     }
     Ok(volume)
+}
+
+fn is_ours(blocks: &Blocks<'_>, disk: &PlannedDisk, volume: &Volume) -> Result<bool, ProviderError> {
+    Ok(blocks.is_begun(disk, volume)? || made::is_tag(blocks.vm, disk, &block::tag_of(volume))?)
+}
+
+/// Refuses a LUN that is another one than the disk was written to.
+pub fn check_same(blocks: &Blocks<'_>, disk: &PlannedDisk) -> Result<(), ProviderError> {
+    let Some(volume) = blocks.volume(disk, Look::Anew)? else { return Err(missing(blocks.daemon, disk)) };
+    if volume.path == disk.path && is_ours(blocks, disk, &volume)? {
+        return Ok(());
+    }
+    let what = format!("{} is another one than {} was written to", name_of(disk), disk.disk.label);
+    Err(refused(what, "see who changed it; `drover cancel` the VM, and move it anew"))
+}
+
+/// The devices by which this host has one LUN: as many as it has paths to it, where nobody puts those together.
+fn paths_of(root: &Path, number: DeviceNumber) -> io::Result<Vec<DeviceNumber>> {
+    let whole = whole_disk_of(root, number).0;
+    let mut paths = vec![number];
+    if let Ok(disks) = std::fs::read_dir(root.join("sys/block")) {
+        for disk in disks {
+            let told = std::fs::read_to_string(disk?.path().join("dev"));
+            let Some(other) = told.ok().and_then(|told| told.trim().parse().ok()) else { continue };
+            if other != whole && is_one(root, other, whole) {
+                paths.push(other);
+            }
+        }
+    }
+    Ok(paths)
+}
+
+/// Whether two devices lead to one LUN.
+fn is_one(root: &Path, one: DeviceNumber, other: DeviceNumber) -> bool {
+    let [one, other] = [one, other].map(|number| whole_disk_of(root, number).0);
+    let identity = device_identity(root, one);
+    // One that has nothing but its number is itself alone.
+    one == other || !identity.contains("number=") && identity == device_identity(root, other)
 }
 
 fn bytes_of(path: &Path) -> io::Result<u64> {
@@ -197,9 +244,9 @@ fn check_size(disk: &PlannedDisk, bytes: u64) -> Result<(), ProviderError> {
     Err(refused(what, format!("{ANOTHER}, or enlarge it")))
 }
 
-/// Refuses a LUN that holds something, as far as its first and last MiB tell.
+/// Refuses a LUN that holds something, as far as its first and last MiB tell, and samples between them.
 fn check_empty(lun: &str, path: &Path) -> io::Result<Result<(), ProviderError>> {
-    let Some(at) = first_byte(path)? else { return Ok(Ok(())) };
+    let Some(at) = first_byte(path)?.or(content_on(path)?) else { return Ok(Ok(())) };
     let marks: Vec<String> = signatures_on(path)?.iter().map(ToString::to_string).collect();
     let held = match marks.is_empty() {
         true => format!("byte {at} is not zero"),
@@ -207,7 +254,7 @@ fn check_empty(lun: &str, path: &Path) -> io::Result<Result<(), ProviderError>> 
     };
     let what = format!("{lun} ({}) holds something that drover has no record of: {held}", path.display());
     let advice = format!(
-        "{ANOTHER}; if what it holds may go, write `,overwrite` behind its name there, or zero its first and last MiB"
+        "{ANOTHER}; if what it holds may go, write `,overwrite` behind its name there, or zero it (`blkdiscard -z`)"
     );
     Ok(Err(refused(what, advice)))
 }
@@ -225,34 +272,40 @@ fn first_byte(path: &Path) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-/// The domain of this daemon that has this LUN, but for the one that this plan made of the VM.
+/// What the domain of this daemon that has this LUN says of it. The one that this plan made of the VM may have a LUN that is its own.
 fn domain_on(
     blocks: &Blocks<'_>,
     (pool, name): (&str, &str),
     number: DeviceNumber,
+    is_ours: bool,
 ) -> Result<Option<String>, QemuError> {
     let vm = &blocks.vm.vm;
     let own = Owner { plan: blocks.plan.to_string(), vm: vm.id.clone(), instance: vm.instance_uuid.clone() };
-    let whole = |number| whole_disk_of(Path::new("/"), number).0;
     // One that is not there is not this.
-    let is_it = |path: &Path| device_at(path).is_ok_and(|other| whole(other) == whole(number));
-    let is_on = |disk: &DomainDisk| -> Result<bool, QemuError> {
-        if disk.path.as_deref().is_some_and(is_it) {
-            return Ok(true);
-        }
-        let Some((of, volume)) = &disk.volume else { return Ok(false) };
-        if of == pool && volume == name {
-            return Ok(true);
-        }
-        // One of a pool that is not active has no path.
-        if !blocks.daemon.pool(of)?.is_some_and(|pool| pool.is_active) {
-            return Ok(false);
-        }
-        Ok(blocks.daemon.volume(of, volume)?.is_some_and(|it| is_it(&it.path)))
-    };
+    let is_it = |path: &Path| device_at(path).is_ok_and(|other| is_one(Path::new("/"), other, number));
+    let has = |disk: &DomainDisk| Some(format!("is a disk of the domain {}", disk.domain));
     for disk in blocks.daemon.disks_of_domains()? {
-        if disk.owner.as_ref() != Some(&own) && is_on(&disk)? {
-            return Ok(Some(disk.domain));
+        if is_ours && disk.owner.as_ref() == Some(&own) {
+            continue;
+        }
+        if disk.path.as_deref().is_some_and(is_it) {
+            return Ok(has(&disk));
+        }
+        let Some((of, volume)) = &disk.volume else { continue };
+        if of == pool && volume == name {
+            return Ok(has(&disk));
+        }
+        let Some(other) = blocks.daemon.pool(of)? else { continue };
+        if other.is_active {
+            if blocks.daemon.volume(of, volume)?.is_some_and(|it| is_it(&it.path)) {
+                return Ok(has(&disk));
+            }
+        } else if other.kind == PoolKind::Luns {
+            // It may run for all that, and its volume has no path.
+            let domain = &disk.domain;
+            return Ok(Some(format!(
+                "may be a disk of the domain {domain}, which has volume {volume} of pool {of}, and that pool is not active"
+            )));
         }
     }
     Ok(None)
@@ -279,18 +332,21 @@ pub fn open(blocks: &Blocks<'_>, disk: &PlannedDisk, size: u64) -> Result<Opened
 
 /// Frees the LUNs of a VM that was given up. They stay as they are, which is told of each.
 pub fn give_back(vm: &PlannedVm) -> Result<Vec<String>, ProviderError> {
-    let mut told = Vec::new();
+    let mut luns = Vec::new();
     for disk in vm.disks.iter().filter(|disk| is_lun(disk)) {
-        if !made::is_recorded(vm, disk)? {
-            continue;
+        if made::is_recorded(vm, disk)? {
+            luns.push(disk);
         }
-        made::forget_disk(vm, disk)?;
-        told.push(format!(
+    }
+    luns.iter().try_for_each(|disk| made::forget_disk(vm, disk))?;
+    let stays = |disk: &&PlannedDisk| {
+        format!(
             "{} ({}) stays as it is, with what was copied to it; to be used by a plan again it has to be named with `,overwrite`, or wiped",
             name_of(disk),
             disk.path.display()
-        ));
-    }
+        )
+    };
+    let told: Vec<String> = luns.iter().map(stays).collect();
     if !told.is_empty() {
         // One that holds something else stays.
         let _ = std::fs::remove_dir(&vm.folder);
@@ -391,12 +447,10 @@ mod tests {
 
         let folder = tempfile::tempdir().unwrap();
         let lun = folder.path().join("lun");
-        let mut bytes = vec![0u8; 4 << 20];
-        // Between its ends nobody looks.
-        bytes[2 << 20] = 1;
+        let bytes = vec![0u8; 4 << 20];
         std::fs::write(&lun, &bytes).unwrap();
         assert!(check_empty("LUN a", &lun).unwrap().is_ok());
-        for at in [0, (1 << 20) - 1, 3 << 20, (4 << 20) - 1] {
+        for at in [0, (1 << 20) - 1, 2 << 20, 3 << 20, (4 << 20) - 1] {
             let mut bytes = bytes.clone();
             bytes[at] = 1;
             std::fs::write(&lun, &bytes).unwrap();

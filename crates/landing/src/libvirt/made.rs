@@ -160,7 +160,9 @@ fn write(vm: &PlannedVm, disk: &PlannedDisk, name: &str) -> Result<(), ProviderE
     let write = || {
         let mut file = File::create(&record)?;
         file.write_all(name.as_bytes())?;
-        file.sync_all()
+        file.sync_all()?;
+        // Its name outlives a power cut, too: what is written to a volume after that is known as drover's.
+        record.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
     };
     write().map_err(|error| io_error("writing", &record, error))
 }

@@ -185,9 +185,12 @@ impl Domains {
                 error.advice.into_iter().fold(problem, Problem::advise)
             })
             .collect();
-        match self.folder(vm) {
-            Ok(folder) => vm.folder = folder,
-            Err(error) => problems.push(of_vm(vm, "target", &chain(&error))),
+        // One without a place is looked at no further.
+        if problems.is_empty() {
+            match self.folder(vm) {
+                Ok(folder) => vm.folder = folder,
+                Err(error) => problems.push(of_vm(vm, "target", &chain(&error))),
+            }
         }
         problems
     }
