@@ -426,6 +426,12 @@ impl Served<'_> {
 
     fn export(&self, index: usize) -> Result<Export, ProviderError> {
         let disk = &self.vm.disks[index];
+        // What is opened is made if it is not there, and a blank disk is no copy.
+        if !self.target.has_image(disk, self.vm)? {
+            let what = format!("{} was copied, and is gone", self.vm.place_of(disk).display());
+            let advice = "see who removed it; `drover cancel` the VM, and move it anew";
+            return Err(ProviderError::new(Cause::Target, what).advise(advice));
+        }
         let opened = self.target.open_disk(disk, self.vm, disk.disk.capacity_bytes)?;
         Ok(Export::new(&index.to_string(), opened.disk).writable())
     }

@@ -85,6 +85,10 @@ fn make(
     vm: &PlannedVm,
     size: u64,
 ) -> Result<Stat, ProviderError> {
+    // What the agent does not see may be there all the same: on a host whose agent it is not.
+    if known_anew(daemon, disk)?.is_some() {
+        return Err(far::lies_elsewhere(there, daemon, disk));
+    }
     // Of a volume that was removed.
     here::remove(&there.journal(disk, vm))?;
     made::intend(vm, disk)?;
@@ -112,7 +116,13 @@ fn volume(daemon: &Daemon, disk: &PlannedDisk) -> Result<Option<Volume>, Provide
     daemon.volume(pool, &volume_name(disk)).map_err(qemu_error)
 }
 
-/// Removes this volume, and none that has its name by now.
+/// The volume that the daemon sees now: what it saw last may be gone, or come, by now.
+fn known_anew(daemon: &Daemon, disk: &PlannedDisk) -> Result<Option<Volume>, ProviderError> {
+    daemon.refresh(disk.pool.as_deref().unwrap_or_default()).map_err(qemu_error)?;
+    volume(daemon, disk)
+}
+
+/// Removes this volume, and none that the daemon knows by its name.
 fn remove_volume(daemon: &Daemon, disk: &PlannedDisk, volume: &Volume) -> Result<(), ProviderError> {
     daemon.remove_volume(disk.pool.as_deref().unwrap_or_default(), &volume.key).map_err(qemu_error)
 }
@@ -125,22 +135,32 @@ pub fn remove(there: &There, daemon: &Daemon, vm: &PlannedVm) -> Result<(), Prov
         if !journal.exists() && !made::is_recorded(vm, disk)? {
             continue;
         }
-        if let Some(stat) = stat(there, disk)? {
-            if !is_ours(there, disk, vm, &stat)? {
+        let (place, uri) = (vm.place_of(disk), daemon.uri());
+        let stat = stat(there, disk)?;
+        if let Some(stat) = &stat {
+            if !is_ours(there, disk, vm, stat)? {
                 // Its journal tells the next look the same.
-                left.push(format!("it stays: {}", block::others(vm, disk, &vm.place_of(disk))?));
+                left.push(format!("it stays: {}", block::others(vm, disk, &place)?));
                 continue;
             }
-            there.end_writers(disk, &stat)?;
-            // What it saw last may be gone by now.
-            daemon.refresh(disk.pool.as_deref().unwrap_or_default()).map_err(qemu_error)?;
-            match volume(daemon, disk)? {
-                Some(volume) if block::tag_of(&volume) == stat.tag => remove_volume(daemon, disk, &volume)?,
-                _ => {
-                    let (place, uri) = (vm.place_of(disk), daemon.uri());
-                    left.push(format!("{} stays: {uri} has another volume of its name", place.display()));
-                    continue;
-                }
+            there.end_writers(disk, stat)?;
+        }
+        match (known_anew(daemon, disk)?, stat) {
+            (Some(volume), Some(stat)) if block::tag_of(&volume) == stat.tag => {
+                remove_volume(daemon, disk, &volume)?;
+            }
+            (None, None) => {}
+            (_, Some(_)) => {
+                left.push(format!("{} stays: {uri} has another volume of its name", place.display()));
+                continue;
+            }
+            (Some(_), None) => {
+                let agent = there.name();
+                left.push(format!(
+                    "{} stays: {uri} has a volume of its name, which the agent of {agent} does not see",
+                    place.display()
+                ));
+                continue;
             }
         }
         here::remove(&journal)?;
